@@ -49,7 +49,7 @@ from patchline.pipeline.evaluation.predictions import Predictions, with_probabil
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.metrics import classification
-from patchline.pipeline.metrics.calibration import Answers
+from patchline.pipeline.metrics.calibration import TopProbabilities
 from patchline.pipeline.metrics.class_areas import Areas
 from patchline.pipeline.metrics.row_pieces import row_slices
 from patchline.pipeline.metrics.temperature import TemperatureFit, fit_temperature
@@ -312,7 +312,7 @@ def _parts(predictions: Predictions) -> dict[str, Callable[[], object]]:
         "  figures by class but areas": lambda: classification.by_class(
             probabilities, labels, names, areas
         ),
-        "  uncalibrated": lambda: Answers.uncalibrated(
+        "  uncalibrated": lambda: TopProbabilities.uncalibrated(
             probabilities, labels, TemperatureFit(temperature=1.1, state="fitted")
         ),
         "  galleries": lambda: (

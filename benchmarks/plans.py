@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.model_figures import replaced
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, PlanFacts, Speed
-from patchline.pipeline.planning.plan import Decision, decided, images_by_training, plan
+from patchline.pipeline.planning.plan import FirstFit, decided, images_by_training, plan
 from patchline.pipeline.planning.tiers import image_side, tiers_for, work
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.terminal_words import duration
@@ -169,7 +169,7 @@ def _model(settings: dict[str, Any]) -> str:
     return f"{model['embed_dim']} wide, {blocks}{kind}, {side} px"
 
 
-def _long(facts: PlanFacts, decision: Decision, machine: Machine) -> str:
+def _long(facts: PlanFacts, decision: FirstFit, machine: Machine) -> str:
     """Return the length of the first fit, and how long all of them train."""
     fits = images_by_training(facts, decision.user)
     first = max(decision.length.seconds, decision.steps * machine.step_seconds)

@@ -72,7 +72,9 @@ from patchline.pipeline.metrics.classification import by_class, metrics, softmax
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import PAIRED, paired_metrics
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import Answers as SetAnswers
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
+    LabelSetPredictions as SetAnswers,
+)
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import is_better as label_sets_better
 from patchline.pipeline.metrics.names import METRICS
 from patchline.pipeline.metrics.paired_test import is_better, paired_difference

@@ -27,9 +27,9 @@ from patchline.pipeline.plugin_system.contract import (
 )
 from patchline.pipeline.plugin_system.contract.checks import (
     Check,
+    CheckedPlugin,
     CheckError,
     CheckResult,
-    Subject,
     accepted_side,
     with_expected_failures,
 )
@@ -58,7 +58,7 @@ def checks_of(plugin: Plugin, settings: Mapping[str, Any] | None = None) -> list
             "a check to the reason."
         )
     config = _config(plugin, settings or {})
-    subject = Subject(plugin, config)
+    subject = CheckedPlugin(plugin, config)
     table = settings_checks.table(subject)
     if config is None:  # the other checks need settings
         names = {check.name for check in table}
@@ -82,7 +82,7 @@ def _config(plugin: Plugin, settings: Mapping[str, Any]) -> PluginConfig | None:
         raise config_errors.sentence(error, config_class) from error
 
 
-def _table_of_kind(subject: Subject) -> list[Check]:
+def _table_of_kind(subject: CheckedPlugin) -> list[Check]:
     kind = kind_of(subject.plugin)
     if kind == "data_source":
         return data_source_checks.table(subject)

@@ -28,7 +28,7 @@ from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry import history, promotion
 from patchline.pipeline.registry.approval import question_text
-from patchline.pipeline.registry.approval.answer import Answer, note, superseded_by
+from patchline.pipeline.registry.approval.answer import ApprovalAnswer, note, superseded_by
 from patchline.pipeline.registry.approval.question import Question, prepare_question
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion import Promotion, Request
@@ -110,7 +110,7 @@ def _decide(reference: ModelReference, config: PromotionConfig) -> State[Any]:
             return _end(reference, answer, promoted=decision.promoted, reason=decision.reason)
 
 
-def _superseded(reference: ModelReference) -> Answer | None:
+def _superseded(reference: ModelReference) -> ApprovalAnswer | None:
     """Return the answer to a request that a newer version of the model supersedes, if one does."""
     newer = requests.newer_version(reference.name, reference.version)
     return superseded_by(newer) if newer else None
@@ -139,7 +139,7 @@ def _ask(reference: ModelReference, champion: str | None, config: PromotionConfi
     )
 
 
-def _already_champion(reference: ModelReference, given: list[Answer]) -> State[Any]:
+def _already_champion(reference: ModelReference, given: list[ApprovalAnswer]) -> State[Any]:
     """End for a champion: promoted by this flow, which was then killed, or by other means."""
     changes = [
         entry
@@ -155,7 +155,9 @@ def _already_champion(reference: ModelReference, given: list[Answer]) -> State[A
     return Completed(name=ALREADY, message=message)
 
 
-def _end(reference: ModelReference, answer: Answer, *, promoted: bool, reason: str) -> State[Any]:
+def _end(
+    reference: ModelReference, answer: ApprovalAnswer, *, promoted: bool, reason: str
+) -> State[Any]:
     """Record the outcome, and return the flow run's final state."""
     state = answer.state
     note(reference, state, by=answer.who, reason=answer.reason, flow_run_id=str(flow_run.id))

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from patchline.flows.prefect_client import asking
 from patchline.pipeline.errors import OrchestrationError
-from patchline.pipeline.registry.approval.answer import Answer
+from patchline.pipeline.registry.approval.answer import ApprovalAnswer
 
 if TYPE_CHECKING:
     from patchline.flows.approval.requests import ApprovalRequest
@@ -30,7 +30,7 @@ _RESPONSE = "-response"
 _MOST_ANSWERS = 200
 
 
-class Approval(Answer, RunInput):
+class Approval(ApprovalAnswer, RunInput):
     """Should this version become champion?"""
 
 
@@ -39,7 +39,7 @@ def key_against(champion: str | None) -> str:
     return f"against-{champion or 'none'}"
 
 
-def stored(client: SyncPrefectClient, flow_run_id: UUID) -> Mapping[str, Answer]:
+def stored(client: SyncPrefectClient, flow_run_id: UUID) -> Mapping[str, ApprovalAnswer]:
     """Return the answers stored with a flow run, by the key of the request."""
     prefix = f"{_PREFIX}against-"
     inputs = client.filter_flow_run_input(
@@ -50,11 +50,11 @@ def stored(client: SyncPrefectClient, flow_run_id: UUID) -> Mapping[str, Answer]
         if each.key.endswith(_RESPONSE):
             with contextlib.suppress(ValidationError):  # bypassed the form: ask again
                 key = each.key.removeprefix(_PREFIX).removesuffix(_RESPONSE)
-                given[key] = Answer.model_validate_json(each.value)
+                given[key] = ApprovalAnswer.model_validate_json(each.value)
     return given
 
 
-def submit(request: ApprovalRequest, answer: Answer) -> bool:
+def submit(request: ApprovalRequest, answer: ApprovalAnswer) -> bool:
     """Submit an answer, and return whether it counts: only the first one does.
 
     Raises:

@@ -58,7 +58,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
-class Work:
+class NewestRun:
     """The newest MLflow run of a flow run."""
 
     run_id: str | None
@@ -66,7 +66,7 @@ class Work:
     """FINISHED, FAILED, KILLED or RUNNING; none if there is no run."""
 
 
-WorkOf = Callable[[str], Work | None]
+WorkOf = Callable[[str], NewestRun | None]
 """Maps a flow run's id to its MLflow run; none while MLflow does not answer."""
 
 
@@ -238,7 +238,7 @@ def _working(client: SyncPrefectClient) -> list[FlowRun]:
     return flow_runs(client, {"state": {"type": {"any_": _WORKING}}})
 
 
-def _final_state(now: State, work: Work | None) -> State:
+def _final_state(now: State, work: NewestRun | None) -> State:
     """Return the final state of a run whose process is gone."""
     status = work.status if work else None
     if status == "FINISHED":

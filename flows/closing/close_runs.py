@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prefect import Flow, State
     from prefect.client.schemas.objects import FlowRun
 
-    from patchline.flows.closing.abandoned_prefect_runs import Work
+    from patchline.flows.closing.abandoned_prefect_runs import NewestRun
 
 logger = logging.getLogger(__name__)
 
@@ -169,18 +169,18 @@ def _prefect() -> Iterator[bool]:
         yield reachable
 
 
-def _work_of(flow_run_id: str) -> Work | None:
+def _work_of(flow_run_id: str) -> NewestRun | None:
     """Return the MLflow run of a flow run; none while MLflow does not answer."""
-    from patchline.flows.closing.abandoned_prefect_runs import Work
+    from patchline.flows.closing.abandoned_prefect_runs import NewestRun
 
     try:
         if not store_exists():
-            return Work(None, None)
+            return NewestRun(None, None)
         run = next(all_runs(f"tags.`{tracked_run.FLOW_RUN_TAG}` = '{flow_run_id}'"), None)
     except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "retry"
         logger.warning("MLflow does not answer; closing will be retried: %s", error)
         return None
-    return Work(run.info.run_id, run.info.status) if run else Work(None, None)
+    return NewestRun(run.info.run_id, run.info.status) if run else NewestRun(None, None)
 
 
 def _clear_up(workspace: Path) -> None:

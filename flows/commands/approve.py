@@ -18,7 +18,7 @@ from patchline.pipeline.registry.registered_models import champion_of, resolve, 
 
 if TYPE_CHECKING:
     from patchline.flows.approval.requests import ApprovalRequest
-    from patchline.pipeline.registry.approval.answer import Answer
+    from patchline.pipeline.registry.approval.answer import ApprovalAnswer
 
 Run = Annotated[
     str,
@@ -48,7 +48,7 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
     reason = checked_reason(reason) or ""
     with shown(), prefect_session.connected():
         from patchline.flows.approval import approval_form, expiry
-        from patchline.pipeline.registry.approval.answer import Answer, current_user
+        from patchline.pipeline.registry.approval.answer import ApprovalAnswer, current_user
 
         expiry.expire_overdue()
         request = _find(run)
@@ -57,7 +57,7 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
             display().note("waiting for the comparison with the champion")
         request = _wait(request)
         decision: Literal["approve", "reject"] = "approve" if approve else "reject"
-        answer = Answer(decision=decision, who=current_user(), reason=reason)
+        answer = ApprovalAnswer(decision=decision, who=current_user(), reason=reason)
         if not request.waits or not approval_form.submit(request, answer):
             raise _too_late(_outcome(request))
         display().stage("Answer recorded; the runner of `patchline up` carries it out")
@@ -145,7 +145,7 @@ def _too_late(request: ApprovalRequest) -> ModelReferenceError:
     )
 
 
-def _print(request: ApprovalRequest, answer: Answer, *, as_json: bool) -> int:
+def _print(request: ApprovalRequest, answer: ApprovalAnswer, *, as_json: bool) -> int:
     from patchline.flows.approval.approval_flow import ALREADY, GONE, PROMOTED
 
     if request.state == GONE:

@@ -17,7 +17,7 @@ from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import of_path
 
 if TYPE_CHECKING:
-    from patchline.pipeline.visual_guide.explaining import Answer
+    from patchline.pipeline.visual_guide.explaining import ModelAnswer
 
 _MOST_IMAGES = 2
 _LABELS = ("labels", "explained")
@@ -69,7 +69,7 @@ def explain(
     print(visible(f"page: {page}"))
 
 
-def _said(answer: Answer, percent: Callable[[float], str]) -> str:
+def _said(answer: ModelAnswer, percent: Callable[[float], str]) -> str:
     """Return what the model answers, for a line of the terminal."""
     if answer.labels is not None:
         given = [f"{each['label']} {percent(each['probability'])}" for each in answer.labels]
@@ -85,7 +85,7 @@ def explain_images(
     labels: Sequence[str] = (),
     out: Path | None = None,
     occlusion: bool = True,
-) -> tuple[Path, list[Answer], str]:
+) -> tuple[Path, list[ModelAnswer], str]:
     """Write the visual guide; return its path, the answers, and the model's name.
 
     Raises:
@@ -176,7 +176,7 @@ def _checked(trained: _TrainedModel) -> _TrainedModel:
     return trained
 
 
-def _as_json(page: Path, answers: Sequence[Answer], name: str) -> dict[str, Any]:
+def _as_json(page: Path, answers: Sequence[ModelAnswer], name: str) -> dict[str, Any]:
     first = answers[0]
     return {
         "model": name,
@@ -195,6 +195,6 @@ def _as_json(page: Path, answers: Sequence[Answer], name: str) -> dict[str, Any]
     }
 
 
-def _of_labels(answer: Answer) -> dict[str, Any]:
+def _of_labels(answer: ModelAnswer) -> dict[str, Any]:
     """Return what only a model of several labels for each image answers."""
     return {} if answer.labels is None else {key: getattr(answer, key) for key in _LABELS}

@@ -16,7 +16,7 @@ from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.terminal_words import counted, short_path, visible
 
 if TYPE_CHECKING:
-    from patchline.pipeline.monitoring.check_journal import Check
+    from patchline.pipeline.monitoring.check_journal import StreamCheck
     from patchline.pipeline.monitoring.monitoring import Monitored
 
 without_needless_negatives(TableColumns)
@@ -100,7 +100,7 @@ def _as_json(result: Monitored) -> dict[str, Any]:
     }
 
 
-def _class_shares(check: Check) -> dict[str, Any] | None:
+def _class_shares(check: StreamCheck) -> dict[str, Any] | None:
     shares = check.class_shares
     if shares is None:
         return None
@@ -136,7 +136,7 @@ def _lines(result: Monitored) -> Iterator[str]:
         yield f"  page: {short_path(check.page)}"
 
 
-def _test_lines(check: Check) -> Iterator[str]:
+def _test_lines(check: StreamCheck) -> Iterator[str]:
     if check.class_shares is not None:
         yield f"  classes      {check.class_shares.sentence()}"
     for name, test in check.tests.tests.items():
@@ -152,7 +152,7 @@ def _test_lines(check: Check) -> Iterator[str]:
         yield f"  not known    {what}; false alarms may be more frequent than stated"
 
 
-def _accuracy_lines(check: Check) -> Iterator[str]:
+def _accuracy_lines(check: StreamCheck) -> Iterator[str]:
     accuracy = check.accuracy
     if accuracy is None:
         yield f"  accuracy     not known: {check.accuracy_unknown or 'no image has a label'}"

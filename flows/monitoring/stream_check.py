@@ -16,7 +16,7 @@ from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 
 if TYPE_CHECKING:
-    from patchline.pipeline.monitoring.check_journal import Check
+    from patchline.pipeline.monitoring.check_journal import StreamCheck
     from patchline.pipeline.monitoring.monitoring import MonitorChoices, Monitored
 
 
@@ -79,7 +79,7 @@ def _subject(model: str, data: str, columns: Mapping[str, Any]) -> _Subject:
     return _Subject(resolve(model), config, stream_of(config))
 
 
-def _tell(subject: _Subject) -> list[Check]:
+def _tell(subject: _Subject) -> list[StreamCheck]:
     """Send the events that have not been sent, and return their checks."""
     from patchline.pipeline.monitoring.check_journal import CheckJournal
 

@@ -32,7 +32,7 @@ _CPU_SHARE = 0.05
 
 
 @dataclass
-class _Observation:
+class _SeenFolder:
     """What this process remembers of a folder between two checks."""
 
     digest: str = ""
@@ -45,7 +45,7 @@ class _Observation:
     """The run that was started for the stored state, if it needs no retry."""
 
 
-_observations: dict[UUID, _Observation] = {}
+_observations: dict[UUID, _SeenFolder] = {}
 
 
 def check_folders() -> None:
@@ -62,7 +62,7 @@ def check_folders() -> None:
     for removed in _observations.keys() - {each.id for each in active}:
         del _observations[removed]
     for watch in active:
-        _check_folder(watch, _observations.setdefault(watch.id, _Observation()))
+        _check_folder(watch, _observations.setdefault(watch.id, _SeenFolder()))
 
 
 def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
@@ -80,7 +80,7 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
                 flow_run_queries.cancel(client, flow_run, reason)
 
 
-def _check_folder(watch: DeploymentResponse, observation: _Observation) -> None:
+def _check_folder(watch: DeploymentResponse, observation: _SeenFolder) -> None:
     from patchline.flows.schedules.deployments import QUIET_SECONDS, WATCH_FOLDER, name_of
 
     folder, name = str(watch.labels[WATCH_FOLDER]), name_of(watch)
@@ -126,7 +126,7 @@ def _check_folder(watch: DeploymentResponse, observation: _Observation) -> None:
         _start(watch, name, folder, now, starts=1 + (state.starts if state else 0))
 
 
-def _retry_if_interrupted(observation: _Observation, flow_run_id: UUID) -> None:
+def _retry_if_interrupted(observation: _SeenFolder, flow_run_id: UUID) -> None:
     """Retry the run of the last change if it was interrupted.
 
     A run that failed is left alone: with the same images it would fail again.

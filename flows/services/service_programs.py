@@ -9,7 +9,7 @@ from pathlib import Path
 from patchline.flows import prefect_settings
 from patchline.flows.services import mlflow_server, service_processes
 from patchline.flows.services.postgres import PASSWORD_VARIABLE
-from patchline.flows.services.startup_plan import Plan
+from patchline.flows.services.startup_plan import StartupPlan
 from patchline.pipeline.local_login import (
     OTHER_MLFLOW_LOGINS,
     USER,
@@ -52,7 +52,7 @@ _CLIENT_ENVIRONMENT = {
 class Servers:
     """The ports of the servers, and the programs to start."""
 
-    def __init__(self, folder: Path, plan: Plan, lifeline: Path, secret: str) -> None:
+    def __init__(self, folder: Path, plan: StartupPlan, lifeline: Path, secret: str) -> None:
         self.notes: list[str] = []
         self._folder = folder
         self._plan = plan

@@ -20,7 +20,7 @@ from patchline.flows.services import (
     service_processes,
     store_choice,
 )
-from patchline.flows.services.startup_plan import Failure, Plan, failure_file, plan_file
+from patchline.flows.services.startup_plan import Failure, StartupPlan, failure_file, plan_file
 from patchline.pipeline.errors import ConfigError, OrchestrationError, error_class
 from patchline.pipeline.files.atomic_files import full_disk, storage_errors, write_private_text
 from patchline.pipeline.files.file_locks import locked
@@ -171,7 +171,9 @@ def _check_serves(services: Services, serve: Serve | None) -> None:
         )
 
 
-def _with_stores(folder: Path, plan: Plan, stores: TeamStores, notes: list[str]) -> Plan:
+def _with_stores(
+    folder: Path, plan: StartupPlan, stores: TeamStores, notes: list[str]
+) -> StartupPlan:
     """Return the plan for a team's stores, which are checked.
 
     Raises:
@@ -254,7 +256,7 @@ def _check(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Non
         )
 
 
-def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan:
+def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> StartupPlan:
     """Decide which servers to start; servers that the user has configured are used instead."""
     notes = []
     prefect = prefect_settings.server_url()
@@ -274,7 +276,7 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan
                 f"The MLflow server {redacted(mlflow)} that {_MLFLOW} names does not answer. "
                 f"Start it, or unset {_MLFLOW} to let `patchline up` start one."
             )
-    return Plan(
+    return StartupPlan(
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
         max_concurrent_runs=max_concurrent_runs,
@@ -294,7 +296,7 @@ def _pool_on_shared_server() -> str:
         return work_pools.on_shared_server()
 
 
-def _supervise(folder: Path, plan: Plan, say: Say) -> None:
+def _supervise(folder: Path, plan: StartupPlan, say: Say) -> None:
     """Start the supervisor and wait until it has written the addresses of the servers."""
     database = {} if plan.prefect_environment else prefect_database.environment()
     environment = {**os.environ, **database}

@@ -13,7 +13,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.local_services import POOL, services_folder
 
 
-class Plan(FrozenModel):
+class StartupPlan(FrozenModel):
     """Which servers to start, on which ports, and which servers of the user to use instead."""
 
     prefect_port: int

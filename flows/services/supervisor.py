@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from patchline.flows.services import restart_events, service_programs
-from patchline.flows.services.startup_plan import Failure, Plan, failure_file, plan_file
+from patchline.flows.services.startup_plan import Failure, StartupPlan, failure_file, plan_file
 from patchline.pipeline import local_login, redaction
 from patchline.pipeline.errors import OrchestrationError, PipelineError, error_class
 from patchline.pipeline.files.atomic_files import write_private_text, write_text
@@ -51,7 +51,7 @@ _ERROR = "Error: "
 class Supervisor:
     """The processes of one folder."""
 
-    def __init__(self, folder: Path, plan: Plan, lifeline: Path) -> None:
+    def __init__(self, folder: Path, plan: StartupPlan, lifeline: Path) -> None:
         served_workspace.remember(folder)
         self._secret = local_login.ensure_secret(folder)
         self._servers = service_programs.Servers(folder, plan, lifeline, self._secret)
@@ -254,7 +254,7 @@ def _supervise(folder: Path) -> None:
     held = supervisor_lifeline.hold(lifeline)
     try:
         written = plan_file(folder)
-        plan = Plan.model_validate_json(written.read_text(encoding="utf-8"))
+        plan = StartupPlan.model_validate_json(written.read_text(encoding="utf-8"))
         written.unlink()  # it may contain addresses of the user's servers with passwords
         supervisor = Supervisor(folder, plan, lifeline)
         signal.signal(signal.SIGTERM, supervisor.stop)

@@ -51,7 +51,7 @@ from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.evaluate import EVALUATE
-from patchline.pipeline.stages.lines import Line, line_of
+from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.stages.stage import AnyStage
 from patchline.pipeline.stages.train import TRAIN, TrainInputs
@@ -159,7 +159,7 @@ def _interrupted(resume: str | None) -> InterruptedRun | None:
 class _Sweep:
     """A search on its way from the data to the registered version."""
 
-    line: Line
+    line: Pipeline
     context: Context
     settings: SweepConfig
     given: Space

@@ -38,7 +38,7 @@ from patchline.pipeline.run_memory.interrupted_runs import SUMMARY_FILE, Interru
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.lines import Line, line_of
+from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.stage import AnyStage
 from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracked_run import TrackedRun
@@ -116,7 +116,7 @@ def _continued(interrupted: InterruptedRun, new: _Run, *, by_hand: bool) -> _Run
 class _Run:
     """A run on its way through the stages of its line."""
 
-    line: Line
+    line: Pipeline
     context: Context
     interrupted: InterruptedRun | None = None
     """The run that is continued."""

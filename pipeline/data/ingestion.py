@@ -187,14 +187,14 @@ def ingest(
             memory = IngestionMemory(config, listing, facts, scan_memory)
     recalled = memory.recall() if memory else None
     if recalled is None:
-        source = _Source(config, listing, scan_memory, facts)
+        source = _ListedSource(config, listing, scan_memory, facts)
         recalled, splits, lasting = _ingested(source, on_progress, remember=remember)
         if memory and remember and lasting:
             memory.keep(recalled, splits)
     return with_unlabelled(recalled, config, workspace, on_progress, fresh=fresh)
 
 
-class _Source(NamedTuple):
+class _ListedSource(NamedTuple):
     """What a source lists, and what is known about its files."""
 
     config: RunConfig
@@ -205,7 +205,7 @@ class _Source(NamedTuple):
 
 
 def _ingested(
-    source: _Source, on_progress: StageProgress | None, *, remember: bool
+    source: _ListedSource, on_progress: StageProgress | None, *, remember: bool
 ) -> tuple[IngestedData, Path | None, bool]:
     """Describe every file, split, and save the manifest.
 
@@ -285,7 +285,7 @@ def _ingested(
 
 
 def _read(
-    source: _Source,
+    source: _ListedSource,
     on_progress: StageProgress | None,
     earlier: EarlierData | None,
     draft: ScanDraft | None,

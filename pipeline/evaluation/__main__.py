@@ -19,9 +19,9 @@ from patchline.pipeline.evaluation.explanations import as_packaged, explain_pred
 from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.prediction_job import (
+    EvaluationJob,
     Explanations,
     HeldOut,
-    PredictionJob,
     PredictionResult,
 )
 from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, save
@@ -48,7 +48,7 @@ from patchline.pipeline.workers.worker_process import worker_main
 Array = np.ndarray[Any, Any]
 
 
-def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
+def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
     """Predict the chosen splits in float32 and save their logits."""
     devices, images = devices_of(job), open_images(job.store)
     table = manifests.usable(manifests.load(job.manifest_file))
@@ -92,7 +92,7 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     )
 
 
-def devices_of(job: PredictionJob) -> list[torch.device]:
+def devices_of(job: EvaluationJob) -> list[torch.device]:
     """Return the devices that predict: as many GPUs as have trained, as far as they are here."""
     if job.device != "cuda":
         return [torch.device(job.device)]
@@ -152,7 +152,7 @@ def _averaged(
     return plain.assign(logits=list(averaged_NK)), decision
 
 
-def _explanations(job: PredictionJob, folder: Path, logits: pd.DataFrame) -> Explanations:
+def _explanations(job: EvaluationJob, folder: Path, logits: pd.DataFrame) -> Explanations:
     if job.explained is None:
         return Explanations()
     model, description = load_model(folder)
@@ -161,7 +161,7 @@ def _explanations(job: PredictionJob, folder: Path, logits: pd.DataFrame) -> Exp
 
 
 def _robustness(
-    job: PredictionJob, folder: Path, logits: pd.DataFrame, events: EventWriter
+    job: EvaluationJob, folder: Path, logits: pd.DataFrame, events: EventWriter
 ) -> Robustness | LabelSetRobustness | None:
     """Predict a sample of the test images in corrupted versions."""
     if job.corrupted is None:
@@ -196,4 +196,4 @@ def _report(events: EventWriter, before: int, total: int, done: int, _of_part: i
 
 
 if __name__ == "__main__":
-    worker_main(PredictionJob, predict)
+    worker_main(EvaluationJob, predict)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from patchline.pipeline.data.reading.image_quality import Quality, limits_among
+from patchline.pipeline.data.reading.image_quality import ImageQuality, limits_among
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.grouped_images import groups_of
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
@@ -42,7 +42,7 @@ _SIDE_PART, _SMALLEST_SHARE = 0.5, 0.01
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceFeatures:
     """Features of held-out images that the distance of others is measured to.
 
     Attributes:
@@ -82,7 +82,7 @@ class HeldOutImages:
     unseen: Predictions | LabelSetPredictions
     features: Mapping[int, Array]
     why_no_features: str
-    quality: Quality
+    quality: ImageQuality
     side: int
     seed: int
 
@@ -94,7 +94,7 @@ class HeldOutImages:
 
 def fitted_rules(
     held: HeldOutImages, config: EvaluationConfig
-) -> tuple[AnswerRules, Reference | None]:
+) -> tuple[AnswerRules, ReferenceFeatures | None]:
     """Return the rules, and the reference for the distance if it is known.
 
     Label sets have warnings alone: prediction sets are for one label.
@@ -175,7 +175,9 @@ def _by_class(
     return tuple(thresholds)
 
 
-def _far(held: HeldOutImages, false_alarms: float) -> tuple[float | None, Reference | None, str]:
+def _far(
+    held: HeldOutImages, false_alarms: float
+) -> tuple[float | None, ReferenceFeatures | None, str]:
     """Return the threshold of the distance, the reference, and why they are not known."""
     if held.why_no_features:
         return None, None, held.why_no_features
@@ -198,7 +200,7 @@ def _far(held: HeldOutImages, false_alarms: float) -> tuple[float | None, Refere
         what, split = f"{false_alarms:.0%} false alarms", held.unseen_split
         return None, None, _too_few(len(names), what, needed, unit, split)
     kept = [reference[each] for each in generator.permutation(len(reference))[:_MOST_REFERENCES]]
-    known = Reference(
+    known = ReferenceFeatures(
         np.stack([held.features[row] for row in kept]).astype(np.float32),
         max(1, min(_NEAREST, len(kept) // 10)),
     )

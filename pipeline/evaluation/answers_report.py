@@ -16,12 +16,12 @@ from patchline.pipeline.data.reading.image_quality import (
     BLANK,
     BLURRED,
     DARK,
-    Quality,
+    ImageQuality,
     QualityLimits,
     faults,
     quality_of,
 )
-from patchline.pipeline.evaluation.answer_rules_fit import Reference
+from patchline.pipeline.evaluation.answer_rules_fit import ReferenceFeatures
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.grouped_images import groups_of, image_groups
 from patchline.pipeline.evaluation.predictions import Predictions
@@ -138,7 +138,7 @@ class AnswersReport(FrozenModel):
 
 
 @dataclass(frozen=True)
-class Measured:
+class PredictedImages:
     """The images of a table of predictions, and features of some of them.
 
     Attributes:
@@ -151,13 +151,13 @@ class Measured:
     rows: Array
     features: Mapping[int, Array]
 
-    def quality(self, positions: Array) -> Quality:
+    def quality(self, positions: Array) -> ImageQuality:
         """Return the measures of at most 2,000 of these images, evenly spaced."""
         chosen = positions[_spaced(len(positions))]
         return qualities(self.images[int(self.rows[place])] for place in chosen)
 
     def of(
-        self, predictions: Predictions, reference: Reference | None, split: str = "test"
+        self, predictions: Predictions, reference: ReferenceFeatures | None, split: str = "test"
     ) -> MeasuredImages:
         """Return the measures of some predictions' images.
 
@@ -186,16 +186,16 @@ class MeasuredImages:
         why_no_distances: why, if so.
     """
 
-    quality: Quality
+    quality: ImageQuality
     distances: Array | None
     why_no_distances: str = NO_FEATURES
 
 
-def qualities(images: Any) -> Quality:
+def qualities(images: Any) -> ImageQuality:
     """Return the measures of images, uint8 (H, W, C), as arrays."""
     measured = [quality_of(np.asarray(image)) for image in images]
-    columns = np.array(measured, np.float64).reshape(-1, len(Quality._fields)).T
-    return Quality(*columns)
+    columns = np.array(measured, np.float64).reshape(-1, len(ImageQuality._fields)).T
+    return ImageQuality(*columns)
 
 
 def checked_answers(
@@ -221,7 +221,7 @@ def checked_answers(
     )
 
 
-def save_reference(reference: Reference, file: Path) -> None:
+def save_reference(reference: ReferenceFeatures, file: Path) -> None:
     """Write the reference features as a package has them."""
     with replacing(file) as temporary, temporary.open("wb") as opened:
         np.savez(

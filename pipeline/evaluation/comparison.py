@@ -265,7 +265,7 @@ class _Images(NamedTuple):
     classes: tuple[str, ...]
 
 
-class _Answers(NamedTuple):
+class _ModelPredictions(NamedTuple):
     """One model's predictions."""
 
     predicted_N: Array
@@ -274,14 +274,14 @@ class _Answers(NamedTuple):
     right_N: Array
 
 
-def _answers(probabilities_NK: Array, labels_N: Array) -> _Answers:
+def _answers(probabilities_NK: Array, labels_N: Array) -> _ModelPredictions:
     predicted_N = probabilities_NK.argmax(axis=1)
     confidence_N = probabilities_NK.max(axis=1).astype(np.float64)
-    return _Answers(predicted_N, confidence_N, predicted_N == labels_N)
+    return _ModelPredictions(predicted_N, confidence_N, predicted_N == labels_N)
 
 
 def _flips(
-    images: _Images, champion: _Answers, challenger: _Answers, flipped_N: Array
+    images: _Images, champion: _ModelPredictions, challenger: _ModelPredictions, flipped_N: Array
 ) -> tuple[FlippedImage, ...]:
     """Describe the flipped images with the highest combined confidence."""
     positions = np.flatnonzero(flipped_N)
@@ -329,7 +329,7 @@ def _class_changes(
 
 
 def _grouped_changes(
-    images: _Images, champion: _Answers, challenger: _Answers, groups: ImageGroups
+    images: _Images, champion: _ModelPredictions, challenger: _ModelPredictions, groups: ImageGroups
 ) -> tuple[ClassChange, ...]:
     """Return the change of every class, some of whose images may be of one group."""
     ends = np.bincount(images.labels_N, minlength=len(images.classes)).cumsum()[:-1]

@@ -24,7 +24,7 @@ from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.evaluation.answer_rules_fit import HeldOutImages, fitted_rules
 from patchline.pipeline.evaluation.answers_report import (
     REFERENCE_FILE,
-    Measured,
+    PredictedImages,
     checked_answers,
     save_reference,
 )
@@ -38,9 +38,9 @@ from patchline.pipeline.evaluation.multi_label.label_set_predictions import Labe
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.prediction_job import (
     CorruptionJob,
+    EvaluationJob,
     ExplanationJob,
     HeldOut,
-    PredictionJob,
     PredictionResult,
 )
 from patchline.pipeline.evaluation.predictions import Predictions
@@ -153,7 +153,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     predicted.file.unlink()  # the table has its logits
     averaging = _averaging(run, predicted, on_event)
     images, rows = open_images(run.prepared.store), table["row"].to_numpy()
-    measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
+    measured = PredictedImages(images, rows, _features_by_position(predicted.features_file, rows))
     validated = Predictions.of(table[table["split"] != "test"])
     tested = Predictions.of(table[table["split"] == "test"])
     held = _held_out_images(run, validated, tested, measured)
@@ -204,7 +204,7 @@ def _evaluated_label_sets(
     for note in report.notes:
         on_event({"kind": "note", "message": note})
     images, rows = open_images(run.prepared.store), judged.table["row"].to_numpy()
-    measured = Measured(images, rows, _features_by_position(predicted.features_file, rows))
+    measured = PredictedImages(images, rows, _features_by_position(predicted.features_file, rows))
     is_test = judged.table["split"] == "test"
     validated, tested = (
         LabelSetPredictions.of(part, run.data.classes)
@@ -259,7 +259,7 @@ def _contents(
 
 
 def _reference_images(
-    run: TrainedRun, table: pd.DataFrame, labels: Array, measured: Measured
+    run: TrainedRun, table: pd.DataFrame, labels: Array, measured: PredictedImages
 ) -> ReferenceImages:
     """Return what the final model computes for images that its weights were not fitted on.
 
@@ -296,7 +296,7 @@ def _reference_images(
     )
 
 
-def _units(chosen: pd.DataFrame, measured: Measured, rows: list[int]) -> tuple[Array, bool]:
+def _units(chosen: pd.DataFrame, measured: PredictedImages, rows: list[int]) -> tuple[Array, bool]:
     """Return the units of reference images, and whether near duplicates do not tell them.
 
     Args:
@@ -344,7 +344,7 @@ def _held_out_images(
     run: TrainedRun,
     held: Predictions | LabelSetPredictions,
     tested: Predictions | LabelSetPredictions,
-    measured: Measured,
+    measured: PredictedImages,
 ) -> HeldOutImages:
     """Return what the rules of the package are fitted on.
 
@@ -509,7 +509,7 @@ def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
 def _job(run: TrainedRun, folder: Path) -> FrozenModel:
     data, trained = run.data, run.trained
     alone = trained.refit is None and trained.ensemble is None
-    return PredictionJob(
+    return EvaluationJob(
         model_folder=trained.best.resolve(),
         manifest_file=data.manifest_file.resolve(),
         store=run.prepared.store.resolve(),

@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 _ANSWERS = 3
 
 
-class Answer(FrozenModel):
+class ClassProbability(FrozenModel):
     """A class and its predicted probability."""
 
     name: str
@@ -34,7 +34,7 @@ class GalleryImage(FrozenModel):
     label: str
     label_probability: float
     """Predicted probability of the label."""
-    answers: tuple[Answer, ...]
+    answers: tuple[ClassProbability, ...]
     """The most probable classes, at most three, in descending order."""
 
     @property
@@ -108,7 +108,9 @@ def gallery(
             position=int(position),
             label=classes[label],
             label_probability=float(row[label]),
-            answers=tuple(Answer(name=classes[k], probability=float(row[k])) for k in best),
+            answers=tuple(
+                ClassProbability(name=classes[k], probability=float(row[k])) for k in best
+            ),
         )
         for path, position, label, row, best in zip(
             paths,

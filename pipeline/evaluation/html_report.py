@@ -25,7 +25,7 @@ from patchline.pipeline.evaluation.plots import (
     training_curves,
 )
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.evaluation.slices import Part
+from patchline.pipeline.evaluation.slices import ImageSubset
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.classification import ClassMetrics
@@ -205,9 +205,9 @@ def _galleries(
     ]
 
 
-def by_column(slices: Sequence[Part]) -> dict[str, list[Part]]:
+def by_column(slices: Sequence[ImageSubset]) -> dict[str, list[ImageSubset]]:
     """Return slices of the images by their column."""
-    columns: dict[str, list[Part]] = {}
+    columns: dict[str, list[ImageSubset]] = {}
     for part in slices:
         columns.setdefault(part.column, []).append(part)
     return columns

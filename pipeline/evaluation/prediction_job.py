@@ -1,4 +1,4 @@
-"""Input and output of the prediction worker: `PredictionJob` and `PredictionResult`."""
+"""Input and output of the prediction worker: `EvaluationJob` and `PredictionResult`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class CorruptionJob(FrozenModel):
     classes: tuple[str, ...]
 
 
-class PredictionJob(FrozenModel):
+class EvaluationJob(FrozenModel):
     """Input of the prediction worker."""
 
     model_folder: Path

@@ -22,7 +22,7 @@ from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.slices import Slice, slices, undivided
 from patchline.pipeline.metrics.calibration import (
-    Answers,
+    TopProbabilities,
     calibration_error_of,
     contradiction,
     reliability_of,
@@ -233,10 +233,12 @@ def _calibration(
     groups: ImageGroups | None,
 ) -> dict[str, Any]:
     """Return the calibration with and without the temperature."""
-    uncalibrated = Answers.uncalibrated(probabilities_NK, labels_N, calibration)
+    uncalibrated = TopProbabilities.uncalibrated(probabilities_NK, labels_N, calibration)
     return {
         "calibration": calibration,
-        "reliability": reliability_of(Answers.of(probabilities_NK, labels_N), groups=groups),
+        "reliability": reliability_of(
+            TopProbabilities.of(probabilities_NK, labels_N), groups=groups
+        ),
         "uncalibrated_reliability": reliability_of(uncalibrated, groups=groups),
         "uncalibrated_ece": calibration_error_of(uncalibrated, groups),
     }

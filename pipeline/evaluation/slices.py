@@ -21,7 +21,7 @@ _QUARTERS = 4
 _UNITS = {"size": "px", "width": "px", "height": "px"}
 
 
-class Part(FrozenModel):
+class ImageSubset(FrozenModel):
     """A subset of the images."""
 
     column: str
@@ -33,7 +33,7 @@ class Part(FrozenModel):
     """Whether the interval of its metric excludes that of all images."""
 
 
-class Slice(Part):
+class Slice(ImageSubset):
     """A subset of the images, and the accuracy on it."""
 
     accuracy: MetricEstimate
@@ -78,7 +78,7 @@ def measured_parts(
     metric: Callable[[Array], MetricEstimate],
     overall: float,
 ) -> Iterator[tuple[dict[str, Any], MetricEstimate, Array]]:
-    """Yield the fields of `Part` for each subset by each chosen column, its metric and its mask.
+    """Yield the fields of `ImageSubset` for each subset by each chosen column, its metric and its mask.
 
     Args:
         table: predictions of N images.

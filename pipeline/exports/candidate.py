@@ -40,7 +40,7 @@ class FormInputs:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ExportCandidate:
     """A form that may be written if it agrees with the package."""
 
     name: str

@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.exports.agreement import EXACT
-from patchline.pipeline.exports.candidate import Answers, Candidate, FormInputs
+from patchline.pipeline.exports.candidate import Answers, ExportCandidate, FormInputs
 from patchline.pipeline.exports.container_files import ServedVersion, command, write_container
 from patchline.pipeline.packaging.chosen_labels import label_answer, thresholds_of
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
@@ -58,13 +58,13 @@ runpy.run_module("patchline.pipeline.serving", run_name="__main__", alter_sys=Tr
 """Starts the server with those libraries alone that the image has, whatever is installed here."""
 
 
-def container_candidates(inputs: FormInputs) -> Iterator[Candidate]:
+def container_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     """Yield the folder."""
     folder = inputs.scratch / "container"
     folder.mkdir()
     served = ServedVersion(inputs.name, inputs.version)
     write_container(served, inputs.package_folder, folder)
-    yield Candidate(
+    yield ExportCandidate(
         name="container",
         folder=folder,
         model_files=(f"{MODEL_FOLDER}/{ONNX_FILE}",),

@@ -13,7 +13,7 @@ import numpy as np
 
 from patchline.pipeline.exports import container_form, onnx_forms, openvino_form, torch_form
 from patchline.pipeline.exports.agreement import Agreement, compared
-from patchline.pipeline.exports.candidate import Answers, Candidate, FormInputs
+from patchline.pipeline.exports.candidate import Answers, ExportCandidate, FormInputs
 from patchline.pipeline.exports.comparison_images import ComparisonImages, StageProgress
 from patchline.pipeline.exports.export_readme import write_readme
 from patchline.pipeline.exports.export_record import ExportRecord, ProcessorRecord, TriedForm
@@ -28,7 +28,7 @@ from patchline.pipeline.registry.registered_models import ModelReference
 
 Array = np.ndarray[Any, Any]
 Form = Literal["onnx", "int8", "openvino", "torch", "container"]
-Round = Callable[[FormInputs], Iterator[Candidate]]
+Round = Callable[[FormInputs], Iterator[ExportCandidate]]
 _FIRST_BATCHES, _BATCH, _PIXELS = (1, 2, 7), 64, 16 * 224**2
 _THREADS = 1
 """That latencies are measured with: the sessions of two forms would fight for more."""
@@ -100,7 +100,7 @@ def _tried(
     expected_NK: Array,
     on_progress: StageProgress,
     seconds: float,
-) -> tuple[list[TriedForm], list[tuple[Candidate, TriedForm]]]:
+) -> tuple[list[TriedForm], list[tuple[ExportCandidate, TriedForm]]]:
     """Return what was measured, and the candidates of the first round with any that passes."""
     tried: list[TriedForm] = []
     single = inputs.package.with_threads(_THREADS).probabilities
@@ -127,7 +127,7 @@ def _tried(
 
 
 def _measured(
-    candidate: Candidate,
+    candidate: ExportCandidate,
     agreement: Agreement,
     package: Answers,
     images: ComparisonImages,
@@ -168,7 +168,7 @@ def _record(
     images: ComparisonImages,
     inputs: FormInputs,
     tried: list[TriedForm],
-    chosen: tuple[Candidate, TriedForm] | None,
+    chosen: tuple[ExportCandidate, TriedForm] | None,
 ) -> ExportRecord:
     processor = this_processor()
     stored = 0
@@ -194,7 +194,9 @@ def _record(
     )
 
 
-def _write(candidate: Candidate, record: ExportRecord, images: ComparisonImages, out: Path) -> None:
+def _write(
+    candidate: ExportCandidate, record: ExportRecord, images: ComparisonImages, out: Path
+) -> None:
     """Complete the folder of the candidate, and move it to its place."""
     record.save(candidate.folder)
     if record.stored_images:

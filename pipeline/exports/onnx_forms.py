@@ -16,7 +16,7 @@ import numpy as np
 
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.exports.agreement import EXACT, REDUCED
-from patchline.pipeline.exports.candidate import Answers, Candidate, FormInputs
+from patchline.pipeline.exports.candidate import Answers, ExportCandidate, FormInputs
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE, REFERENCE_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 
@@ -29,14 +29,14 @@ _QUANTIZED = ("MatMul", "Gemm")
 _CALIBRATION_BATCH = 8
 
 
-def float32_candidates(inputs: FormInputs) -> Iterator[Candidate]:
+def float32_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     """Yield the package's own network."""
     folder = _new(inputs, "onnx")
     shutil.copyfile(inputs.package_folder / ONNX_FILE, folder / ONNX_FILE)
     yield _candidate(folder, "onnx", {"precision": "float32"}, is_exact=True)
 
 
-def int8_candidates(inputs: FormInputs, *, reduce_range: bool) -> Iterator[Candidate]:
+def int8_candidates(inputs: FormInputs, *, reduce_range: bool) -> Iterator[ExportCandidate]:
     """Yield the network in int8, made in two ways.
 
     Dynamic: the range of each activation is taken from the batch at hand. Static: it is taken from
@@ -71,12 +71,12 @@ def _new(inputs: FormInputs, name: str) -> Path:
 
 def _candidate(
     folder: Path, name: str, details: dict[str, str], *, is_exact: bool = False
-) -> Candidate:
+) -> ExportCandidate:
     def opened(threads: int) -> Answers:
         model = PackagedModel(folder / ONNX_FILE, folder / DESCRIPTION_FILE, threads)
         return model.probabilities
 
-    return Candidate(
+    return ExportCandidate(
         name=name,
         folder=folder,
         model_files=(ONNX_FILE,),

@@ -14,7 +14,7 @@ import numpy as np
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.exports.agreement import EXACT, REDUCED
-from patchline.pipeline.exports.candidate import Answers, Candidate, FormInputs
+from patchline.pipeline.exports.candidate import Answers, ExportCandidate, FormInputs
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 
 Array = np.ndarray[Any, Any]
@@ -22,7 +22,7 @@ MODEL_FILE, WEIGHTS_FILE = "model.xml", "model.bin"
 _TELEMETRY = "openvino_telemetry"
 
 
-def openvino_candidates(inputs: FormInputs) -> Iterator[Candidate]:
+def openvino_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     """Yield the network in float32, and in bfloat16 if this processor computes with it.
 
     Raises:
@@ -39,7 +39,7 @@ def openvino_candidates(inputs: FormInputs) -> Iterator[Candidate]:
         )
         network = core.read_model(str(inputs.package_folder / ONNX_FILE))
         _openvino().save_model(network, str(folder / MODEL_FILE), compress_to_fp16=False)
-        yield Candidate(
+        yield ExportCandidate(
             name=f"openvino, {precision}",
             folder=folder,
             model_files=(MODEL_FILE, WEIGHTS_FILE),

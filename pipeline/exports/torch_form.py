@@ -13,14 +13,14 @@ import numpy as np
 
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.exports.agreement import EXACT
-from patchline.pipeline.exports.candidate import Answers, Candidate, FormInputs
+from patchline.pipeline.exports.candidate import Answers, ExportCandidate, FormInputs
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE
 
 Array = np.ndarray[Any, Any]
 PROGRAM_FILE = "model.pt2"
 
 
-def torch_candidates(inputs: FormInputs) -> Iterator[Candidate]:
+def torch_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     """Yield the program: uint8 images (B, H, W, C) in, calibrated probabilities (B, K) out.
 
     Raises:
@@ -53,7 +53,7 @@ def torch_candidates(inputs: FormInputs) -> Iterator[Candidate]:
                 "another form with --to."
             ) from error
     _check_without_pickle(folder / PROGRAM_FILE)
-    yield Candidate(
+    yield ExportCandidate(
         name="torch",
         folder=folder,
         model_files=(PROGRAM_FILE,),

@@ -29,7 +29,7 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.compression import COMPRESSIONS, READ_ERRORS
 from patchline.pipeline.files.made_once import known_digest, made_once
 from patchline.pipeline.files.placeholders import whole_file
-from patchline.pipeline.files.shared_file import SharedFile
+from patchline.pipeline.files.shared_file import OpenFile
 from patchline.pipeline.files.tar_archive import TarArchive
 from patchline.pipeline.files.zip_archive import ZipArchive, is_zip
 
@@ -70,7 +70,7 @@ def readable_archive(file: Path, work_dir: Path, name_encoding: str | None = Non
 
 def _readable(file: Path, work_dir: Path) -> Path:
     with data_errors(file):
-        head = SharedFile(file).read_at(0, 8)
+        head = OpenFile(file).read_at(0, 8)
         opener = next((opener for start, opener in COMPRESSIONS if head.startswith(start)), None)
         if opener is None:
             return file
@@ -130,7 +130,7 @@ def _opened(
 ) -> Archive:
     if file.suffix == INDEX_SUFFIX:
         return ShardedArchive(file)
-    looks_like_zip = SharedFile(file).read_at(0, 4) in _ZIP_STARTS
+    looks_like_zip = OpenFile(file).read_at(0, 4) in _ZIP_STARTS
     if looks_like_zip or (file.suffix.lower() == ".zip" and is_zip(file)):
         return ZipArchive(file, encoding)
     return TarArchive(file, encoding)

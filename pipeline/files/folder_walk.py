@@ -35,7 +35,7 @@ class FoundFile(NamedTuple):
     entry: os.DirEntry[str]
 
 
-class _Level(NamedTuple):
+class _FolderLevel(NamedTuple):
     prefix: str
     entries: Iterator[os.DirEntry[str]]
     above: frozenset[tuple[int, int]]
@@ -125,7 +125,7 @@ def _opened(
     above: frozenset[tuple[int, int]],
     tell: OnUnreadable,
     skipping: _Skipping,
-) -> _Level | None:
+) -> _FolderLevel | None:
     """Return a folder's visible entries; none if a link leads back to one of its parents."""
     try:
         status = folder.stat()
@@ -142,7 +142,7 @@ def _opened(
         entries = [entry for entry in entries if not _is_of_mlflow(entry)]
     entries = [entry for entry in entries if not skipping.skips(prefix, entry)]
     entries.sort(key=lambda entry: entry.name)
-    return _Level(prefix, iter(entries), above | {identity})
+    return _FolderLevel(prefix, iter(entries), above | {identity})
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
-class Line(NamedTuple):
+class WholeLine(NamedTuple):
     """A line that has an end."""
 
     number: int
@@ -20,7 +20,7 @@ class DamagedLineError(ValueError):
     """A line is no JSON object, and no process can have left it so; the text says which and why."""
 
 
-def whole_lines(content: bytes, first: int = 1) -> Iterator[Line]:
+def whole_lines(content: bytes, first: int = 1) -> Iterator[WholeLine]:
     """Yield the lines that have an end, without blank ones.
 
     Args:
@@ -35,7 +35,7 @@ def whole_lines(content: bytes, first: int = 1) -> Iterator[Line]:
         if not text:
             continue
         if text.startswith(b"{") and not text.endswith(b"}"):
-            yield Line(number, None)
+            yield WholeLine(number, None)
             continue
         try:
             read = json.loads(text)
@@ -43,12 +43,12 @@ def whole_lines(content: bytes, first: int = 1) -> Iterator[Line]:
             raise DamagedLineError(f"line {number} is not UTF-8") from None
         except (ValueError, RecursionError) as error:
             if text.startswith(b"{") and _ends_early(error):
-                yield Line(number, None)
+                yield WholeLine(number, None)
                 continue
             raise DamagedLineError(f"line {number} is not JSON") from None
         if not isinstance(read, dict):
             raise DamagedLineError(f"line {number} is not a JSON object")
-        yield Line(number, read)
+        yield WholeLine(number, read)
 
 
 def _ends_early(error: Exception) -> bool:

@@ -1,7 +1,7 @@
 """Files that stand for an object that is read by ranges: they hold its size and its ETag.
 
 They are where the whole object would be, below `sources/objects/SCHEME/BUCKET` of a workspace, and
-do not change while the object does not. Whoever opens files by `SharedFile` reads the object
+do not change while the object does not. Whoever opens files by `OpenFile` reads the object
 through them.
 """
 

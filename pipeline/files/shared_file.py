@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 
-class SharedFile:
+class OpenFile:
     """A file that stays open as long as this object exists."""
 
     def __init__(self, file: Path) -> None:
@@ -49,7 +49,7 @@ class SharedFile:
 class FilePart(io.RawIOBase):
     """A stream of a part of a file, with a position of its own."""
 
-    def __init__(self, shared: SharedFile, start: int, size: int) -> None:
+    def __init__(self, shared: OpenFile, start: int, size: int) -> None:
         super().__init__()
         self._shared, self._start, self._size = shared, start, size
         self._position = 0

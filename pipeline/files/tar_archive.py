@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.archive_members import Listing, MemberError, check_expansion, damaged
 from patchline.pipeline.files.member_names import read_names
-from patchline.pipeline.files.shared_file import SharedFile
+from patchline.pipeline.files.shared_file import OpenFile
 
 _HEADER_BYTES = 1 << 20
 """The most that is read at once for a header; more is an attempt to fill the memory."""
@@ -23,12 +23,12 @@ HEADER_ERRORS = (
 """What `tarfile` raises for headers that are damaged or made to do harm."""
 
 
-class _Place(NamedTuple):
+class _MemberPlace(NamedTuple):
     offset: int
     size: int
 
 
-class Headers(io.RawIOBase):
+class ArchiveHeaders(io.RawIOBase):
     """What `tarfile` reads of an archive; it refuses headers that claim an absurd size."""
 
     def __init__(self, part: io.IOBase) -> None:
@@ -59,8 +59,8 @@ class TarArchive:
     """
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
-        self._shared = SharedFile(file)
-        self._members: dict[str, _Place] = {}
+        self._shared = OpenFile(file)
+        self._members: dict[str, _MemberPlace] = {}
         listing = Listing(file)
         unpacked, odd, repeated = 0, list[bytes](), dict[str, None]()
         for info in _infos(file, self._shared):
@@ -76,7 +76,7 @@ class TarArchive:
             unpacked += info.size
             if path in self._members:
                 repeated[path] = None
-            self._members[path] = _Place(info.offset_data, info.size)
+            self._members[path] = _MemberPlace(info.offset_data, info.size)
         check_expansion(file, unpacked)
         self.paths, self.repeated = list(self._members), list(repeated)
         self.folders, self.refused = listing.folders, listing.refused
@@ -91,7 +91,7 @@ class TarArchive:
         place = self._place(path)
         return io.BufferedReader(self._shared.part(place.offset, place.size))
 
-    def _place(self, path: str) -> _Place:
+    def _place(self, path: str) -> _MemberPlace:
         if path not in self._members:
             raise MemberError("is not in the archive")
         return self._members[path]
@@ -122,9 +122,9 @@ def _note(file: Path, odd: list[bytes], encoding: str | None) -> str:
     )
 
 
-def _infos(file: Path, shared: SharedFile) -> Iterator[tarfile.TarInfo]:
+def _infos(file: Path, shared: OpenFile) -> Iterator[tarfile.TarInfo]:
     """Yield the headers; they are not kept, and an endless circle of them is refused."""
-    headers = cast("BinaryIO", Headers(shared.part()))
+    headers = cast("BinaryIO", ArchiveHeaders(shared.part()))
     reached = -1
     try:
         with tarfile.open(fileobj=headers, mode="r:", errorlevel=2) as archive:
@@ -146,12 +146,12 @@ def _infos(file: Path, shared: SharedFile) -> Iterator[tarfile.TarInfo]:
         raise damaged(file, str(error)) from error
 
 
-def _ends(shared: SharedFile, offset: int) -> bool:
+def _ends(shared: OpenFile, offset: int) -> bool:
     """Return whether the archive ends at a position, with a block of zeros or none."""
     return not shared.read_at(offset, tarfile.BLOCKSIZE).strip(b"\0")
 
 
-def _next_archive(shared: SharedFile, offset: int) -> int | None:
+def _next_archive(shared: OpenFile, offset: int) -> int | None:
     """Return where another archive begins after the end of one, as `cat` joins them."""
     while piece := shared.read_at(offset, _HEADER_BYTES):
         if rest := piece.lstrip(b"\0"):

@@ -16,8 +16,8 @@ from patchline.pipeline.files.compression import COMPRESSIONS, READ_ERRORS
 from patchline.pipeline.files.data_names import IMAGE_SUFFIXES, TAR_SUFFIXES, split_named
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.files.placeholders import whole_file
-from patchline.pipeline.files.shared_file import SharedFile
-from patchline.pipeline.files.tar_archive import HEADER_ERRORS, Headers
+from patchline.pipeline.files.shared_file import OpenFile
+from patchline.pipeline.files.tar_archive import HEADER_ERRORS, ArchiveHeaders
 
 _LOOKED_AT = 24
 _HEAD_BYTES = 1 << 22
@@ -82,14 +82,14 @@ def _is_image(kind: str) -> bool:
 def _first_names(file: Path) -> Iterator[str]:
     """Yield the names of the first files, as far as they can be read."""
     try:
-        start = SharedFile(file).read_at(0, 8)
+        start = OpenFile(file).read_at(0, 8)
         opener = next((each for magic, each in COMPRESSIONS if start.startswith(magic)), None)
         if opener is None:
-            content: io.IOBase = SharedFile(file).part()
+            content: io.IOBase = OpenFile(file).part()
         else:
             with opener(whole_file(file)) as opened:
                 content = io.BytesIO(opened.read(_HEAD_BYTES))
-        headers = cast("BinaryIO", Headers(content))
+        headers = cast("BinaryIO", ArchiveHeaders(content))
         with tarfile.open(fileobj=headers, mode="r:", errorlevel=2) as archive:
             while (info := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]

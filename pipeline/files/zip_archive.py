@@ -19,7 +19,7 @@ from patchline.pipeline.files.archive_members import (
     too_many_members,
 )
 from patchline.pipeline.files.member_names import read_names
-from patchline.pipeline.files.shared_file import SharedFile
+from patchline.pipeline.files.shared_file import OpenFile
 
 _ENCRYPTED = 0x1
 _UTF_8 = 0x800
@@ -46,7 +46,7 @@ class ZipArchive:
     """
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
-        self._shared = SharedFile(file)
+        self._shared = OpenFile(file)
         _check_directory(file, self._shared)
         listing = Listing(file)
         try:
@@ -99,7 +99,7 @@ class ZipArchive:
 
 def is_zip(file: Path) -> bool:
     """Return whether a file ends like a zip archive; it may begin with something else."""
-    return zipfile.is_zipfile(cast("BinaryIO", SharedFile(file).part()))
+    return zipfile.is_zipfile(cast("BinaryIO", OpenFile(file).part()))
 
 
 def _undeclared(info: zipfile.ZipInfo) -> bytes:
@@ -139,7 +139,7 @@ def _refusal(info: zipfile.ZipInfo) -> str | None:
     return None
 
 
-def _check_directory(file: Path, shared: SharedFile) -> None:
+def _check_directory(file: Path, shared: OpenFile) -> None:
     """Refuse an archive whose directory would take too much memory, before it is read."""
     tail_start = max(0, shared.size - _END_BYTES - _LONGEST_COMMENT - _LOCATOR_BYTES)
     tail = shared.read_at(tail_start, shared.size - tail_start)

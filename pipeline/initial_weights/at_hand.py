@@ -58,7 +58,7 @@ class WeightsAtHand(FrozenModel):
         return float(self.parameters * max(1, self.tokens))
 
 
-class Search(FrozenModel):
+class WeightsSearch(FrozenModel):
     """What is at hand, the largest first, and what is there but not used."""
 
     weights: tuple[WeightsAtHand, ...] = ()
@@ -68,13 +68,13 @@ class Search(FrozenModel):
     """Versions of other registered models, as in `model.init`: encoders first."""
 
 
-class _Place(NamedTuple):
+class _CachePlace(NamedTuple):
     file: Path
     reference: str
     where: str
 
 
-def search(own_name: str) -> Search:
+def search(own_name: str) -> WeightsSearch:
     """Return the weights in `PATCHLINE_WEIGHTS`, the libraries' caches and the local registry.
 
     Args:
@@ -99,7 +99,7 @@ def search(own_name: str) -> Search:
         found.setdefault(weights.stamp, weights)
     passed += _pickles()
     ordered = sorted(found.values(), key=lambda each: (-each.parameters, each.reference))
-    return Search(
+    return WeightsSearch(
         weights=tuple(ordered), passed=tuple(passed), registered=tuple(_registered(own_name))
     )
 
@@ -107,7 +107,7 @@ def search(own_name: str) -> Search:
 # -- places ----------------------------------------------------------------------------------------
 
 
-def _named(passed: list[str]) -> Iterator[_Place]:
+def _named(passed: list[str]) -> Iterator[_CachePlace]:
     """Yield the files that the variable names."""
     named = os.environ.get(VARIABLE, "").strip()
     if not named:
@@ -123,9 +123,9 @@ def _named(passed: list[str]) -> Iterator[_Place]:
         elif not files:
             passed.append(f"{VARIABLE} is {named}, which holds no {_SUFFIX} file")
         for file in files:
-            yield _Place(file, str(file), VARIABLE)
+            yield _CachePlace(file, str(file), VARIABLE)
     elif path.suffix.lower() == _SUFFIX and path.is_file():
-        yield _Place(path, str(path), VARIABLE)
+        yield _CachePlace(path, str(path), VARIABLE)
     elif path.is_file():
         passed.append(
             f"{VARIABLE} is {named}, and plans open {_SUFFIX} files only: --model.init {path} "
@@ -158,7 +158,7 @@ def _files_below(folder: Path) -> tuple[list[Path], bool]:
     return files, True
 
 
-def _of_hub() -> Iterator[_Place]:
+def _of_hub() -> Iterator[_CachePlace]:
     """Yield the weights in the cache of the Hugging Face hub, which timm uses too."""
     by_name = importlib.util.find_spec("huggingface_hub") is not None
     has_timm = importlib.util.find_spec("timm") is not None
@@ -175,7 +175,7 @@ def _of_hub() -> Iterator[_Place]:
         reference = f"hf:{repository}" if by_name else str(file)
         if owner == "timm" and has_timm and by_name:
             reference = f"timm:{name}"
-        yield _Place(file, reference, "the cache of the Hugging Face hub")
+        yield _CachePlace(file, reference, "the cache of the Hugging Face hub")
 
 
 def _folders(cache: Path) -> list[Path]:
@@ -211,7 +211,7 @@ def _registered(own_name: str) -> list[str]:
 # -- headers ---------------------------------------------------------------------------------------
 
 
-def _weights(place: _Place, shapes: dict[str, tuple[int, ...]]) -> WeightsAtHand | None:
+def _weights(place: _CachePlace, shapes: dict[str, tuple[int, ...]]) -> WeightsAtHand | None:
     """Return what a header says; None if it is not that of a Vision Transformer."""
     of_images = {name: shape for name, shape in shapes.items() if _OF_IMAGES.search(name)}
     shapes = of_images or shapes

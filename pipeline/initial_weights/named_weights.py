@@ -28,7 +28,7 @@ _CARD_FILE = "README.md"
 _SHOWN = 300
 
 
-class Published(NamedTuple):
+class PublishedWeights(NamedTuple):
     """Where published weights are cached, and what to bring to a machine without network."""
 
     cached: Path | None
@@ -78,7 +78,7 @@ def file_of(reference: str, *, download: bool, setting: str = "model.init") -> D
     return Downloaded(Path(answer["file"]), answer["license"] or weights.license)
 
 
-def published(reference: str) -> Published:
+def published(reference: str) -> PublishedWeights:
     """Return what is known about published weights without a network.
 
     Raises:
@@ -91,10 +91,10 @@ def published(reference: str) -> Published:
     repository, license_name = _of_timm(name) if library == "timm" else (name, "")
     license_name = license_name or _license_on_card(repository)
     cached = next((found for file in _WEIGHTS if (found := _cached(repository, file))), None)
-    return Published(cached, f"{_WEIGHTS[0]} of the repository {repository}", license_name)
+    return PublishedWeights(cached, f"{_WEIGHTS[0]} of the repository {repository}", license_name)
 
 
-def _of_torchvision(name: str) -> Published:
+def _of_torchvision(name: str) -> PublishedWeights:
     import torch
     from torchvision.models import get_model_weights as weights_of
     from torchvision.models import get_weight, list_models
@@ -105,7 +105,7 @@ def _of_torchvision(name: str) -> Published:
     weights = get_weight(name)
     url, license_name = str(weights.url), str(weights.meta.get("license", ""))
     file = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
-    return Published(file if file.is_file() else None, f"{file.name} ({url})", license_name)
+    return PublishedWeights(file if file.is_file() else None, f"{file.name} ({url})", license_name)
 
 
 def _of_timm(name: str) -> tuple[str, str]:

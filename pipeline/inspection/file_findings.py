@@ -19,7 +19,7 @@ from patchline.pipeline.data.reading.image_quality import (
     BLANK,
     BLURRED,
     DARK,
-    Quality,
+    ImageQuality,
     faults,
     limits_among,
 )
@@ -179,7 +179,7 @@ def findings_on_light(rows: pd.DataFrame) -> list[Finding]:
     Args:
         rows: the usable images, with the columns of their measures.
     """
-    quality = Quality(*(rows[name].to_numpy() for name in Quality._fields))
+    quality = ImageQuality(*(rows[name].to_numpy() for name in ImageQuality._fields))
     fault = np.array(faults(quality, limits_among(quality)), dtype=object)
     blank, dark, blurred = (fault == kind for kind in (BLANK, DARK, BLURRED))
     trained = "Trains on them like all others."

@@ -20,7 +20,7 @@ from patchline.pipeline.labels.label_sets import Task
 Event = dict[str, Any]
 
 
-class _Answers(BaseModel):
+class _StandingAnswers(BaseModel):
     answers: list[Answer]
     columns: dict[str, dict[str, str]] = {}
 
@@ -51,7 +51,7 @@ class _Groups(BaseModel):
 
 
 _KINDS: dict[str, type[BaseModel]] = {
-    "answers": _Answers,
+    "answers": _StandingAnswers,
     "undo": _Undo,
     "removed": _Removed,
     "classes": _Classes,

@@ -25,7 +25,7 @@ _PRIOR_IMAGES = 3.0
 _NOTHING, _HARDLY_ANY = 1e-12, 1e-9
 
 
-class _Counts(NamedTuple):
+class _CellCounts(NamedTuple):
     """Off the diagonal: single cells, and `left` of the row times `right` of the column."""
 
     diagonal_K: Array
@@ -36,9 +36,9 @@ class _Counts(NamedTuple):
     right_K: Array
 
     @property
-    def turned(self) -> _Counts:
+    def turned(self) -> _CellCounts:
         """The same with predicted classes as rows."""
-        return _Counts(
+        return _CellCounts(
             self.diagonal_K, self.columns_M, self.rows_M, self.values_M, self.right_K, self.left_K
         )
 
@@ -84,7 +84,7 @@ class _Metric(NamedTuple):
     of_column_K: Array
     on_diagonal_K: Array
 
-    def squares(self, counts: _Counts) -> float:
+    def squares(self, counts: _CellCounts) -> float:
         """Return the sum of the counts times the squared influence."""
         row, column = self.of_row_K, self.of_column_K
         diagonal = counts.diagonal_K @ (row + column + self.on_diagonal_K) ** 2
@@ -153,10 +153,10 @@ def average_estimates(
     return {**estimates, "macro_recall": estimates["balanced_accuracy"]}
 
 
-def _plain(confusion: ConfusionCells) -> _Counts:
+def _plain(confusion: ConfusionCells) -> _CellCounts:
     errors = confusion.errors
     nothing = np.zeros(confusion.num_classes)
-    return _Counts(
+    return _CellCounts(
         confusion.hits.astype(np.float64),
         errors.rows_M,
         errors.columns_M,
@@ -171,7 +171,7 @@ def _estimate(
     value: float,
     centre: float,
     smooth: _Metric,
-    counts: _Counts,
+    counts: _CellCounts,
     n: int,
     ends: tuple[float, float],
     answered: GroupedAnswers | None,
@@ -184,7 +184,7 @@ def _estimate(
     return with_effective_size(value, n=n, effective_n=effective_n, centre=centre, ends=ends)
 
 
-def _with_prior(counts: _Counts, present: Array, hit_share: float) -> _Counts:
+def _with_prior(counts: _CellCounts, present: Array, hit_share: float) -> _CellCounts:
     """Return the counts with each row shrunk towards the prior, its sum unchanged.
 
     The prior puts `hit_share` on the diagonal and distributes the rest by class frequency. An empty
@@ -202,7 +202,7 @@ def _with_prior(counts: _Counts, present: Array, hit_share: float) -> _Counts:
     left = prior * (1 - hit_share) / np.maximum(rest, _NOTHING)
     written_out = left[commonest] * occurrences[others]
     left[commonest] = 0.0
-    return _Counts(
+    return _CellCounts(
         diagonal_K=scale * counts.diagonal_K + prior * hit_share,
         rows_M=np.append(counts.rows_M, np.full(len(others), commonest)),
         columns_M=np.append(counts.columns_M, others),
@@ -217,7 +217,7 @@ def _even(present: Array) -> Array:
     return weights
 
 
-def _macro_metrics(counts: _Counts, present: Array) -> dict[str, _Metric]:
+def _macro_metrics(counts: _CellCounts, present: Array) -> dict[str, _Metric]:
     images = counts.images
     share = images / images.sum()
     f1 = 2 * counts.diagonal_K / _positive(images + counts.predicted)
@@ -230,26 +230,26 @@ def _macro_metrics(counts: _Counts, present: Array) -> dict[str, _Metric]:
     }
 
 
-def _recall(counts: _Counts, weights: Array) -> _Metric:
+def _recall(counts: _CellCounts, weights: Array) -> _Metric:
     images = counts.images
     recall = counts.diagonal_K / _positive(images)
     pull = weights * images.sum() / _positive(images)
     return _Metric(float(recall @ weights), -recall * pull, np.zeros_like(pull), pull)
 
 
-def _precision(counts: _Counts, weights: Array) -> _Metric:
+def _precision(counts: _CellCounts, weights: Array) -> _Metric:
     turned = _recall(counts.turned, weights)
     return turned._replace(of_row_K=turned.of_column_K, of_column_K=turned.of_row_K)
 
 
-def _weighted_precision(counts: _Counts) -> _Metric:
+def _weighted_precision(counts: _CellCounts) -> _Metric:
     images = counts.images
     precision = counts.diagonal_K / _positive(counts.predicted)
     metric = _precision(counts, images / images.sum())
     return metric._replace(of_row_K=metric.of_row_K + precision - metric.value)
 
 
-def _f1(counts: _Counts, weights: Array) -> _Metric:
+def _f1(counts: _CellCounts, weights: Array) -> _Metric:
     """Return the weighted mean of the classes' F1 (Takahashi et al. 2022, Applied Intelligence)."""
     images = counts.images
     both = _positive(images + counts.predicted)
@@ -259,7 +259,7 @@ def _f1(counts: _Counts, weights: Array) -> _Metric:
     return _Metric(float(f1 @ weights), -loss, -loss, 2 * gain)
 
 
-def _mcc(counts: _Counts) -> _Metric:
+def _mcc(counts: _CellCounts) -> _Metric:
     """Return the correlation of K classes (Gorodkin 2004, Computational Biology and Chemistry 28).
 
     It is 0, with the widest interval, if all labels or all predictions are one class.

@@ -126,7 +126,7 @@ def contradiction(
     return f"on {counted(images, kind)}, {', '.join(found)}" if found else ""
 
 
-class Answers(NamedTuple):
+class TopProbabilities(NamedTuple):
     """The highest probability of each sample, and whether its class is right."""
 
     confidence_N: Array
@@ -153,11 +153,11 @@ def reliability(
     probabilities_NK: Array, labels_N: Array, bins: int = _BINS
 ) -> tuple[ReliabilityBin, ...]:
     """Return the reliability diagram: bins of equal width over the highest probability."""
-    return reliability_of(Answers.of(probabilities_NK, labels_N), bins)
+    return reliability_of(TopProbabilities.of(probabilities_NK, labels_N), bins)
 
 
 def reliability_of(
-    answers: Answers, bins: int = _BINS, groups: ImageGroups | None = None
+    answers: TopProbabilities, bins: int = _BINS, groups: ImageGroups | None = None
 ) -> tuple[ReliabilityBin, ...]:
     """Return the reliability diagram of such answers.
 
@@ -195,7 +195,7 @@ class _Bins(NamedTuple):
     """Summed."""
 
 
-def _binned(answers: Answers, bins: int) -> _Bins:
+def _binned(answers: TopProbabilities, bins: int) -> _Bins:
     order = np.argsort(answers.confidence_N, kind="stable")  # makes sums independent of the order
     confidence, right = answers.confidence_N[order], answers.right_N[order]
     places = _bin_of(confidence, bins)
@@ -216,10 +216,12 @@ def expected_calibration_error(
     probabilities_NK: Array, labels_N: Array, groups: ImageGroups | None = None
 ) -> MetricEstimate:
     """Return the expected calibration error: see `calibration_error_of`."""
-    return calibration_error_of(Answers.of(probabilities_NK, labels_N), groups)
+    return calibration_error_of(TopProbabilities.of(probabilities_NK, labels_N), groups)
 
 
-def calibration_error_of(answers: Answers, groups: ImageGroups | None = None) -> MetricEstimate:
+def calibration_error_of(
+    answers: TopProbabilities, groups: ImageGroups | None = None
+) -> MetricEstimate:
     """Return the expected calibration error in ten bins of equal width (arXiv 1706.04599).
 
     The estimate is biased: chance alone creates gaps between confidence and accuracy. The interval
@@ -255,7 +257,7 @@ def calibration_error_of(answers: Answers, groups: ImageGroups | None = None) ->
     )
 
 
-def _gaps(answers: Answers, counts: _Bins) -> Array:
+def _gaps(answers: TopProbabilities, counts: _Bins) -> Array:
     """Return what each sample adds to the calibration error (N): its gap, signed as its bin's."""
     signs = np.sign(counts.hits - counts.confidence)
     of_bin_N = signs[_bin_of(answers.confidence_N, len(signs))]

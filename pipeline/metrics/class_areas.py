@@ -109,13 +109,13 @@ class _Moved(NamedTuple):
     own_L: Array
     """One of the class itself, by its level."""
 
-    def squares(self, counts: _Counts) -> float:
+    def squares(self, counts: _LevelCounts) -> float:
         """Return the sum of the squares over all samples."""
         others = counts.others_P @ self.others_P**2
         return float(others + counts.own_L @ self.own_L**2)
 
 
-class _Counts(NamedTuple):
+class _LevelCounts(NamedTuple):
     """Samples of one class by their level, and all others by their place."""
 
     own_L: Array
@@ -137,12 +137,12 @@ def _add_by_places(sums: list[_Sum], scores_N: Array, own: Array) -> None:
     places_N = np.searchsorted(edges, scores_N, "right")
     others_P = np.bincount(places_N, minlength=len(edges) + 1)
     others_P[1::2] -= own_L
-    counts = _Counts(own_L, others_P)
+    counts = _LevelCounts(own_L, others_P)
     for each, found in zip(sums, (_roc(counts), _precision(counts)), strict=True):
         each.add_placed(*found, places_N, own)
 
 
-def _roc(counts: _Counts) -> tuple[AreaSummary, _Moved]:
+def _roc(counts: _LevelCounts) -> tuple[AreaSummary, _Moved]:
     """Return what `roc_area` does."""
     own, others, positives, negatives = *counts, counts.positives, counts.negatives
     own_below = np.zeros(len(others))  # the samples of the class, ties one half
@@ -161,7 +161,7 @@ def _roc(counts: _Counts) -> tuple[AreaSummary, _Moved]:
     return AreaSummary(value, value, shrunk, variance, seen, freedom, n), moved
 
 
-def _precision(counts: _Counts) -> tuple[AreaSummary, _Moved]:
+def _precision(counts: _LevelCounts) -> tuple[AreaSummary, _Moved]:
     """Return what `precision_area` does."""
     own, others, positives = counts.own_L, counts.others_P, counts.positives
     n = positives + counts.negatives

@@ -40,7 +40,7 @@ _DIGITS = 6
 _UNTOLD = ".untold"
 
 
-class Check(FrozenModel):
+class StreamCheck(FrozenModel):
     """One check of a stream, and its result."""
 
     number: int
@@ -118,7 +118,7 @@ class CheckJournal:
         with locked(self.folder / "lock"):
             yield
 
-    def checks(self) -> list[Check]:
+    def checks(self) -> list[StreamCheck]:
         """Return the checks so far, in order.
 
         Raises:
@@ -128,7 +128,7 @@ class CheckJournal:
         checks = []
         for number, file in enumerate(files, start=1):
             try:
-                check = Check.model_validate_json(file.read_bytes())
+                check = StreamCheck.model_validate_json(file.read_bytes())
             except (OSError, ValidationError) as error:
                 raise StorageError(
                     f"The check {file} cannot be read ({_reason(error)}), so how much of the "
@@ -150,7 +150,7 @@ class CheckJournal:
         """Return the file of a check, or another one beside it."""
         return self.folder / f"{number:0{_DIGITS}}{suffix}"
 
-    def write(self, check: Check) -> None:
+    def write(self, check: StreamCheck) -> None:
         """Keep the next check, whose level is spent then; a drift's event is still to be sent."""
         untold = self.file_of(check.number, _UNTOLD)
         if check.drift:
@@ -159,7 +159,7 @@ class CheckJournal:
             untold.unlink(missing_ok=True)  # of a process that was killed before its check counted
         write_text(self.file_of(check.number), check.model_dump_json(indent=1) + "\n")
 
-    def untold(self) -> list[Check]:
+    def untold(self) -> list[StreamCheck]:
         """Return the checks whose drift has not been told, in order.
 
         Raises:
@@ -169,7 +169,7 @@ class CheckJournal:
         checks = self.checks() if waiting else []
         return [each for each in checks if each.drift and self.file_of(each.number).stem in waiting]
 
-    def note_told(self, check: Check) -> None:
+    def note_told(self, check: StreamCheck) -> None:
         """Note that the drift of a check has been told."""
         self.file_of(check.number, _UNTOLD).unlink(missing_ok=True)
 
@@ -181,7 +181,7 @@ def _reason(error: OSError | ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
 
 
-def period_of(earlier: list[Check], false_alarms: float | None, checks: int | None) -> Period:
+def period_of(earlier: list[StreamCheck], false_alarms: float | None, checks: int | None) -> Period:
     """Return the period of a stream: that of its checks, or the given one if it has none.
 
     Args:

@@ -19,7 +19,7 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 from patchline.pipeline.monitoring.arrived_images import Computed
-from patchline.pipeline.monitoring.check_journal import Check
+from patchline.pipeline.monitoring.check_journal import StreamCheck
 from patchline.pipeline.monitoring.drift_tests import DriftTest
 from patchline.pipeline.monitoring.feature_test import FeatureKernel
 from patchline.pipeline.registry.version_records import VersionRecords, image_reader
@@ -48,7 +48,7 @@ class _Arrived(NamedTuple):
     nearest: tuple[_Shown, ...]
 
 
-class _Point(NamedTuple):
+class _HistoryPoint(NamedTuple):
     """A check in the history."""
 
     x: float
@@ -74,8 +74,8 @@ class PageImages:
 
 
 def write_page(
-    check: Check,
-    earlier: Sequence[Check],
+    check: StreamCheck,
+    earlier: Sequence[StreamCheck],
     stream: str,
     records: VersionRecords,
     reference: ReferenceImages,
@@ -99,7 +99,9 @@ def write_page(
         return round(140 - _HEIGHT * min(strength, strongest) / strongest, 1)
 
     history = [
-        _Point(round(_WIDTH * (number + 0.5) / len(checks), 1), place(_strength(each)), each.drift)
+        _HistoryPoint(
+            round(_WIDTH * (number + 0.5) / len(checks), 1), place(_strength(each)), each.drift
+        )
         for number, each in enumerate(checks)
     ]
     text = render(
@@ -130,11 +132,11 @@ def effect_words(test: DriftTest) -> str:
     return "not known" if test.effect is None else f"{test.effect:.2g} ({test.effect_unit})"
 
 
-def _strength(check: Check) -> float:
+def _strength(check: StreamCheck) -> float:
     return -math.log10(max(check.tests.p_value, 1e-300))
 
 
-def _history_words(checks: Sequence[Check]) -> str:
+def _history_words(checks: Sequence[StreamCheck]) -> str:
     alarms = [str(each.number) for each in checks if each.drift]
     found = f"drift in check {', '.join(alarms)}" if alarms else "no drift"
     which = f"Check {checks[0].number}"

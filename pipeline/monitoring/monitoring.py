@@ -30,7 +30,7 @@ from patchline.pipeline.monitoring.arrived_images import (
     ImageFiles,
     Progress,
 )
-from patchline.pipeline.monitoring.check_journal import Check, CheckJournal, period_of
+from patchline.pipeline.monitoring.check_journal import CheckJournal, StreamCheck, period_of
 from patchline.pipeline.monitoring.class_shares import class_shares
 from patchline.pipeline.monitoring.drift_page import PageImages, write_page
 from patchline.pipeline.monitoring.drift_tests import drift_tests, fewest_images
@@ -91,7 +91,7 @@ class Monitored:
 
     reference: ModelReference
     stream: str
-    check: Check
+    check: StreamCheck
     is_new: bool
 
 
@@ -173,7 +173,7 @@ def monitor(
         own = predictions_of(records.package, computed.probabilities_NK)
         predictions.update(zip(keys, own, strict=True))
         accuracy = stream_accuracy(records.package, reference, arrived, predictions, on_progress)
-        check = Check(
+        check = StreamCheck(
             number=number,
             at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             false_alarms=period.false_alarms,
@@ -218,7 +218,7 @@ def _arrived(
     return ImageFiles(records, reference, config, workspace, on_progress)
 
 
-def _check_enough(new: Sequence[int], earlier: list[Check], stream: str, least: int) -> None:
+def _check_enough(new: Sequence[int], earlier: list[StreamCheck], stream: str, least: int) -> None:
     least = max(least, 1)
     if len(new) >= least:
         return
@@ -274,7 +274,7 @@ def _tested(
     level: float,
     seed: int,
 ) -> dict[str, Any]:
-    """Return the tests, and what explains a drift, by the fields of `Check`."""
+    """Return the tests, and what explains a drift, by the fields of `StreamCheck`."""
     outputs = computed.probabilities_NK, computed.features_ND
     classes = package.classes
     tests = drift_tests(reference, *outputs, level, seed=seed, classes=classes, kernel=kernel)
@@ -294,7 +294,7 @@ def _shifts(
     reference: ReferenceImages,
     computed: Computed,
 ) -> dict[str, Any]:
-    """Return what has shifted, by the fields of `Check`."""
+    """Return what has shifted, by the fields of `StreamCheck`."""
     before_MK = predicted(reference.probabilities_MK, package.thresholds_K)
     now_NK = predicted(computed.probabilities_NK, package.thresholds_K)
     many = package.is_multi_label

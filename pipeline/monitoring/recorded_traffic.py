@@ -36,7 +36,7 @@ Array = np.ndarray[Any, Any]
 _PROGRESS = 64
 
 
-class _Answered(BaseModel):
+class _RecordedAnswer(BaseModel):
     """A line of a part; see `traffic_recorder`."""
 
     id: str
@@ -176,7 +176,7 @@ def _rows(part: Path) -> Iterator[dict[str, Any]]:
 
 def _check(row: dict[str, Any], number: int) -> None:
     try:
-        _Answered.model_validate(row)
+        _RecordedAnswer.model_validate(row)
         features_of(row)
     except ValidationError as error:
         first = error.errors()[0]

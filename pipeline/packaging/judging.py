@@ -17,7 +17,7 @@ from patchline.pipeline.data.reading.image_quality import (
     BLANK,
     BLURRED,
     DARK,
-    Quality,
+    ImageQuality,
     QualityLimits,
     fault_of,
     quality_of,
@@ -47,7 +47,7 @@ class SizedPixels(np.ndarray[Any, Any]):
         return sized
 
 
-class Judged(NamedTuple):
+class JudgedImage(NamedTuple):
     """What is said about one image besides its probabilities."""
 
     members: tuple[int, ...] | None
@@ -131,7 +131,7 @@ class AnswerJudge:
         probabilities_BK: np.ndarray[Any, Any],
         features_BD: np.ndarray[Any, Any] | None,
         coverage: float | None = None,
-    ) -> list[Judged]:
+    ) -> list[JudgedImage]:
         """Return what to say about each image of a batch."""
         least, promised, unknown = self.threshold(coverage)
         members: list[tuple[int, ...] | None] = [None] * len(pixels)
@@ -144,7 +144,7 @@ class AnswerJudge:
             ]
         warnings = self._warnings(pixels, features_BD)
         return [
-            Judged(inside, promised, "" if inside is not None else unknown, said)
+            JudgedImage(inside, promised, "" if inside is not None else unknown, said)
             for inside, said in zip(members, warnings, strict=True)
         ]
 
@@ -210,7 +210,7 @@ def image_warnings(
     return said
 
 
-def _fault_message(fault: str, quality: Quality, rules: dict[str, Any]) -> str:
+def _fault_message(fault: str, quality: ImageQuality, rules: dict[str, Any]) -> str:
     if fault == BLANK:
         return "the image shows a single colour"
     if fault == DARK:

@@ -39,7 +39,12 @@ from patchline.pipeline.packaging.chosen_labels import (
     label_answer,
     thresholds_of,
 )
-from patchline.pipeline.packaging.judging import AnswerJudge, Judged, SizedPixels, attention_map
+from patchline.pipeline.packaging.judging import (
+    AnswerJudge,
+    JudgedImage,
+    SizedPixels,
+    attention_map,
+)
 from patchline.pipeline.packaging.package_digests import check_digests
 
 REFERENCE_FILE = "reference_features.npz"
@@ -262,14 +267,14 @@ class PackagedModel:
 
     def judged(
         self, pixels: Sequence[np.ndarray[Any, Any]], coverage: float | None = None
-    ) -> tuple[np.ndarray[Any, Any], list[Judged]]:
+    ) -> tuple[np.ndarray[Any, Any], list[JudgedImage]]:
         """Return the probabilities (B, K) of decoded images, and how reliable each answer is."""
         probabilities_BK, judged, _ = self._judged(pixels, coverage, with_map=False)
         return probabilities_BK, judged
 
     def _judged(
         self, pixels: Sequence[np.ndarray[Any, Any]], coverage: float | None, *, with_map: bool
-    ) -> tuple[np.ndarray[Any, Any], list[Judged], dict[str, np.ndarray[Any, Any]]]:
+    ) -> tuple[np.ndarray[Any, Any], list[JudgedImage], dict[str, np.ndarray[Any, Any]]]:
         """Return probabilities (B, K), what to say about each, and the outputs by name."""
         names = [self.output_names[0]]
         if self.measures_distances or (self.keeps_outputs and "features" in self.output_names):
@@ -299,7 +304,7 @@ class PackagedModel:
                 answer["outputs"] = row_K, None if features_BD is None else features_BD[image]
             yield {**answer, "error": None}
 
-    def reliability(self, said: Judged) -> dict[str, Any]:
+    def reliability(self, said: JudgedImage) -> dict[str, Any]:
         """Return the part of an answer that says how reliable it is, as JSON values."""
         inside = said.members
         return {

@@ -158,7 +158,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any], *, follows: bool = 
     )
 
 
-class Decision(NamedTuple):
+class FirstFit(NamedTuple):
     """What the rest of a plan has to fit."""
 
     user: UserSettings
@@ -178,7 +178,7 @@ class Decision(NamedTuple):
 
 def decided(
     facts: PlanFacts, user_settings: Mapping[str, Any], *, follows: bool = False
-) -> Decision:
+) -> FirstFit:
     """Return the model, the length and the batch of a plan, and whether its training is repeated.
 
     Args:
@@ -190,7 +190,7 @@ def decided(
     repeated = {} if follows else _repeated(facts, asked)
     user = asked.with_planned({f"training.{key}": value for key, value in repeated.items()})
     chosen, length = _chosen(facts, user)
-    return Decision(user, chosen, length, _batch(facts, user, chosen, length), repeated)
+    return FirstFit(user, chosen, length, _batch(facts, user, chosen, length), repeated)
 
 
 def _batch(facts: PlanFacts, user: UserSettings, chosen: Candidate, length: Length) -> int:

@@ -286,7 +286,7 @@ def _labels_per_image(data: IngestedData) -> float | None:
     return round(sum(data.class_counts.values()) / max(1, labelled), 3)
 
 
-class _Request(NamedTuple):
+class _PlanRequest(NamedTuple):
     """What is to be planned, and by which rules."""
 
     facts: PlanFacts
@@ -297,19 +297,19 @@ class _Request(NamedTuple):
     decide: Callable[[PlanFacts, Mapping[str, Any]], Plan]
 
 
-def _request(config: RunConfig, data: IngestedData, start: InitialWeights | None) -> _Request:
+def _request(config: RunConfig, data: IngestedData, start: InitialWeights | None) -> _PlanRequest:
     facts, settings = plan_facts(config, data), user_settings(config)
     if not uses_labels(config):
-        return _Request(facts, settings, "", pretraining_plan)
+        return _PlanRequest(facts, settings, "", pretraining_plan)
     if _is_warm_start(config):
         if start is None or start.classes:
-            return _Request(facts, settings, "", warm_start_plan)
+            return _PlanRequest(facts, settings, "", warm_start_plan)
         given = given_by_user(config, settings)
         from_encoder = partial(encoder_plan, given=given)
         names = ", ".join(sorted(given))
-        return _Request(facts, with_rate(settings), f"encoder: {names}", from_encoder)
+        return _PlanRequest(facts, with_rate(settings), f"encoder: {names}", from_encoder)
     decide = fine_tuning_plan if _has_frozen_features(config) else plan
-    return _Request(facts, settings, "", decide)
+    return _PlanRequest(facts, settings, "", decide)
 
 
 def with_assumptions(made: Plan, config: RunConfig) -> Plan:

@@ -17,7 +17,7 @@ from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.errors import ConfigError, PluginError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.initial_weights import at_hand
-from patchline.pipeline.initial_weights.at_hand import Search, WeightsAtHand
+from patchline.pipeline.initial_weights.at_hand import WeightsAtHand, WeightsSearch
 from patchline.pipeline.initial_weights.record import stored_provenance, weights_folder
 from patchline.pipeline.initial_weights.starting_point import StartingPoint, starting_point
 from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
@@ -175,7 +175,7 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
 
 
 def choose(
-    request: WeightsRequest, workspace: Path, measure: Measure, there: Search | None = None
+    request: WeightsRequest, workspace: Path, measure: Measure, there: WeightsSearch | None = None
 ) -> WeightsChoice:
     """Return the weights that a run starts from.
 
@@ -257,7 +257,7 @@ def _start(request: WeightsRequest, reference: str, workspace: Path) -> Starting
 
 
 def _registered(
-    request: WeightsRequest, there: Search, workspace: Path, lost: list[str]
+    request: WeightsRequest, there: WeightsSearch, workspace: Path, lost: list[str]
 ) -> WeightsChoice | None:
     """Return a registered version that was trained on many more images, if there is one.
 
@@ -314,7 +314,7 @@ def _why_known(reference: str, before: SeenBefore) -> str:
 
 
 def _worth_trying(
-    there: Search, facts: PlanFacts, user_settings: Mapping[str, Any]
+    there: WeightsSearch, facts: PlanFacts, user_settings: Mapping[str, Any]
 ) -> list[WeightsAtHand]:
     """Return the largest files that may fit into the time and the memory."""
     data, machine = facts.data, facts.machine

@@ -114,7 +114,7 @@ def installed(kind: Kind | None = None, name: str | None = None) -> list[PluginE
     return sorted(entries, key=lambda e: (list(KINDS).index(e.kind), e.name, e.distribution))
 
 
-class _Point(NamedTuple):
+class _InstalledEntry(NamedTuple):
     """An entry point and its distribution."""
 
     name: str
@@ -124,17 +124,17 @@ class _Point(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _entry_points(_folders: tuple[tuple[str, int], ...]) -> dict[Kind, list[_Point]]:
+def _entry_points(_folders: tuple[tuple[str, int], ...]) -> dict[Kind, list[_InstalledEntry]]:
     """Read all distributions in these folders, unless none was installed or removed since."""
     owners: dict[int, tuple[str, str]] = {}
 
-    def read(point: metadata.EntryPoint) -> _Point:
+    def read(point: metadata.EntryPoint) -> _InstalledEntry:
         if (dist := point.dist) is None:
-            return _Point(point.name, "unknown", "unknown", point.value)
+            return _InstalledEntry(point.name, "unknown", "unknown", point.value)
         if id(dist) not in owners:  # each look at its metadata parses the whole file
             content = dist.metadata
             owners[id(dist)] = content["Name"], content["Version"]
-        return _Point(point.name, *owners[id(dist)], point.value)
+        return _InstalledEntry(point.name, *owners[id(dist)], point.value)
 
     points = metadata.entry_points()
     found = {kind: [read(each) for each in points.select(group=f"patchline.{kind}s")]
@@ -145,7 +145,7 @@ def _entry_points(_folders: tuple[tuple[str, int], ...]) -> dict[Kind, list[_Poi
     return found
 
 
-def _of_checkout() -> dict[Kind, list[_Point]]:
+def _of_checkout() -> dict[Kind, list[_InstalledEntry]]:
     """Return the built-in plugins of a checkout of Patchline; empty if it was installed as a wheel.
 
     What was recorded when the checkout was installed lacks plugins that came with an update since.
@@ -160,7 +160,7 @@ def _of_checkout() -> dict[Kind, list[_Point]]:
     groups = project.get("entry-points", {})
     return {
         kind: [
-            _Point(name, _DISTRIBUTION, project["version"], target)
+            _InstalledEntry(name, _DISTRIBUTION, project["version"], target)
             for name, target in groups.get(f"patchline.{kind}s", {}).items()
         ]
         for kind in KINDS

@@ -31,7 +31,7 @@ from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.table_cells import printable, table_cell
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.packaging.judging import Judged
+from patchline.pipeline.packaging.judging import JudgedImage
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.prediction.image_files import (
     ImageFile,
@@ -59,7 +59,7 @@ from patchline.pipeline.prediction.prediction_parts import (
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import read_lines, write_lines
-from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
+from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
 
 SUFFIXES = (".csv", ".parquet")
 _BATCH = 16
@@ -97,7 +97,7 @@ class _PredictedBatch(NamedTuple):
     files: list[ImageFile]
     errors: list[str | None]
     probabilities_RK: np.ndarray[Any, Any]
-    judged: list[Judged]
+    judged: list[JudgedImage]
     """What is said about the readable images beside their probabilities."""
 
 
@@ -240,7 +240,7 @@ def _fill_by_workers(
                 "archives": tuple(_archives_of(images)),
                 "rows": folder / _ROWS_FILE,
             }
-            jobs.append(Part[PredictedPart](folder, job.model_copy(update=own)))
+            jobs.append(JobPart[PredictedPart](folder, job.model_copy(update=own)))
         done = [0] * divided
 
         def see(number: int, event: Event) -> None:
@@ -371,7 +371,7 @@ def _predict_batch(
             reason = printable(str(error))
         errors.append(reason)
     probabilities_RK = np.empty((0, len(model.classes)), np.float32)
-    judged: list[Judged] = []
+    judged: list[JudgedImage] = []
     if pixels:
         probabilities_RK, judged = model.judged(pixels, coverage)
     return _PredictedBatch(files, errors, probabilities_RK, judged)

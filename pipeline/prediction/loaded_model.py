@@ -13,7 +13,7 @@ from PIL import Image as PillowImage
 
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.packaging.judging import Judged
+from patchline.pipeline.packaging.judging import JudgedImage
 from patchline.pipeline.packaging.packaged_model import PackagedModel, images_of
 from patchline.pipeline.prediction.image_files import (
     ImageFile,
@@ -131,7 +131,7 @@ class Model:
             if reason is not None and errors == "raise":
                 raise DataError(_unreadable(each.name, reason))
             reasons.append(reason)
-        rows: Iterator[tuple[np.ndarray[Any, Any], Judged]] = iter(())
+        rows: Iterator[tuple[np.ndarray[Any, Any], JudgedImage]] = iter(())
         if pixels:
             rows = zip(*self._package.judged(pixels, coverage), strict=True)
         for each, reason in zip(batch, reasons, strict=True):

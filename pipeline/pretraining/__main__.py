@@ -22,10 +22,10 @@ from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.pretraining.job import (
-    Picture,
     PicturedImage,
     PretrainingJob,
     PretrainingResult,
+    ViewFile,
 )
 from patchline.pipeline.training.recipe.objectives import build_objective, load_trained
 from patchline.pipeline.workers.event_log import EventWriter
@@ -97,7 +97,7 @@ def _written(
             encoded = cv2.imencode(".png", np.ascontiguousarray(pixels[:, :, ::-1]))[1]
             with replacing(folder / name) as temporary:
                 temporary.write_bytes(encoded.tobytes())
-            views.append(Picture(title=title, file=name))
+            views.append(ViewFile(title=title, file=name))
         images.append(PicturedImage(path=path, views=tuple(views)))
     return tuple(images)
 

@@ -25,7 +25,7 @@ class PretrainingJob(FrozenModel):
     folder: Path
 
 
-class Picture(FrozenModel):
+class ViewFile(FrozenModel):
     """The file of one view of one image."""
 
     title: str
@@ -38,7 +38,7 @@ class PicturedImage(FrozenModel):
 
     path: str
     """As in the manifest."""
-    views: tuple[Picture, ...]
+    views: tuple[ViewFile, ...]
 
 
 class PretrainingResult(FrozenModel):

@@ -29,7 +29,7 @@ from patchline.pipeline.models.inference import Transfers, logits_of_batch
 from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.linear_head import evaluating
 from patchline.pipeline.probing.shared_batches import (
-    Group,
+    BatchGroup,
     agreed,
     computed_in_turn,
     locked_for,
@@ -95,7 +95,7 @@ class FeatureStore:
     piece_seconds: float = _PIECE_SECONDS
     contents: tuple[str, ...] = ()
     network: str = ""
-    group: Group | None = None
+    group: BatchGroup | None = None
 
     def remaining(self) -> int:
         """Return the number of images whose features are not stored yet, or are damaged."""
@@ -138,7 +138,7 @@ class FeatureStore:
             kept_files.send_array(array.file)
             return array.opened()
 
-    def _assist(self, group: Group) -> Floats:
+    def _assist(self, group: BatchGroup) -> Floats:
         """Compute this process's share of what the first one lacks, and return no features."""
         wait_for_lock(group)
         with evaluating(self.model):
@@ -205,7 +205,7 @@ class FeatureStore:
             yield start, self._of_batch(start, stored)
 
     def _together(
-        self, group: Group, starts: list[int], stored: EarlierRows | None
+        self, group: BatchGroup, starts: list[int], stored: EarlierRows | None
     ) -> Iterator[tuple[int, Batch]]:
         """Compute whole batches in turn, and yield all of them in the first process of a group."""
 

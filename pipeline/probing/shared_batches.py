@@ -19,7 +19,7 @@ _HEARD_SECONDS = 20.0
 """How often the other processes of a group hear from the first one while it waits."""
 
 
-class Group(Protocol):
+class BatchGroup(Protocol):
     """Processes that compute batches together, as one of them sees it.
 
     Attributes:
@@ -38,7 +38,7 @@ class Group(Protocol):
 
 
 @contextmanager
-def locked_for(group: Group | None, file: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def locked_for(group: BatchGroup | None, file: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold a lock; the first process of a group waits for the whole group.
 
     The others, in `wait_for_lock`, hear from it all the time. Otherwise they would take it for
@@ -58,13 +58,13 @@ def locked_for(group: Group | None, file: Path, on_wait: Callable[[], None]) -> 
             on_wait()
 
 
-def wait_for_lock(group: Group) -> None:
+def wait_for_lock(group: BatchGroup) -> None:
     """Wait until the first process of a group holds the lock, in the others."""
     while not all(group.numbers_of_first(0)):
         pass
 
 
-def agreed(group: Group | None, starts: list[int]) -> list[int]:
+def agreed(group: BatchGroup | None, starts: list[int]) -> list[int]:
     """Return the starts of batches that the first process of a group passes, to all of it."""
     if group is None:
         return starts
@@ -74,7 +74,7 @@ def agreed(group: Group | None, starts: list[int]) -> list[int]:
 
 
 def computed_in_turn(
-    group: Group,
+    group: BatchGroup,
     starts: Sequence[int],
     like: torch.Tensor,
     compute: Callable[[int], torch.Tensor],

@@ -20,7 +20,7 @@ from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.alias_lock import claimed, machine_lock
-from patchline.pipeline.registry.approval.answer import Answer
+from patchline.pipeline.registry.approval.answer import ApprovalAnswer
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.gate_evaluation import GateEvaluation, evaluate_gates
 from patchline.pipeline.registry.history import CHALLENGER, CHAMPION, Action, AliasChange, Proposal
@@ -59,7 +59,7 @@ class Request:
     """Why failed gates are overruled; none if they are respected."""
     only_first: bool = False
     """Promote only the first champion of a model, as a run does unless `automatic` is set."""
-    answer: Answer | None = None
+    answer: ApprovalAnswer | None = None
     """Of the approver; a rejection is recorded like a failed gate."""
     answered_against: str | None = None
     """The champion that the approver saw; an approval holds against no other one."""

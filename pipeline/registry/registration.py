@@ -77,7 +77,7 @@ def logged_model(run: TrackedRun, name: str, model_type: str = "image-classifier
     return model_id
 
 
-class Report(Protocol):
+class ReportedMetrics(Protocol):
     """Metrics of a version of the data."""
 
     @property
@@ -92,7 +92,7 @@ class Report(Protocol):
 
 
 def log_report_metrics(
-    run: TrackedRun, model_id: str | None, report: Report, dataset_name: str
+    run: TrackedRun, model_id: str | None, report: ReportedMetrics, dataset_name: str
 ) -> None:
     """Log a report's metrics on the run, linked to the data, and to the model if it is one."""
     _log_estimates(run, model_id, report.metrics, report.data_fingerprint, dataset_name)

@@ -89,7 +89,7 @@ def registry_reader() -> RegistryReader:
     if registry := os.environ.get(_REGISTRY):
         uri = without_login(absolute_store(registry))
     if uri.startswith(("http://", "https://")):
-        return _Server(uri.rstrip("/"))
+        return _MlflowServer(uri.rstrip("/"))
     file = sqlite_path(uri)
     if file is not None:
         return _SqliteFile(file)
@@ -169,7 +169,7 @@ class _Database:
             raise _away(self._uri, error) from error
 
 
-class _Server:
+class _MlflowServer:
     """An MLflow server."""
 
     def __init__(self, url: str) -> None:

@@ -26,8 +26,8 @@ from patchline.pipeline.evaluation.answers_report import (
     NO_FEATURES,
     SAME_IMAGES,
     AnswersReport,
-    Measured,
     MeasuredImages,
+    PredictedImages,
     checked_answers,
 )
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
@@ -483,7 +483,7 @@ def _answers(
         if promised in {each.coverage for each in rules.thresholds}:
             rules = rules.model_copy(update={"coverage": promised})
     rows = np.arange(len(predictions.labels_N))
-    quality, why = Measured(images, rows, {}).quality(rows), NO_FEATURES
+    quality, why = PredictedImages(images, rows, {}).quality(rows), NO_FEATURES
     if distances is not None and rules.far_split == "test":
         kept = load_reference_images(package.files[1].with_name(REFERENCE_IMAGES_FILE))
         is_other_N = ~predictions.table["sha256"].isin(kept.sha256 if kept else ()).to_numpy()

@@ -219,7 +219,7 @@ def _content(file: Path) -> bytes:
     return bytes.fromhex(digest_of(file).sha256)
 
 
-class _Source(NamedTuple):
+class _SourceFile(NamedTuple):
     """What matters of a Python file."""
 
     imports: tuple[str, ...]
@@ -228,7 +228,7 @@ class _Source(NamedTuple):
 
 
 @functools.cache
-def _source(file: Path, _modified: int) -> _Source:
+def _source(file: Path, _modified: int) -> _SourceFile:
     tree = ast.parse(file.read_bytes())
     imports: list[str] = []
     for node in _statements(tree):
@@ -239,7 +239,7 @@ def _source(file: Path, _modified: int) -> _Source:
             imports += [name if _is_module(name) else node.module for name in inner]
         elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [each for each in node.body if not _is_string(each)]
-    return _Source(tuple(imports), hashlib.sha256(ast.dump(tree).encode()).digest())
+    return _SourceFile(tuple(imports), hashlib.sha256(ast.dump(tree).encode()).digest())
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 from patchline.pipeline.local_login import USER
 from patchline.pipeline.local_services import HOST
 from patchline.pipeline.server_access.browser_sessions import Sessions
-from patchline.pipeline.server_access.gate_answers import Answer, refusal, sign_in_page
+from patchline.pipeline.server_access.gate_answers import GateResponse, refusal, sign_in_page
 from patchline.pipeline.server_access.request_headers import (
     READING,
     Headers,
@@ -94,14 +94,14 @@ class Gate:
                 return
         await send({"type": "websocket.close", "code": 1008})
 
-    def _foreign(self, scope: Scope, headers: Headers) -> Answer | None:
+    def _foreign(self, scope: Scope, headers: Headers) -> GateResponse | None:
         """Return the refusal of a request under another host name or from another origin's page."""
         reason = why_foreign(
             scope, headers, self._hosts.__contains__, lambda host: (f"http://{host}",)
         )
         return refusal(HTTPStatus.FORBIDDEN, reason) if reason else None
 
-    def _redirected(self, scope: Scope, headers: Headers) -> Answer | None:
+    def _redirected(self, scope: Scope, headers: Headers) -> GateResponse | None:
         """Return the redirect to the one host name that pages call and sessions are valid for."""
         name = f"{HOST}:{self._guarded.port}"
         if headers["host"] == name or not _is_navigation(scope, headers):
@@ -109,31 +109,31 @@ class Gate:
         query = scope.get("query_string", b"").decode("latin-1")
         path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
         where = f"http://{name}{path}" + (f"?{query}" if query else "")
-        return Answer(HTTPStatus.TEMPORARY_REDIRECT, headers={"location": where})
+        return GateResponse(HTTPStatus.TEMPORARY_REDIRECT, headers={"location": where})
 
-    def _own(self, scope: Scope, headers: Headers) -> Answer | None:
+    def _own(self, scope: Scope, headers: Headers) -> GateResponse | None:
         """Return the answer of an address that the gate itself serves."""
         path, method = scope["path"], scope["method"]
         if path == SESSION:
             known = self._has_credentials(scope, headers)
-            return Answer(HTTPStatus.NO_CONTENT if known else HTTPStatus.UNAUTHORIZED)
+            return GateResponse(HTTPStatus.NO_CONTENT if known else HTTPStatus.UNAUTHORIZED)
         if path == CODES and method == "POST" and self._knows_secret(headers):
             text = json.dumps({"code": self._sessions.new_code()})
-            return Answer(HTTPStatus.CREATED, text, {"content-type": "application/json"})
+            return GateResponse(HTTPStatus.CREATED, text, {"content-type": "application/json"})
         if path == LOGIN and self._guarded.home is not None:
             if method != "GET" or "sec-purpose" in headers:  # a link preview is not a click
                 return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "Open the link in a browser.")
             return self._sign_in(scope, headers, self._guarded.home)
         return None
 
-    def _sign_in(self, scope: Scope, headers: Headers, home: str) -> Answer:
+    def _sign_in(self, scope: Scope, headers: Headers, home: str) -> GateResponse:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         inside = {"location": home}
         if self._sessions.take_code(query.get("code", [""])[0]):
             inside["set-cookie"] = self._sessions.new_cookie(_ends(scope))
         elif not self._has_credentials(scope, headers):
             return sign_in_page("used")
-        return Answer(HTTPStatus.SEE_OTHER, headers=inside)
+        return GateResponse(HTTPStatus.SEE_OTHER, headers=inside)
 
     def _has_credentials(self, scope: Scope, headers: Headers) -> bool:
         if self._knows_secret(headers):
@@ -174,7 +174,7 @@ class Gate:
 
         return sent
 
-    def _without_credentials(self, scope: Scope, headers: Headers) -> Answer:
+    def _without_credentials(self, scope: Scope, headers: Headers) -> GateResponse:
         if self._guarded.home is not None and _is_navigation(scope, headers):
             return sign_in_page("unknown")
         answer = refusal(HTTPStatus.UNAUTHORIZED, "This server requires its secret.")

@@ -62,7 +62,7 @@ look();
 
 
 @dataclass
-class Answer:
+class GateResponse:
     """A short answer to a request."""
 
     status: HTTPStatus
@@ -81,19 +81,21 @@ class Answer:
         await send({"type": "http.response.body", "body": body})
 
 
-def refusal(status: HTTPStatus, reason: str) -> Answer:
+def refusal(status: HTTPStatus, reason: str) -> GateResponse:
     """Return the refusal of a request, as JSON."""
-    return Answer(status, json.dumps({"detail": reason}), {"content-type": "application/json"})
+    return GateResponse(
+        status, json.dumps({"detail": reason}), {"content-type": "application/json"}
+    )
 
 
-def sign_in_page(why: Literal["unknown", "used"]) -> Answer:
+def sign_in_page(why: Literal["unknown", "used"]) -> GateResponse:
     """Return the page that explains how to sign in and reloads once the browser is signed in."""
     nonce = secrets.token_urlsafe(12)
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
         "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
     )
-    return Answer(
+    return GateResponse(
         HTTPStatus.UNAUTHORIZED,
         _PAGE.format(title=_TITLES[why], text=_WORDS[why], nonce=nonce),
         {"content-type": "text/html; charset=utf-8", "content-security-policy": policy},

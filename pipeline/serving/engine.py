@@ -66,7 +66,7 @@ Record = Callable[[Sequence[Image], Sequence[Any]], None]
 
 
 @dataclass(eq=False)
-class Work:
+class PendingRequest:
     """The images of one request, and their answers as far as they are known."""
 
     images: Sequence[Image]
@@ -115,9 +115,9 @@ class Engine:
         self._computing, self._max_batch, self._watch = checked.computing, checked.batch, watch
         self._loop = asyncio.get_running_loop()
         self._retiring = False
-        self._small: FairQueue[tuple[Work, int]] = FairQueue()
-        self._large: FairQueue[tuple[Work, int]] = FairQueue()
-        self._ready: FairQueue[tuple[Work, int, _Decoded]] = FairQueue()
+        self._small: FairQueue[tuple[PendingRequest, int]] = FairQueue()
+        self._large: FairQueue[tuple[PendingRequest, int]] = FairQueue()
+        self._ready: FairQueue[tuple[PendingRequest, int, _Decoded]] = FairQueue()
         self._threads = [
             *(self._thread(f"decode-{each}", self._decode_small) for each in range(decoding)),
             self._thread("decode-large", self._decode_large),
@@ -135,9 +135,9 @@ class Engine:
         """Images that no thread has taken yet."""
         return len(self._small) + len(self._large) + len(self._ready)
 
-    def submit(self, images: Sequence[Image], options: Options) -> Work:
+    def submit(self, images: Sequence[Image], options: Options) -> PendingRequest:
         """Take the images of a request; its future ends with one answer for each, in order."""
-        work = Work(images, options)
+        work = PendingRequest(images, options)
         self.pending += len(images)
         self._small.put(work, [(work, position) for position in range(len(images))])
         return work
@@ -177,7 +177,7 @@ class Engine:
             [(work, position)] = taken
             self._decode(work, position)
 
-    def _decode(self, work: Work, position: int) -> None:
+    def _decode(self, work: PendingRequest, position: int) -> None:
         pixels: _Decoded = ""
         if not work.abandoned:
             began = time.perf_counter()
@@ -201,7 +201,9 @@ class Engine:
                 work.answers[position] = answer
             self._loop.call_soon_threadsafe(self._note, [work for work, _, _ in batch])
 
-    def _note_outputs(self, batch: Sequence[tuple[Work, int]], answers: Sequence[Answer]) -> None:
+    def _note_outputs(
+        self, batch: Sequence[tuple[PendingRequest, int]], answers: Sequence[Answer]
+    ) -> None:
         """Take the outputs out of the answers, and record those of the traffic with its images."""
         outputs = [answer.pop("outputs", None) for answer in answers]
         computed = [
@@ -216,7 +218,7 @@ class Engine:
         except Exception:  # whoever asked gets the answer all the same
             logger.exception("An answer could not be recorded.")
 
-    def _answered(self, batch: list[tuple[Work, _Decoded]]) -> list[Answer]:
+    def _answered(self, batch: list[tuple[PendingRequest, _Decoded]]) -> list[Answer]:
         """Return the answers of a batch; if it fails, those of each image alone."""
         readable = sum(not isinstance(pixels, str) for _, pixels in batch)
         began = time.perf_counter()
@@ -233,7 +235,7 @@ class Engine:
 
     # -- in the event loop ---------------------------------------------------------------------
 
-    def _note(self, works: list[Work]) -> None:
+    def _note(self, works: list[PendingRequest]) -> None:
         self.pending -= len(works)
         for work in works:
             work.left -= 1
@@ -242,7 +244,7 @@ class Engine:
         self._end_if_idle()
 
 
-def _answers(package: PackagedModel, batch: list[tuple[Work, _Decoded]]) -> list[Answer]:
+def _answers(package: PackagedModel, batch: list[tuple[PendingRequest, _Decoded]]) -> list[Answer]:
     """Return the package's answers; what is asked for in the same way is computed together."""
     groups: dict[tuple[bool, bool, float | None], list[int]] = {}
     for position, (work, _) in enumerate(batch):

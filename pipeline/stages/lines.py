@@ -30,7 +30,7 @@ from patchline.pipeline.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
-class Line:
+class Pipeline:
     """The stages of a run in their order, checked when they are put together.
 
     Raises:
@@ -89,17 +89,17 @@ class Line:
         return stage_keys.code(*(module for stage in self.stages for module in stage.modules))
 
 
-CLASSIFIER = Line(
+CLASSIFIER = Pipeline(
     (
         *(READ, CHOOSE_WEIGHTS, INITIAL_WEIGHTS, FIND_TEACHER, PLAN, DECODE),
         *(TEACH, TRAIN, EVALUATE, PACKAGE, REGISTER, PROMOTE),
     )
 )
-ENCODER = Line(
+ENCODER = Pipeline(
     (READ, INITIAL_WEIGHTS, PLAN, DECODE, TRAIN, TEST_ENCODER, PACKAGE_ENCODER, REGISTER, CHALLENGE)
 )
 
 
-def line_of(config: RunConfig) -> Line:
+def line_of(config: RunConfig) -> Pipeline:
     """Return the line of a run: with labels that of a classifier, without that of an encoder."""
     return CLASSIFIER if uses_labels(config) else ENCODER

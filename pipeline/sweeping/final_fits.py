@@ -111,7 +111,7 @@ class TestedFit:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FinalComparison:
     """What the final fits say about the search."""
 
     gain: MetricEstimate
@@ -160,7 +160,7 @@ def winner(trained: Sequence[tuple[PlannedFit, TrainResult]]) -> int:
 
 def compared(
     fits: Sequence[TestedFit], best_validation: float, validation_images: int
-) -> Comparison:
+) -> FinalComparison:
     """Compare the final fits of both settings on the test images.
 
     Args:
@@ -174,7 +174,7 @@ def compared(
     validated = ours[0].groups("validation")
     again = [score_of(fit.trained) for fit in ours]
     nothing = MetricEstimate(value=0.0, low=0.0, high=0.0, n=images)
-    return Comparison(
+    return FinalComparison(
         gain=_gain(theirs, ours, groups) if theirs else nothing,
         best=_mean(ours, images, groups),
         plan=_mean(theirs or ours, images, groups),

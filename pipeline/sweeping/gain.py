@@ -26,7 +26,7 @@ from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
 from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import mean_of_known
-from patchline.pipeline.metrics.multi_label.resampling import Ranking, Sample, draws_for
+from patchline.pipeline.metrics.multi_label.resampling import LabelRanking, Sample, draws_for
 
 Array = np.ndarray[Any, Any]
 _EQUAL_IMAGES = 0.5
@@ -95,7 +95,7 @@ def gain_of_map(
     if not len(ranked):
         return MetricEstimate(value=0.0, low=-1.0, high=1.0, n=images)
     rankings = [
-        [[Ranking.of(each_NK[:, k], labels_NK[:, k]) for k in ranked] for each_NK in fits]
+        [[LabelRanking.of(each_NK[:, k], labels_NK[:, k]) for k in ranked] for each_NK in fits]
         for fits in (before_RNK, after_RNK)
     ]
     whole = np.ones((images, 1), np.uint8)
@@ -158,7 +158,7 @@ def optimism(
     return _estimate(value, half, count)
 
 
-def _map_differences(rankings: list[list[list[Ranking]]], counts_ND: Array) -> Array:
+def _map_differences(rankings: list[list[list[LabelRanking]]], counts_ND: Array) -> Array:
     """Return the differences (R, D) in mAP of each pair of fits in D draws of the images."""
     before, after = (
         np.stack(

@@ -74,7 +74,7 @@ class Liveness(Enum):
     UNKNOWN = "unknown"
 
 
-class _Observation(FrozenModel):
+class _SeenHeartbeat(FrozenModel):
     """A heartbeat as this workspace first saw it."""
 
     beat: str
@@ -84,10 +84,10 @@ class _Observation(FrozenModel):
 
 
 class _Observations(FrozenModel):
-    observations: dict[str, _Observation] = Field(default_factory=dict)
+    observations: dict[str, _SeenHeartbeat] = Field(default_factory=dict)
 
 
-_seen_here: dict[tuple[Path, str], _Observation] = {}
+_seen_here: dict[tuple[Path, str], _SeenHeartbeat] = {}
 """What this process has seen, also where the workspace may not be written."""
 
 
@@ -173,7 +173,7 @@ def of_heartbeat(key: str, beat: str, stale_seconds: float | None = None) -> Liv
         observation = None
     if observation is not None and observation.beat == beat:
         return Liveness.DEAD if now - observation.seconds >= stale else Liveness.UNKNOWN
-    _note(workspace, key, _Observation(beat=beat, clock=clock, seconds=now))
+    _note(workspace, key, _SeenHeartbeat(beat=beat, clock=clock, seconds=now))
     changed = observation is not None and now - observation.seconds < STALE_SECONDS
     return Liveness.ALIVE if changed else Liveness.UNKNOWN
 
@@ -221,7 +221,7 @@ def _clock() -> str:
     return f"{file_locks.running_kernel()} {namespace}"
 
 
-def _read(workspace: Path) -> dict[str, _Observation]:
+def _read(workspace: Path) -> dict[str, _SeenHeartbeat]:
     try:
         text = (workspace / _OBSERVATIONS_FILE).read_text(encoding="utf-8")
         return _Observations.model_validate_json(text).observations
@@ -229,7 +229,7 @@ def _read(workspace: Path) -> dict[str, _Observation]:
         return {}
 
 
-def _note(workspace: Path, key: str, observed: _Observation) -> None:
+def _note(workspace: Path, key: str, observed: _SeenHeartbeat) -> None:
     """Remember a heartbeat, here and in the workspace if there is one.
 
     Two processes may overwrite each other's notes. That only delays a conclusion, because a

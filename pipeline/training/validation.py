@@ -165,7 +165,7 @@ class Validator:
         return outputs[: len(rows)]
 
 
-class Quality(NamedTuple):
+class PredictionQuality(NamedTuple):
     """How well logits predict the truth."""
 
     loss: float
@@ -189,13 +189,13 @@ class Quality(NamedTuple):
         return {f"best_{name}": value for name, value in self.of_record().items()}
 
 
-def quality(logits_NK: torch.Tensor, truth: Truth) -> Quality:
+def quality(logits_NK: torch.Tensor, truth: Truth) -> PredictionQuality:
     """Return how well logits predict class indices (N), or sets of labels (N, K)."""
     if truth.ndim == 2:  # noqa: PLR2004 - sets
         targets_NK = torch.from_numpy(truth).float()
         loss = functional.binary_cross_entropy_with_logits(logits_NK, targets_NK)
         mean = mean_average_precision(logits_NK.numpy(), truth)
-        return Quality(float(loss), None, mean.value, mean.positives)
+        return PredictionQuality(float(loss), None, mean.value, mean.positives)
     labels_N = torch.from_numpy(truth)
     loss = functional.cross_entropy(logits_NK, labels_N)
-    return Quality(float(loss), float((logits_NK.argmax(1) == labels_N).float().mean()))
+    return PredictionQuality(float(loss), float((logits_NK.argmax(1) == labels_N).float().mean()))

@@ -20,8 +20,8 @@ from patchline.pipeline.visual_guide.story import (
     Bar,
     Bars,
     Chart,
+    ChartLine,
     Figure,
-    Line,
     Step,
     Subject,
     shape_of,
@@ -68,7 +68,9 @@ def _journey(subject: Subject) -> Step:
     if true is not None and true not in best:
         best[-1] = true
     lines = tuple(
-        Line(classes[k], tuple((float(i + 1), float(p)) for i, p in enumerate(readouts_LK[:, k])))
+        ChartLine(
+            classes[k], tuple((float(i + 1), float(p)) for i, p in enumerate(readouts_LK[:, k]))
+        )
         for k in best
     )
     is_multi_label = subject.description.is_multi_label

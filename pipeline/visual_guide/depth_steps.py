@@ -9,7 +9,15 @@ from patchline.pipeline.layers.layer_scale import LayerScale
 from patchline.pipeline.layers.mlp import MLP
 from patchline.pipeline.visual_guide.attention_steps import overlay, token_map
 from patchline.pipeline.visual_guide.pictures import Picture, matrix_uri, sheet_uri, tiled
-from patchline.pipeline.visual_guide.story import Array, Chart, Line, Shape, Step, Subject, shape_of
+from patchline.pipeline.visual_guide.story import (
+    Array,
+    Chart,
+    ChartLine,
+    Shape,
+    Step,
+    Subject,
+    shape_of,
+)
 
 
 def depth_steps(subject: Subject) -> list[Step]:
@@ -76,7 +84,7 @@ def _lengths(subject: Subject) -> Chart:
     if first:
         series.insert(0, (inside.prefix[0], lengths_LN[:, 0]))
     lines = tuple(
-        Line(name, tuple((float(layer), float(v)) for layer, v in enumerate(values)))
+        ChartLine(name, tuple((float(layer), float(v)) for layer, v in enumerate(values)))
         for name, values in series
     )
     return Chart(
@@ -210,7 +218,7 @@ def _reach(subject: Subject) -> Step:
                 "Mean attention distance of each head, in patches; the line is the block's mean",
                 f"From {distances_LA.mean(axis=1)[0]:.2f} patches in block 1 to "
                 f"{distances_LA.mean(axis=1)[-1]:.2f} in block {len(distances_LA)}",
-                (Line("each head", dots, joined=False), Line("mean of the block", means)),
+                (ChartLine("each head", dots, joined=False), ChartLine("mean of the block", means)),
                 float(distances_LA.max()),
                 "block",
             ),

@@ -47,7 +47,7 @@ class ImageToExplain(NamedTuple):
     """Its true label, if that is known; with a multi-label model, the label to explain."""
 
 
-class Answer(NamedTuple):
+class ModelAnswer(NamedTuple):
     """What the model answered for an image."""
 
     image: str
@@ -94,7 +94,7 @@ def explain(
     *,
     occlusion: bool = True,
     on_progress: Progress | None = None,
-) -> list[Answer]:
+) -> list[ModelAnswer]:
     """Write the visual guide to one image, or to two side by side.
 
     Args:
@@ -122,17 +122,17 @@ def explain(
     ]
 
 
-def _answer(file: str, subject: Subject, label: str | None) -> Answer:
+def _answer(file: str, subject: Subject, label: str | None) -> ModelAnswer:
     classes, probabilities_K = subject.description.classes, subject.traced.probabilities_K
     if not subject.description.is_multi_label:
         probability = float(probabilities_K[subject.traced.predicted])
-        return Answer(file, subject.predicted, probability, label)
+        return ModelAnswer(file, subject.predicted, probability, label)
     given = tuple(
         {"label": classes[k], "probability": float(probabilities_K[k])} for k in subject.labels
     )
     first: dict[str, Any] = given[0] if given else {"label": None, "probability": None}
     explained = classes[subject.attributions.label]
-    return Answer(file, first["label"], first["probability"], None, given, explained)
+    return ModelAnswer(file, first["label"], first["probability"], None, given, explained)
 
 
 def write_guide(subjects: Sequence[Subject], model_name: str, out: Path) -> None:

@@ -53,7 +53,7 @@ class Bars:
     live: str = ""
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A line of a chart; without a line, only its dots are drawn."""
 
     name: str
@@ -67,7 +67,7 @@ class Chart:
 
     caption: str
     alt: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     top: float
     """The largest value of the vertical axis, which begins at 0."""
     unit: str

@@ -22,7 +22,7 @@ _PARTS_FOR_EACH = 2
 
 
 @dataclass(frozen=True)
-class Part(Generic[Result]):
+class JobPart(Generic[Result]):
     """One part of a job."""
 
     folder: Path
@@ -43,7 +43,7 @@ def number_of_parts(resources: Resources, units: int, fewest: int) -> int:
 
 def run_parts(
     module: str,
-    parts: Sequence[Part[Result]],
+    parts: Sequence[JobPart[Result]],
     result_class: type[Result],
     on_event: Callable[[int, Event], None],
     resources: Resources = Resources(),  # noqa: B008 - a frozen value

@@ -82,7 +82,7 @@ def local_path(path: str, *, whole: bool = True) -> str:
     Args:
         path: an address, or any other path, which is returned as it is.
         whole: whether an archive is downloaded, too. Otherwise, a placeholder may stand for it,
-            which `open_archive` and `SharedFile` read by ranges, and nothing else can.
+            which `open_archive` and `OpenFile` read by ranges, and nothing else can.
 
     Raises:
         ConfigError: if the address or the credentials are wrong.

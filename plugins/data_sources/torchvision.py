@@ -64,14 +64,14 @@ _SAMPLED = 50
 """About how many images of a part tell its files from others of the same number."""
 
 
-class TorchvisionConfig(PluginConfig):
+class TorchvisionDataConfig(PluginConfig):
     """Settings of the data set."""
 
     download: bool = False
     """Whether to download files that are not there."""
 
 
-class _Part(NamedTuple):
+class _SplitDataset(NamedTuple):
     """A data set object for one split."""
 
     folder: str
@@ -82,7 +82,7 @@ class _Part(NamedTuple):
 class TorchvisionData:
     """List the images of a data set of torchvision."""
 
-    def __init__(self, config: TorchvisionConfig, context: SourceContext) -> None:
+    def __init__(self, config: TorchvisionDataConfig, context: SourceContext) -> None:
         self.config, self.work_dir = config, context.work_dir
         given = Path(context.path or "").expanduser()
         self.name, self.root = given.name, given.parent if given.parent.name else Path(_ROOT)
@@ -108,15 +108,15 @@ class TorchvisionData:
             mirror_symmetric=False if self.name in _NOT_SYMMETRIC else None,
         )
 
-    def _parts(self) -> Iterator[_Part]:
+    def _parts(self) -> Iterator[_SplitDataset]:
         if self.name in _BY_FLAG:
             for name in _TRAIN_AND_TEST:
-                yield _Part(name, self._opened(train=name == "train"))
+                yield _SplitDataset(name, self._opened(train=name == "train"))
         elif self.name in _BY_SPLIT:
             for name in _BY_SPLIT[self.name]:
-                yield _Part(name, self._opened(split=name))
+                yield _SplitDataset(name, self._opened(split=name))
         else:
-            yield _Part("", self._opened())
+            yield _SplitDataset("", self._opened())
 
     def _opened(self, **split: Any) -> Any:
         from torchvision import datasets
@@ -142,7 +142,7 @@ class TorchvisionData:
                 "--data.download to download them."
             ) from error
 
-    def _key(self, parts: list[_Part]) -> str:
+    def _key(self, parts: list[_SplitDataset]) -> str:
         contents = [(part.folder, len(part.content), _sample(part.content)) for part in parts]
         facts = [self.name, str(self.root.resolve()), *contents]
         return hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -157,7 +157,7 @@ def _sample(content: Any) -> str:
     return digest.hexdigest()
 
 
-def _write(parts: list[_Part], to: Path) -> None:
+def _write(parts: list[_SplitDataset], to: Path) -> None:
     """Write every image as a PNG file, in a folder of its split and its class."""
     with zipfile.ZipFile(to, "w", zipfile.ZIP_STORED) as archive:
         for folder, content in parts:
@@ -207,7 +207,7 @@ def _write_example(folder: Path) -> str:
 plugin = DataSourcePlugin(
     summary="A data set of torchvision, such as CIFAR10, from its files",
     paper="",
-    config_class=TorchvisionConfig,
+    config_class=TorchvisionDataConfig,
     build=TorchvisionData,
     example=_write_example,
 )

@@ -31,7 +31,7 @@ class Layers(NamedTuple):
     kernel_size: int
 
 
-class CctConfig(PluginConfig):
+class CctTokenizerConfig(PluginConfig):
     """Size of the convolutional tokenizer."""
 
     num_layers: Annotated[int, Field(ge=1, le=8)] | None = None
@@ -106,7 +106,7 @@ def _default_num_layers(side: int, kernel_size: int) -> int:
     return max(1, min(wanted, most))
 
 
-def build(config: CctConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
+def build(config: CctTokenizerConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer: convolve, rectify and pool in each step."""
     from torch import nn
 
@@ -133,6 +133,6 @@ def build(config: CctConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
 plugin = PatchEmbeddingPlugin(
     summary="Convolution, ReLU and max-pooling, once or several times",
     paper="arXiv 2104.05704, section 3.2",
-    config_class=CctConfig,
+    config_class=CctTokenizerConfig,
     build=build,
 )

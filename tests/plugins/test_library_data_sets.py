@@ -23,7 +23,7 @@ from patchline.plugins.data_sources import torchvision as source
 
 def listed(path: str, work: Path, **settings: Any) -> Any:
     """Return what the source lists for the name behind `torchvision:`."""
-    config = source.TorchvisionConfig(**settings)
+    config = source.TorchvisionDataConfig(**settings)
     return source.plugin.build(config, SourceContext(path, work)).list_images()
 
 

@@ -72,7 +72,7 @@ class StreamedOrder:
             self._ended.set()
             fetcher.shutdown(wait=False, cancel_futures=True)
 
-    def _divided(self) -> Iterator[_Page]:
+    def _divided(self) -> Iterator[_OrderPage]:
         """Yield pages; beyond the last step, of one batch each, which is not fetched ahead."""
         self._whole.on_window = self._mark_window
         batches, step = iter(self._order), self._whole.first_step
@@ -88,7 +88,7 @@ class StreamedOrder:
                 if is_end or not is_ahead or step == self._last_step():
                     break
                 page.append(batch)
-            yield _Page(page, is_ahead)
+            yield _OrderPage(page, is_ahead)
 
     def _mark_window(self, _draws: Rows) -> None:
         self._begins_window = True
@@ -107,13 +107,13 @@ class StreamedOrder:
             if isinstance(images, StreamedImages):
                 yield part, images.records, own
 
-    def _fetch(self, number: int, page: _Page) -> None:
+    def _fetch(self, number: int, page: _OrderPage) -> None:
         if page.is_ahead:
             for part, records, own in self._parts(self._rows_of(page.batches)):
                 self._pages.fetch(number, part, records, own, self._ended.is_set)
 
 
-class _Page(NamedTuple):
+class _OrderPage(NamedTuple):
     batches: list[Batch]
     is_ahead: bool
     """Whether its images are fetched before they are needed."""

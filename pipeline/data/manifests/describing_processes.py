@@ -37,7 +37,7 @@ from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
 from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import read_lines, write_lines
-from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
+from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
 from patchline.plugin_api import ListedImage
 
 _BATCH = 100
@@ -46,7 +46,7 @@ Files = Sequence[tuple[ListedImage, bool]]
 """Files, and whether each is wanted."""
 
 
-class KeptImages:
+class KeptImageArray:
     """An array of the prepared store's format that images are decoded into, by any process.
 
     Args:
@@ -100,7 +100,7 @@ def rows_of(
     files: Files,
     on_image: OnImage | None = None,
     fewest: int = FEWEST_FILES,
-    kept: KeptImages | None = None,
+    kept: KeptImageArray | None = None,
 ) -> Iterator[Row]:
     """Yield the row of each file, in their order.
 
@@ -119,7 +119,7 @@ def rows_of(
 
 
 def _rows_by_workers(
-    root: Path, files: Files, kept: KeptImages | None, divided: int
+    root: Path, files: Files, kept: KeptImageArray | None, divided: int
 ) -> Iterator[Row]:
     """Yield the rows that workers write, each of a range of the files."""
     scratch_place = workspace_folder.place()
@@ -137,7 +137,7 @@ def _rows_by_workers(
                 shape=kept.size if kept else None,
                 resize=kept.resize if kept else None,
             )
-            parts.append(Part[PartDescribed](folder, job))
+            parts.append(JobPart[PartDescribed](folder, job))
         results = run_parts(MODULE, parts, PartDescribed, lambda *_: None, RESOURCES)
         with closing(results):
             for first, part, _ in zip(bounds[:-1], parts, results, strict=True):
@@ -152,7 +152,7 @@ def rows_in_process(
     files: Files,
     on_image: OnImage | None = None,
     fewest: int = FEWEST_FILES,
-    kept: KeptImages | None = None,
+    kept: KeptImageArray | None = None,
 ) -> Iterator[Row]:
     """Yield the row of each file, in their order, described on this machine; see `rows_of`."""
 
@@ -179,7 +179,7 @@ def rows_in_process(
                 yield row or row_of(place)
 
 
-def _described(root: Path, kept: KeptImages | None, question: list[Any]) -> list[Row | None]:
+def _described(root: Path, kept: KeptImageArray | None, question: list[Any]) -> list[Row | None]:
     return [
         describe_small(
             root,
@@ -193,7 +193,7 @@ def _described(root: Path, kept: KeptImages | None, question: list[Any]) -> list
 
 def _prepared(job: list[Any]) -> Callable[[Any], Any]:
     root, *kept = job
-    images = KeptImages(Path(kept[0]), kept[1]) if kept else None
+    images = KeptImageArray(Path(kept[0]), kept[1]) if kept else None
     return partial(_described, Path(root), images)
 
 

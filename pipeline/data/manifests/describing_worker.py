@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from patchline.pipeline.data.manifests.describing import Row
 from patchline.pipeline.data.manifests.describing_job import DescribingJob, PartDescribed
-from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_in_process
+from patchline.pipeline.data.manifests.describing_processes import KeptImageArray, rows_in_process
 from patchline.pipeline.data.reading.image_root import exists
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import missing_data
@@ -30,7 +30,7 @@ def describe_part(job: DescribingJob, events: EventWriter) -> PartDescribed:
     files = [(ListedImage(*listed), wanted) for listed, wanted in read_lines(job.files)]
     kept = None
     if job.kept and job.shape and job.resize:
-        kept = KeptImages.of_size(job.kept, (len(files), *job.shape), job.resize)
+        kept = KeptImageArray.of_size(job.kept, (len(files), *job.shape), job.resize)
 
     def counted() -> Iterator[Row]:
         for done, row in enumerate(rows_in_process(job.root, files, kept=kept), 1):

@@ -19,7 +19,7 @@ import pandas as pd
 
 from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.manifests.describing import OnImage, Row, empty_row
-from patchline.pipeline.data.manifests.describing_processes import Files, KeptImages, rows_of
+from patchline.pipeline.data.manifests.describing_processes import Files, KeptImageArray, rows_of
 from patchline.pipeline.data.manifests.label_task import is_labelled
 from patchline.pipeline.data.manifests.scan_memory import DESCRIBED, Facts, ScanMemory
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
@@ -41,7 +41,7 @@ _ROWS_AT_ONCE = 1 << 16
 class OpenDraft(Protocol):
     """Keeps the images of one scan while they are decoded."""
 
-    images: KeptImages
+    images: KeptImageArray
 
     def finish(self, rows: Sequence[Row]) -> None:
         """Keep the images of these rows, which are all of the scan, for the prepared store."""

@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from patchline.pipeline.data.near_duplicates.picture_vectors import View, fine_vectors, vectors
+from patchline.pipeline.data.near_duplicates.picture_vectors import (
+    PictureView,
+    fine_vectors,
+    vectors,
+)
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
 from patchline.pipeline.data.reading.child_processes import processors
@@ -26,7 +30,7 @@ Progress = Callable[[str, int, int], None]
 class Search(NamedTuple):
     """A view of the images that is looked up, and how similar its candidates have to be."""
 
-    view: View
+    view: PictureView
     similarity: float
     shifts: tuple[float, ...]
     """By how much the aligned part may begin elsewhere, in fractions of a side."""
@@ -36,15 +40,15 @@ class Search(NamedTuple):
 
 _FINE = (-0.045, -0.03, -0.015, 0.0, 0.015, 0.03, 0.045)
 SEARCHES = (
-    Search(View(0, 0, 1), 0.86, (0.0,), (1.0,)),
-    Search(View(0, 0, 1, mirrored=True), 0.86, (0.0,), (1.0,)),
+    Search(PictureView(0, 0, 1), 0.86, (0.0,), (1.0,)),
+    Search(PictureView(0, 0, 1, mirrored=True), 0.86, (0.0,), (1.0,)),
     *(
-        Search(View(top, left, 0.8), 0.76, _FINE, (0.78, 0.8, 0.82))
+        Search(PictureView(top, left, 0.8), 0.76, _FINE, (0.78, 0.8, 0.82))
         for top in (0.02, 0.1, 0.18)
         for left in (0.02, 0.1, 0.18)
     ),
     *(
-        Search(View(top, left, 0.9), 0.8, _FINE, (0.87, 0.9, 0.93))
+        Search(PictureView(top, left, 0.9), 0.8, _FINE, (0.87, 0.9, 0.93))
         for top in (0.02, 0.08)
         for left in (0.02, 0.08)
     ),
@@ -146,11 +150,11 @@ def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -
 
 def _aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
     original = thumbnails.take(whole)
-    originals = fine_vectors(thumbnails.take(part), View(0, 0, 1))
+    originals = fine_vectors(thumbnails.take(part), PictureView(0, 0, 1))
     similarity = np.full(len(whole), -1.0, np.float32)
     for side in search.sides:
         for top, left in _places(search, side):
-            view = View(top, left, side, search.view.mirrored)
+            view = PictureView(top, left, side, search.view.mirrored)
             similarity = np.maximum(
                 similarity, (originals * fine_vectors(original, view)).sum(axis=1)
             )

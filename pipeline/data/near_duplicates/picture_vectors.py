@@ -29,7 +29,7 @@ _NO_COLOR = 128
 _BLOCK = 8_192
 
 
-class View(NamedTuple):
+class PictureView(NamedTuple):
     """A part of an image, in fractions of its sides."""
 
     top: float
@@ -38,7 +38,7 @@ class View(NamedTuple):
     mirrored: bool = False
 
 
-def vectors(thumbnails: Thumbnails, view: View, rows: Array | None = None) -> Array:
+def vectors(thumbnails: Thumbnails, view: PictureView, rows: Array | None = None) -> Array:
     """Return the vectors to search by, of one view of some or all images: float32 (N, D)."""
     if rows is None:
         rows = np.arange(len(thumbnails.luma_NHW))
@@ -50,7 +50,7 @@ def vectors(thumbnails: Thumbnails, view: View, rows: Array | None = None) -> Ar
         return np.concatenate(list(pool.map(block, range(0, max(1, len(rows)), _BLOCK))))
 
 
-def fine_vectors(thumbnails: Thumbnails, view: View) -> Array:
+def fine_vectors(thumbnails: Thumbnails, view: PictureView) -> Array:
     """Return the vectors that decide, with more details: float32 (N, D)."""
     return _vectors(thumbnails, view, COMPARED, DETAIL_POWER)
 
@@ -71,7 +71,7 @@ def _normalized(rows_ND: Array) -> Array:
 
 
 def _vectors(
-    thumbnails: Thumbnails, view: View, frequencies: tuple[int, int], power: float
+    thumbnails: Thumbnails, view: PictureView, frequencies: tuple[int, int], power: float
 ) -> Array:
     luma, chroma = frequencies
     planes = [

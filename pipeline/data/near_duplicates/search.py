@@ -30,7 +30,7 @@ from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
+from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
@@ -110,7 +110,7 @@ def _by_workers(
             folder = Path(scratch) / f"part-{number}"
             views = tuple(range(len(SEARCHES))[number::divided])
             job = ComparingJob(images=images, views=views, pairs=folder / "pairs.npy")
-            parts.append(Part[PartCompared](folder, job))
+            parts.append(JobPart[PartCompared](folder, job))
         with closing(run_parts(MODULE, parts, PartCompared, tell, RESOURCES)) as results:
             for _ in results:
                 pass

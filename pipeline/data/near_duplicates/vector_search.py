@@ -110,7 +110,7 @@ def _best(rows: Array, columns: Array, values: Array, most: int) -> tuple[Array,
     return rows, columns, values
 
 
-class _Level(NamedTuple):
+class _TreeLevel(NamedTuple):
     """Centres of regions or, on the last level, of cells."""
 
     centres_KD: Array
@@ -132,7 +132,7 @@ class _Cells:
         sample = vectors_ND[np.sort(generator.choice(len(vectors_ND), size, replace=False))]
         depth = 1 if cells <= _UNDIVIDED else math.ceil(math.log(cells, _BRANCHES))
         centres = _centres(sample, round(cells ** (1 / depth)), generator)
-        self._levels = [_Level(centres, np.array([0, len(centres)]))]
+        self._levels = [_TreeLevel(centres, np.array([0, len(centres)]))]
         for number in range(2, depth + 1):
             self._divide(sample, round(cells ** (number / depth)), generator)
 
@@ -147,7 +147,7 @@ class _Cells:
             _centres(sample_ND[order[ends[number] : ends[number + 1]]], count, generator)
             for number, count in enumerate(counts)
         ]
-        level = _Level(np.concatenate(below), np.cumsum([0, *map(len, below)]))
+        level = _TreeLevel(np.concatenate(below), np.cumsum([0, *map(len, below)]))
         self._levels.append(level)
         for _ in range(_ROUNDS):
             _move(level.centres_KD, sample_ND, self.nearest(sample_ND, 1).ravel())
@@ -176,7 +176,7 @@ class _Cells:
             return np.concatenate(list(pool.map(of_block, starts)))
 
 
-def _nearest_below(block_BD: Array, above_BP: Array, level: _Level, count: int) -> Array:
+def _nearest_below(block_BD: Array, above_BP: Array, level: _TreeLevel, count: int) -> Array:
     """Return the nearest centres (B, k) of each vector below some centres of the level above."""
     probes, widest = above_BP.shape[1], int(np.diff(level.starts).max())
     similar_BPK = np.full((*above_BP.shape, widest), -np.inf, np.float32)

@@ -23,7 +23,7 @@ _BLURRED, _BLURRED_PART = 0.3, 1 / 3
 _FEWEST_TO_COMPARE = 10
 
 
-class Quality(NamedTuple):
+class ImageQuality(NamedTuple):
     """Measures of one image, or arrays of those of several."""
 
     brightest: Any
@@ -53,7 +53,7 @@ def shrunk(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return cv2.resize(np.ascontiguousarray(image_HWC), size, interpolation=cv2.INTER_AREA)
 
 
-def quality_of(image_HWC: np.ndarray[Any, Any]) -> Quality:
+def quality_of(image_HWC: np.ndarray[Any, Any]) -> ImageQuality:
     """Measure an image of 8 bits, grey or RGB; of other bands, their mean."""
     return quality_of_grey(as_grey(shrunk(image_HWC)))
 
@@ -69,12 +69,12 @@ def as_grey(image_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return mean_HW
 
 
-def quality_of_grey(grey_HW: np.ndarray[Any, Any]) -> Quality:
+def quality_of_grey(grey_HW: np.ndarray[Any, Any]) -> ImageQuality:
     """Measure grey values of 8 bits."""
-    return Quality(*_light(grey_HW), _sharpness(grey_HW))
+    return ImageQuality(*_light(grey_HW), _sharpness(grey_HW))
 
 
-def limits_among(images: Quality) -> QualityLimits:
+def limits_among(images: ImageQuality) -> QualityLimits:
     """Return what counts as dark or blurred, given the measures (N) of a data set's images.
 
     Data that are dark by nature, such as night skies, have no dark images; too few images tell no
@@ -91,7 +91,7 @@ def limits_among(images: Quality) -> QualityLimits:
     return QualityLimits(limit, min(_BLURRED, float(np.median(others)) * _BLURRED_PART))
 
 
-def fault_of(image: Quality, limits: QualityLimits) -> str:
+def fault_of(image: ImageQuality, limits: QualityLimits) -> str:
     """Return the first of `blank`, `dark` and `blurred` that an image is, or nothing."""
     if is_blank(image):
         return BLANK
@@ -102,12 +102,12 @@ def fault_of(image: Quality, limits: QualityLimits) -> str:
     return ""
 
 
-def faults(images: Quality, limits: QualityLimits) -> list[str]:
+def faults(images: ImageQuality, limits: QualityLimits) -> list[str]:
     """Return the fault of each image, given their measures as arrays (N)."""
-    return [fault_of(Quality(*image), limits) for image in zip(*images, strict=True)]
+    return [fault_of(ImageQuality(*image), limits) for image in zip(*images, strict=True)]
 
 
-def is_blank(images: Quality) -> Any:
+def is_blank(images: ImageQuality) -> Any:
     """Return which images show a single colour."""
     return (images.contrast < _BLANK_CONTRAST) | (images.entropy < _BLANK_ENTROPY)
 

@@ -20,7 +20,7 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.image_size import are_grey, default_image_size
 from patchline.pipeline.data.manifests.describing import Row
-from patchline.pipeline.data.manifests.describing_processes import Files, KeptImages
+from patchline.pipeline.data.manifests.describing_processes import Files, KeptImageArray
 from patchline.pipeline.data.manifests.scan_memory import digest_of_root
 from patchline.pipeline.data.pixel_values.file_summary import FileSummary
 from patchline.pipeline.data.reading.child_processes import threads
@@ -90,7 +90,9 @@ class ScanDraft:
         except OSError as error:  # the images are then decoded once more
             logger.debug("no images are kept while they are read: %s", error)
             return None
-        return OpenScanDraft(folder, spec, self._root, KeptImages(held.images.file, spec.resize))
+        return OpenScanDraft(
+            folder, spec, self._root, KeptImageArray(held.images.file, spec.resize)
+        )
 
     def _certain_format(self, files: Files) -> StoreSpec | None:
         """Return the format that the store will have, if a few headers show it."""
@@ -134,7 +136,7 @@ class OpenScanDraft:
         images: gets them.
     """
 
-    def __init__(self, folder: Path, spec: StoreSpec, root: Path, images: KeptImages) -> None:
+    def __init__(self, folder: Path, spec: StoreSpec, root: Path, images: KeptImageArray) -> None:
         self._folder, self._spec, self._root = folder, spec, root
         self.images = images
 

@@ -45,7 +45,7 @@ from patchline.pipeline.files.earlier_rows import EarlierRows
 from patchline.pipeline.files.finished_pieces import Piece
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import write_lines
-from patchline.pipeline.workers.worker_parts import Part, number_of_parts, run_parts
+from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
 
 _PACKED = "-packed"
 _FILES_FILE, _IMAGES_FILE = "files.jsonl", "images.npy"
@@ -232,7 +232,7 @@ class DecodedBuild(StoreBuild):
         for shard in waiting:  # whose last rows were copied
             files.finished.add(shard)
 
-    def _part(self, folder: Path, rows: Sequence[int]) -> Part[PartDecoded]:
+    def _part(self, folder: Path, rows: Sequence[int]) -> JobPart[PartDecoded]:
         spec, stored = self.spec, map(self._stored_image, rows)
         job = DecodingJob(
             root=self.root.absolute(),
@@ -242,7 +242,7 @@ class DecodedBuild(StoreBuild):
             resize=spec.resize,
             mapping=spec.mapping.json(),
         )
-        return Part(folder, job)
+        return JobPart(folder, job)
 
 
 class PackedBuild(StoreBuild):

@@ -109,7 +109,7 @@ class Records(NamedTuple):
     data: Bytes
 
 
-class _Request(NamedTuple):
+class _ShardRange(NamedTuple):
     """A range of a shard that holds some of the records in question."""
 
     shard: int
@@ -170,7 +170,7 @@ class StreamedRecords:
         data: Bytes = np.empty(int(starts[-1]), np.uint8)
         records = Records(ordered, starts, data)
 
-        def fetch(request: _Request) -> None:
+        def fetch(request: _ShardRange) -> None:
             self._fetch(request, positions, records)
 
         requests = list(self._requests(positions))
@@ -181,7 +181,7 @@ class StreamedRecords:
                 done.result()
         return records
 
-    def _requests(self, positions: Rows) -> Iterator[_Request]:
+    def _requests(self, positions: Rows) -> Iterator[_ShardRange]:
         """Yield the ranges that hold these positions, which are sorted."""
         if not len(positions):
             return
@@ -195,10 +195,12 @@ class StreamedRecords:
         for last in range(len(positions)):
             is_end = last + 1 == len(positions) or not is_joined[last]
             if is_end or ends[last + 1] - begins[first] > _MOST_AT_ONCE:
-                yield _Request(int(shards[first]), int(begins[first]), int(ends[last]), first, last)
+                yield _ShardRange(
+                    int(shards[first]), int(begins[first]), int(ends[last]), first, last
+                )
                 first = last + 1
 
-    def _fetch(self, request: _Request, positions: Rows, records: Records) -> None:
+    def _fetch(self, request: _ShardRange, positions: Rows, records: Records) -> None:
         """Read a range into the places of its records, after comparing their checksums."""
         key = content_key(self.index.shards[request.shard].sha256)
         content = self._store.read_range(key, request.start, request.stop)

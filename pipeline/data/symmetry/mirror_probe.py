@@ -73,7 +73,7 @@ class ClassEvidence(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSymmetry:
     """The answer and what it rests on."""
 
     answer: Answer
@@ -95,7 +95,7 @@ class Measured:
     """Whether the probe recognises classes at all."""
 
 
-def measured(images_NSSC: Array, labels_N: Array, units_N: Array) -> Measured:
+def measured(images_NSSC: Array, labels_N: Array, units_N: Array) -> MeasuredSymmetry:
     """Compare images with their mirror images.
 
     Args:
@@ -146,7 +146,7 @@ def measured(images_NSSC: Array, labels_N: Array, units_N: Array) -> Measured:
         answer = "symmetric" if told.high < _ALONE else "unknown"
     elif skilled and _at_most_zero(contrast_U) < 2 * _LEVEL and told.value < _TOLD_APART:
         answer = "symmetric"
-    return Measured(
+    return MeasuredSymmetry(
         answer=answer,
         images=images,
         left_out=len(images_NSSC) - images,

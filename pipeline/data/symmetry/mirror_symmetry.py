@@ -26,7 +26,13 @@ from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.symmetry.assumed_symmetries import mirroring_settings
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
-from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, Share, measured
+from patchline.pipeline.data.symmetry.mirror_probe import (
+    FEWEST,
+    SIDE,
+    MeasuredSymmetry,
+    Share,
+    measured,
+)
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import kept_files
@@ -176,7 +182,7 @@ def _unknown(reason: str, images: int = 0) -> MirrorSymmetry:
     )
 
 
-def _in_words(probe: Measured, names: list[str]) -> MirrorSymmetry:
+def _in_words(probe: MeasuredSymmetry, names: list[str]) -> MirrorSymmetry:
     labelled = len(names) > 1
     told = f"tells {_interval(probe.told_apart)} of held-out images from their mirror images"
     evidence = f"a linear probe {told}, where 50% is chance"
@@ -213,7 +219,7 @@ def _in_words(probe: Measured, names: list[str]) -> MirrorSymmetry:
     )
 
 
-def _differences(probe: Measured, names: list[str]) -> str:
+def _differences(probe: MeasuredSymmetry, names: list[str]) -> str:
     """Return how mirror images of the clearest classes differ; empty if no class is certain."""
     parts = [
         f"of '{names[each.label]}', a linear probe recognises {each.originals:.0%} of held-out "

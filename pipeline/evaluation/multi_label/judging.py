@@ -29,7 +29,7 @@ from patchline.pipeline.training.train_result import EnsembleResult
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedLabelSets:
     """The report on the test images, and the predictions of these and the validation images."""
 
     report: MultiLabelReport
@@ -55,7 +55,7 @@ def judge(
     data: IngestedData,
     computed_by: str,
     ensemble: EnsembleResult | None = None,
-) -> Judged:
+) -> JudgedLabelSets:
     """Fit calibration and thresholds on all images but the test split, and report on that.
 
     The members of an ensemble are calibrated already, and its thresholds known: no image is left
@@ -94,7 +94,7 @@ def judge(
         if ranked_labels(validated.labels_NK).any()
         else None
     )
-    return Judged(report, table, validation)
+    return JudgedLabelSets(report, table, validation)
 
 
 def _of_ensemble(

@@ -20,7 +20,7 @@ from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.multi_label.names import MAIN
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
-    Answers,
+    LabelSetPredictions,
     PairedMetric,
     paired_metrics,
 )
@@ -69,7 +69,7 @@ def compare_label_sets(
     challenger: str,
     classes: tuple[str, ...],
     labels_NK: Array,
-    answers: tuple[Answers, Answers],
+    answers: tuple[LabelSetPredictions, LabelSetPredictions],
     left_out: dict[str, int],
     groups_N: Sequence[Any] | Array | None = None,
     provenance: tuple[ProvenanceSummary, ProvenanceSummary] = (UNKNOWN, UNKNOWN),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.evaluation.galleries import Answer
+from patchline.pipeline.evaluation.galleries import ClassProbability
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.frozen_model import FrozenModel
 
@@ -47,7 +47,7 @@ class LabelSetImage(FrozenModel):
     """The image's labels in the data."""
     predicted: tuple[str, ...]
     """The predicted labels."""
-    answers: tuple[Answer, ...]
+    answers: tuple[ClassProbability, ...]
     """The most probable labels, at most six, in descending order."""
 
 
@@ -110,7 +110,9 @@ def described(
                 threshold=float(thresholds[label]),
                 labels=_names(predictions.labels_NK[image], classes),
                 predicted=_names(predictions.predicted_NK[image], classes),
-                answers=tuple(Answer(name=classes[k], probability=float(row[k])) for k in best),
+                answers=tuple(
+                    ClassProbability(name=classes[k], probability=float(row[k])) for k in best
+                ),
             )
         )
     return tuple(found)

@@ -52,7 +52,7 @@ _Shown = tuple[LabelSetImage, str, str]
 """An image with its data URI, and that of the map over it; the latter may be empty."""
 
 
-class _Gallery(NamedTuple):
+class _LabelSetGallery(NamedTuple):
     key: str
     title: str
     words: str
@@ -153,7 +153,7 @@ def _worst_first(row: LabelMetrics) -> tuple[bool, float]:
 
 def _galleries(
     report: MultiLabelReport, pixels_of: PixelsOf, looked: WhereItLooked
-) -> list[_Gallery]:
+) -> list[_LabelSetGallery]:
     def shown(images: Sequence[LabelSetImage], *, mapped: bool = False) -> list[_Shown]:
         rows = []
         for image in images:
@@ -165,21 +165,21 @@ def _galleries(
 
     map_words = _MAP_WORDS if looked.maps else ""
     return [
-        _Gallery(
+        _LabelSetGallery(
             "false-positives",
             "False positives",
             f"{report.false_positives:,} predicted labels are not in the data: the most probable "
             f"first, one for each image.{map_words}",
             shown(report.confident_false_positives, mapped=True),
         ),
-        _Gallery(
+        _LabelSetGallery(
             "false-negatives",
             "False negatives",
             f"{report.false_negatives:,} labels are in the data and not predicted: the least "
             "probable first, one for each image.",
             shown(report.confident_false_negatives),
         ),
-        _Gallery(
+        _LabelSetGallery(
             "missing-labels",
             "Labels that may be missing",
             f"Confident learning suspects that {report.suspected_labels:,} labels are missing in "

@@ -25,7 +25,12 @@ from patchline.pipeline.evaluation.multi_label.co_occurrence import (
 from patchline.pipeline.evaluation.multi_label.label_set_galleries import LabelSetImage
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
-from patchline.pipeline.evaluation.slices import Part, groups_within, measured_parts, undivided
+from patchline.pipeline.evaluation.slices import (
+    ImageSubset,
+    groups_within,
+    measured_parts,
+    undivided,
+)
 from patchline.pipeline.metrics.calibration import (
     calibration_error_of,
     contradiction,
@@ -52,7 +57,7 @@ Array = np.ndarray[Any, Any]
 _NONE_RANKED = "no label is on some and not on others of"
 
 
-class LabelSetSlice(Part):
+class LabelSetSlice(ImageSubset):
     """A subset of the images, and the F1 of the labels of its images.
 
     Not mAP, which depends on how many images of the subset have each label.

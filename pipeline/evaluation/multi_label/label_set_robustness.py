@@ -22,7 +22,7 @@ from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map, mean_of_known
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import p_value_of
-from patchline.pipeline.metrics.multi_label.resampling import Ranking, Sample, draws_for
+from patchline.pipeline.metrics.multi_label.resampling import LabelRanking, Sample, draws_for
 
 Array = np.ndarray[Any, Any]
 
@@ -91,7 +91,8 @@ def label_set_robustness(
         return None
     versions = list(scores_of_versions(scores, images_NHWC, seed, on_progress))
     rankings = [
-        [Ranking.of(version_NK[:, k], labels_NK[:, k]) for k in ranked] for version_NK in versions
+        [LabelRanking.of(version_NK[:, k], labels_NK[:, k]) for k in ranked]
+        for version_NK in versions
     ]
     sample = Sample(groups, draws_for(count, num_labels * len(versions)), seed)
     drawn_VR = np.concatenate(
@@ -128,7 +129,7 @@ def label_set_robustness(
     )
 
 
-def _maps(rankings: Sequence[Sequence[Ranking]], counts_NR: Array) -> Array:
+def _maps(rankings: Sequence[Sequence[LabelRanking]], counts_NR: Array) -> Array:
     """Return the mAP of each version and draw (V, R)."""
     return np.stack(
         [

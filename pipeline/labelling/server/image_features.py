@@ -81,7 +81,7 @@ class FeatureSource(Protocol):
         """Yield what is known of all images that can be read, in parts."""
 
 
-class _Part:
+class _DecodedPart:
     """Decoded images of a part."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class PackageFeatures:
         folder = self._workspace / _FOLDER / _sha256(own.encode())[:32]
         kept = KeptFeatures(folder, ("probabilities", "features"))
         for batch in _batches(images):
-            part = _Part()
+            part = _DecodedPart()
             for image in batch:
                 with contextlib.suppress(*_UNREADABLE), image_bytes(image.file) as data:
                     digest, decoded_HWC = _sha256(data), decode_image(data, 3)
@@ -185,7 +185,7 @@ class WeightFeatures:
         side = network.image.height, network.image.width
         kept = KeptFeatures(self._workspace / _FOLDER / network.digest, ("features",))
         for batch in _batches(images):
-            part = _Part()
+            part = _DecodedPart()
             for image in batch:
                 with contextlib.suppress(*_UNREADABLE), image_bytes(image.file) as data:
                     digest = _sha256(data)

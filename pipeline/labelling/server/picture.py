@@ -36,14 +36,14 @@ _FILES = 32
 """Of the folder, that say which values of more than 8 bits are black and white."""
 
 
-class Picture(NamedTuple):
+class BrowserPicture(NamedTuple):
     """A file for a browser."""
 
     content: bytes
     media_type: str
 
 
-def picture(pool: Pool, image: PoolImage, side: int) -> Picture:
+def picture(pool: Pool, image: PoolImage, side: int) -> BrowserPicture:
     """Return an image of a folder with at most so many pixels on its longer side.
 
     Raises:
@@ -73,7 +73,7 @@ def _mapping_of(folder: Path, names: tuple[str, ...]) -> PixelMapping:
     return choose_values(table, folder, DataConfig()).mapping
 
 
-def _picture(file: Path, side: int, mapping: PixelMapping) -> Picture:
+def _picture(file: Path, side: int, mapping: PixelMapping) -> BrowserPicture:
     with image_bytes(file) as data:
         pixels_HWC = decode_image(data, 3, mapping=mapping)
     try:
@@ -82,7 +82,7 @@ def _picture(file: Path, side: int, mapping: PixelMapping) -> Picture:
         raise UndecodableImageError("the image is too large, or too narrow") from error
 
 
-def _written(pixels_HWC: np.ndarray[Any, Any], side: int) -> Picture:
+def _written(pixels_HWC: np.ndarray[Any, Any], side: int) -> BrowserPicture:
     height, width = pixels_HWC.shape[:2]
     longer = max(height, width)
     if longer > side:
@@ -97,4 +97,4 @@ def _written(pixels_HWC: np.ndarray[Any, Any], side: int) -> Picture:
         media_type = "image/jpeg"
     if not written:
         raise UndecodableImageError("the image is too large, or too narrow")
-    return Picture(content.tobytes(), media_type)
+    return BrowserPicture(content.tobytes(), media_type)

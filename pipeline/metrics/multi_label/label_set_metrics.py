@@ -17,8 +17,8 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics import ranking
 from patchline.pipeline.metrics.calibration import (
-    Answers,
     ClassShare,
+    TopProbabilities,
     calibration_error_of,
     class_shares,
 )
@@ -36,7 +36,7 @@ from patchline.pipeline.metrics.multi_label import image_metrics
 from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
 from patchline.pipeline.metrics.multi_label.resampling import (
     FEWEST_DRAWS,
-    Ranking,
+    LabelRanking,
     Sample,
     draws_for,
 )
@@ -69,7 +69,7 @@ class LabelMetrics(FrozenModel):
     """Its share of the images beside its mean probability; None if it was not computed."""
 
 
-class _Counts(NamedTuple):
+class _LabelCounts(NamedTuple):
     """Images with each label, and for which it is predicted, rightly: (K), or (R, K) of draws."""
 
     hits: Array
@@ -136,8 +136,8 @@ def multi_label_metrics(
         raise DataError("There are 0 images to evaluate. Choose a split that has images.")
     ranked = np.flatnonzero(ranked_labels(labels_NK))
     labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
-    rankings = [Ranking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
-    counts = _Counts(
+    rankings = [LabelRanking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
+    counts = _LabelCounts(
         *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
     )
     by_image = {
@@ -244,7 +244,7 @@ def label_set_map(
     """
     n, num_labels = labels_NK.shape
     ranked = np.flatnonzero(ranked_labels(labels_NK))
-    rankings = [Ranking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
+    rankings = [LabelRanking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
     sample = Sample(groups, draws_for(n, num_labels), seed)
     drawn = [
         mean_of_known(np.array([each.drawn(counts_NR) for each in rankings]), axis=0)
@@ -256,7 +256,7 @@ def label_set_map(
 
 def macro_f1(labels_NK: Array, predicted_NK: Array) -> float:
     """Return the mean F1 over the labels that some image has; NaN if none has a label."""
-    counts = _Counts(
+    counts = _LabelCounts(
         *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
     )
     return float(mean_of_known(counts.f1(), axis=0))
@@ -276,13 +276,13 @@ def samples_f1(
 def drawn_macro_f1(weights_RN: Array, labels_NK: Array, predicted_NK: Array) -> Array:
     """Return the macro F1 of each draw (R), given how often it has each image (R, N) in float32."""
     parts = _parts(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
-    counts = _Counts(*(weights_RN @ part.astype(np.float32) for part in parts))
+    counts = _LabelCounts(*(weights_RN @ part.astype(np.float32) for part in parts))
     return mean_of_known(counts.f1(), axis=-1)
 
 
-def pairs(probabilities_NK: Array, labels_NK: Array) -> Answers:
+def pairs(probabilities_NK: Array, labels_NK: Array) -> TopProbabilities:
     """Return all pairs of image and label, each with its probability and whether it is right."""
-    return Answers(probabilities_NK.astype(np.float64).ravel(), labels_NK.ravel() > 0)
+    return TopProbabilities(probabilities_NK.astype(np.float64).ravel(), labels_NK.ravel() > 0)
 
 
 def groups_of_pairs(groups: ImageGroups | None, num_labels: int) -> ImageGroups | None:
@@ -305,12 +305,12 @@ def mean_of_known(values: Array, axis: int) -> Array:
     return mean
 
 
-def _counts(labels_NK: Array, predicted_NK: Array) -> _Counts:
+def _counts(labels_NK: Array, predicted_NK: Array) -> _LabelCounts:
     parts = _parts(labels_NK, predicted_NK)
-    return _Counts(*(part.sum(axis=0, dtype=np.int64) for part in parts))
+    return _LabelCounts(*(part.sum(axis=0, dtype=np.int64) for part in parts))
 
 
-def _of_counts(counts: _Counts) -> dict[str, Any]:
+def _of_counts(counts: _LabelCounts) -> dict[str, Any]:
     """Return the metrics of counts: numbers, or arrays (R) of draws."""
     macro = {"f1": counts.f1(), "precision": counts.precision(), "recall": counts.recall()}
     return {
@@ -320,7 +320,7 @@ def _of_counts(counts: _Counts) -> dict[str, Any]:
 
 
 def _drawn(
-    rankings: list[Ranking],
+    rankings: list[LabelRanking],
     labels_NK: Array,
     predicted_NK: Array,
     by_image: dict[str, Array],
@@ -334,7 +334,7 @@ def _drawn(
     precisions = []
     for counts_NR in sample.drawn(n):
         weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
-        some = _Counts(*(weights_RN @ part for part in parts))
+        some = _LabelCounts(*(weights_RN @ part for part in parts))
         of_images = (weights_RN @ means) / _sizes(weights_RN, n, sample)
         drawn.append({**_of_counts(some), **dict(zip(by_image, of_images.T, strict=True))})
         of_labels = [each.drawn(counts_NR) for each in rankings]
@@ -368,7 +368,7 @@ def _areas(
 
 
 def _mean_average_precision(
-    rankings: list[Ranking], areas: list[ranking.AreaSummary], variance: float, n: int
+    rankings: list[LabelRanking], areas: list[ranking.AreaSummary], variance: float, n: int
 ) -> MetricEstimate:
     """Return mAP; its variance is that of the draws, joined by that of proportions."""
     value = float(np.mean([each.average_precision for each in rankings]))
@@ -388,7 +388,7 @@ def _mean_average_precision(
 def _micro(probabilities_NK: Array, labels_NK: Array, sample: Sample) -> MetricEstimate:
     """Return the average precision of all pairs, with draws of images."""
     n, num_labels = labels_NK.shape
-    order = Ranking.of(probabilities_NK.ravel(), labels_NK.ravel())
+    order = LabelRanking.of(probabilities_NK.ravel(), labels_NK.ravel())
     fewer = sample._replace(draws=sample.draws * FEWEST_DRAWS // 1000)
     drawn = [
         order.drawn(np.repeat(some, num_labels, axis=0)) for some in fewer.drawn(n, num_labels)

@@ -24,7 +24,7 @@ from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     macro_f1,
     mean_of_known,
 )
-from patchline.pipeline.metrics.multi_label.resampling import Ranking, Sample, draws_for
+from patchline.pipeline.metrics.multi_label.resampling import LabelRanking, Sample, draws_for
 
 Array = np.ndarray[Any, Any]
 PAIRED = ("mAP", "macro_f1")
@@ -48,7 +48,7 @@ class PairedMetric(FrozenModel):
     """Number of groups that the images form; None if these are independent."""
 
 
-class Answers(NamedTuple):
+class LabelSetPredictions(NamedTuple):
     """What a classifier says about N images."""
 
     probabilities_NK: Array
@@ -58,8 +58,8 @@ class Answers(NamedTuple):
 
 def paired_metrics(
     labels_NK: Array,
-    a: Answers,
-    b: Answers,
+    a: LabelSetPredictions,
+    b: LabelSetPredictions,
     *,
     groups: ImageGroups | None = None,
     draws: int | None = None,
@@ -165,7 +165,7 @@ def p_value_of(value: float, differences_R: Array, sample: Sample) -> float:
 def _drawn_changes(labels_NK: Array, a_NK: Array, b_NK: Array, sample: Sample) -> Array:
     """Return the difference in mAP of each draw (R)."""
     ranked = np.flatnonzero(ranked_labels(labels_NK))
-    a, b = ([Ranking.of(each[:, k], labels_NK[:, k]) for k in ranked] for each in (a_NK, b_NK))
+    a, b = ([LabelRanking.of(each[:, k], labels_NK[:, k]) for k in ranked] for each in (a_NK, b_NK))
     changes = []
     for counts_NR in sample.drawn(len(labels_NK)):
         before_R, now_R = (

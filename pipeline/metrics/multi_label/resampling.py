@@ -123,7 +123,7 @@ class Sample(NamedTuple):
         return min(low, value), max(high, value)
 
 
-class Ranking(NamedTuple):
+class LabelRanking(NamedTuple):
     """The positives of one label among N images, from the highest score to the lowest."""
 
     order_N: Array
@@ -136,7 +136,7 @@ class Ranking(NamedTuple):
     """For each, the number of positives up to that place."""
 
     @classmethod
-    def of(cls, scores_N: Array, labels_N: Array) -> Ranking:
+    def of(cls, scores_N: Array, labels_N: Array) -> LabelRanking:
         """Sort the images."""
         order = np.argsort(-scores_N, kind="stable")
         in_order = scores_N[order]

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from patchline.pipeline.models.pretrained.layout import Layout, Part, Parts, UnsupportedWeightsError
+from patchline.pipeline.models.pretrained.layout import (
+    Layout,
+    NamedTensor,
+    Parts,
+    UnsupportedWeightsError,
+)
 
 CLASS_TOKEN = "class_token.token_11D"  # noqa: S105
 POSITIONS = "position_embedding.positions_1ND"
@@ -84,7 +89,7 @@ def join_projections(parts: Parts) -> None:
         biases = [parts.get(f"{layer}.{each}.bias") for each in "qkv"]
         if any(biases):
             parts[f"{layer}.query_key_value.bias"] = _joined(
-                bias or Part(torch.zeros(weight.tensor.shape[0]), ())
+                bias or NamedTensor(torch.zeros(weight.tensor.shape[0]), ())
                 for bias, weight in zip(biases, weights, strict=True)
             )
         for each in "qkv":
@@ -129,15 +134,17 @@ def place_tokens(
     if has_class and prefix == 0:
         added_1PD = torch.zeros(1, 1, dimensions.embed_dim)
     if prefix > 1 and registers:
-        registers = Part(registers.tensor + added_1PD[:, 1:], registers.sources + positions.sources)
+        registers = NamedTensor(
+            registers.tensor + added_1PD[:, 1:], registers.sources + positions.sources
+        )
     if registers:
         parts[REGISTERS] = registers
     whole = torch.cat([added_1PD[:, : int(has_class)], patches_1ND], dim=1)
-    parts[POSITIONS] = Part(whole, positions.sources)
+    parts[POSITIONS] = NamedTensor(whole, positions.sources)
     return grid
 
 
-def _further_tokens(parts: Parts) -> Part | None:
+def _further_tokens(parts: Parts) -> NamedTensor | None:
     """Return registers or the distillation token, and take the latter from the parts."""
     distillation = parts.pop(DISTILLATION, None)
     registers = parts.get(REGISTERS)
@@ -152,7 +159,7 @@ def _further_tokens(parts: Parts) -> Part | None:
 def _prefix_and_grid(
     parts: Parts,
     layout: Layout,
-    registers: Part | None,
+    registers: NamedTensor | None,
     pixels: tuple[int, int] | None,
     patch_size: int,
 ) -> tuple[int, tuple[int, int]]:
@@ -188,7 +195,7 @@ def add_zero_biases(parts: Parts) -> None:
         layer, _, kind = name.rpartition(".")
         if kind == "weight" and _MAY_LACK_BIAS.fullmatch(layer):
             outputs = parts[name].tensor.shape[0]
-            parts.setdefault(f"{layer}.bias", Part(torch.zeros(outputs), ()))
+            parts.setdefault(f"{layer}.bias", NamedTensor(torch.zeros(outputs), ()))
 
 
 def check_shapes(parts: Parts, dimensions: Dimensions, grid: tuple[int, int]) -> None:
@@ -309,23 +316,23 @@ def _any_begins(parts: Parts, prefix: str) -> bool:
     return any(name.startswith(prefix) for name in parts)
 
 
-def _as_tokens(part: Part, embed_dim: int) -> Part:
+def _as_tokens(part: NamedTensor, embed_dim: int) -> NamedTensor:
     """Return token vectors as (1, N, D), however many leading dimensions of 1 they have."""
     if part.tensor.shape[-1:] != (embed_dim,):
         raise UnsupportedWeightsError(
             f"{_named(part)} has the shape {tuple(part.tensor.shape)}, whose last dimension is not "
             f"{embed_dim}. Use the file of a complete, plain Vision Transformer"
         )
-    return Part(part.tensor.reshape(1, -1, embed_dim), part.sources)
+    return NamedTensor(part.tensor.reshape(1, -1, embed_dim), part.sources)
 
 
-def _joined(parts: Iterable[Part]) -> Part:
+def _joined(parts: Iterable[NamedTensor]) -> NamedTensor:
     listed = list(parts)
     sources = tuple(name for part in listed for name in part.sources)
-    return Part(torch.cat([part.tensor for part in listed]), sources)
+    return NamedTensor(torch.cat([part.tensor for part in listed]), sources)
 
 
-def _required(parts: Parts, name: str) -> Part:
+def _required(parts: Parts, name: str) -> NamedTensor:
     if name not in parts:
         raise UnsupportedWeightsError(
             f"nothing in the file becomes {name}. Use the file of a complete, plain Vision "
@@ -334,5 +341,5 @@ def _required(parts: Parts, name: str) -> Part:
     return parts[name]
 
 
-def _named(part: Part) -> str:
+def _named(part: NamedTensor) -> str:
     return f"'{' + '.join(part.sources)}'"

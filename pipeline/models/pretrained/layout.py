@@ -24,14 +24,14 @@ class UnsupportedWeightsError(Exception):
     """Our models cannot represent a file; the text continues "the file (its layout): "."""
 
 
-class Part(NamedTuple):
+class NamedTensor(NamedTuple):
     """A tensor with the names in the file from which it was made."""
 
     tensor: torch.Tensor
     sources: tuple[str, ...]
 
 
-Parts = dict[str, Part]
+Parts = dict[str, NamedTensor]
 """Parts by our names; also `distillation_token`, and q, k and v of an attention layer."""
 
 
@@ -111,7 +111,7 @@ class Layout:
                     f"'{name}' and '{parts[ours].sources[0]}' are the same part ({ours}). "
                     "Remove one of them"
                 )
-            parts[ours] = Part(self.oriented(ours, tensor.float()), (name,))
+            parts[ours] = NamedTensor(self.oriented(ours, tensor.float()), (name,))
         return parts, skipped
 
 

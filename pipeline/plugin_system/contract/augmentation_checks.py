@@ -13,7 +13,7 @@ import torch
 from patchline.pipeline.data.batches.augmentation import BuiltAugmentation, Pixels
 from patchline.pipeline.plugin_system.contract.checks import (
     Check,
-    Subject,
+    CheckedPlugin,
     accepted_side,
     checks,
     require,
@@ -26,7 +26,7 @@ _SHAPES = (ImageShape(3, 32, 32), ImageShape(1, 28, 28), ImageShape(3, 24, 40))
 _ROWS = list(range(12))
 
 
-def table(subject: Subject) -> list[Check]:
+def table(subject: CheckedPlugin) -> list[Check]:
     """Return the checks of an augmentation with the given settings.
 
     There are none for a plugin whose default settings are not enough, such as one that needs a
@@ -46,13 +46,13 @@ def table(subject: Subject) -> list[Check]:
     )
 
 
-def keeps_shape_and_type(subject: Subject) -> None:
+def keeps_shape_and_type(subject: CheckedPlugin) -> None:
     """Colour, greyscale and non-square images stay uint8 of the same shape."""
     for built, images in _samples(subject):
         _augmented(built, images)
 
 
-def same_seed_same_image(subject: Subject) -> None:
+def same_seed_same_image(subject: CheckedPlugin) -> None:
     """The same seed gives the same images, in this object and in a new one."""
     for (built, images), (other, _) in zip(_samples(subject), _samples(subject), strict=True):
         first = _augmented(built, images)
@@ -63,7 +63,7 @@ def same_seed_same_image(subject: Subject) -> None:
         )
 
 
-def independent_of_the_batch(subject: Subject) -> None:
+def independent_of_the_batch(subject: CheckedPlugin) -> None:
     """An image looks the same alone and in a batch, wherever it is in the batch."""
     for built, images in _samples(subject):
         together = _augmented(built, images)
@@ -76,7 +76,7 @@ def independent_of_the_batch(subject: Subject) -> None:
         )
 
 
-def changes_something(subject: Subject) -> None:
+def changes_something(subject: CheckedPlugin) -> None:
     """Different seeds give different images, for at least one shape."""
     versions = []
     for built, images in _samples(subject):
@@ -89,7 +89,7 @@ def changes_something(subject: Subject) -> None:
     )
 
 
-def leaves_the_image_alone(subject: Subject) -> None:
+def leaves_the_image_alone(subject: CheckedPlugin) -> None:
     """The input images are not modified."""
     for built, images in _samples(subject):
         before = images.copy()
@@ -98,7 +98,7 @@ def leaves_the_image_alone(subject: Subject) -> None:
         require(np.array_equal(images, before), "It modifies its input. Work on a copy.")
 
 
-def _samples(subject: Subject) -> Iterator[tuple[BuiltAugmentation, Pixels]]:
+def _samples(subject: CheckedPlugin) -> Iterator[tuple[BuiltAugmentation, Pixels]]:
     """Yield the augmentation built for each shape, with images."""
     for shape in _SHAPES:
         resolved = subject.settings.resolved_for(shape.traits)

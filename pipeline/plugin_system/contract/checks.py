@@ -97,7 +97,7 @@ class Check:
             raise CheckError(f"It raised {type(error).__name__}: {reason}") from error
 
 
-class Subject:
+class CheckedPlugin:
     """A plugin with the settings that it is checked with."""
 
     def __init__(self, plugin: Any, settings: Any) -> None:

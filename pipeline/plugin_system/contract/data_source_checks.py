@@ -20,8 +20,8 @@ from patchline.pipeline.data.reading.image_root import is_file, root_image_bytes
 from patchline.pipeline.errors import UserError
 from patchline.pipeline.plugin_system.contract.checks import (
     Check,
+    CheckedPlugin,
     CheckError,
-    Subject,
     checks,
     require,
 )
@@ -32,10 +32,10 @@ _TYPED = dataclass(ImageListing, frozen=True, config=ConfigDict(strict=True))
 """A listing whose fields are checked for their types when it is built."""
 
 
-def table(subject: Subject) -> list[Check]:
+def table(subject: CheckedPlugin) -> list[Check]:
     """Return the checks of a data source, on the example that the plugin writes."""
     return checks(
-        _Source(subject.plugin, subject.settings),
+        _CheckedSource(subject.plugin, subject.settings),
         lists_labelled_images,
         paths_stay_inside_the_root,
         lists_the_same_twice,
@@ -44,7 +44,7 @@ def table(subject: Subject) -> list[Check]:
     )
 
 
-class _Source(Subject):
+class _CheckedSource(CheckedPlugin):
     @cached_property
     def path(self) -> str | None:
         if self.plugin.example is None:
@@ -64,7 +64,7 @@ class _Source(Subject):
         return source
 
 
-def lists_labelled_images(subject: _Source) -> None:
+def lists_labelled_images(subject: _CheckedSource) -> None:
     """The listing has a name, images of at least two classes, and values of the right types."""
     listing = subject.listing()
     require(
@@ -106,7 +106,7 @@ def lists_labelled_images(subject: _Source) -> None:
     )
 
 
-def paths_stay_inside_the_root(subject: _Source) -> None:
+def paths_stay_inside_the_root(subject: _CheckedSource) -> None:
     """Each path is relative, uses forward slashes, exists, and is listed once."""
     listing = subject.listing()
     root = listing.root.resolve()
@@ -124,7 +124,7 @@ def paths_stay_inside_the_root(subject: _Source) -> None:
     require(len(set(paths)) == len(paths), "A path is listed twice.")
 
 
-def lists_the_same_twice(subject: _Source) -> None:
+def lists_the_same_twice(subject: _CheckedSource) -> None:
     """Listing twice gives the same images in the same order."""
     require(
         subject.listing().images == subject.listing().images,
@@ -132,7 +132,7 @@ def lists_the_same_twice(subject: _Source) -> None:
     )
 
 
-def images_can_be_decoded(subject: _Source) -> None:
+def images_can_be_decoded(subject: _CheckedSource) -> None:
     """The listed files are images that Patchline can read."""
     listing = subject.listing()
     for image in listing.images:
@@ -144,7 +144,7 @@ def images_can_be_decoded(subject: _Source) -> None:
             raise CheckError(f"{image.path!r} cannot be decoded: {error}.") from error
 
 
-def refuses_what_does_not_exist(subject: _Source) -> None:
+def refuses_what_does_not_exist(subject: _CheckedSource) -> None:
     """A path that does not exist raises an error with a clear message."""
     if subject.plugin.example is None:
         return  # the source needs no path

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.plugin_system.contract.checks import Check, Subject, checks, require
+from patchline.pipeline.plugin_system.contract.checks import Check, CheckedPlugin, checks, require
 from patchline.plugin_api import LauncherContext, Resources, RunningWorker, WorkerTask
 
 _MODULE = "patchline.pipeline.plugin_system.contract.checked_worker"
@@ -22,12 +22,12 @@ _CODES = {"done": 0, "fail": 7}
 """The exit code of the checked worker, by its job."""
 
 
-def table(subject: Subject) -> list[Check]:
+def table(subject: CheckedPlugin) -> list[Check]:
     """Return the checks of a launcher, with a small worker that does what its job says."""
     return checks(subject, runs_a_worker, streams_until_it_is_stopped, closes_twice)
 
 
-def runs_a_worker(subject: Subject) -> None:
+def runs_a_worker(subject: CheckedPlugin) -> None:
     """A worker runs to its end; its exit code is returned once its result is in its folder."""
     for job, expected in _CODES.items():
         with _started(subject, job) as (folder, worker):
@@ -40,7 +40,7 @@ def runs_a_worker(subject: Subject) -> None:
             require(code or result.is_file(), "poll returned 0, but there is no result.json yet.")
 
 
-def streams_until_it_is_stopped(subject: Subject) -> None:
+def streams_until_it_is_stopped(subject: CheckedPlugin) -> None:
     """Lines of events.jsonl appear once each while the worker runs, and none when it is stopped."""
     with _started(subject, "beat") as (folder, worker):
         until, file = time.monotonic() + _LONGEST_SECONDS, folder / "events.jsonl"
@@ -62,7 +62,7 @@ def streams_until_it_is_stopped(subject: Subject) -> None:
         require(beats == file.read_bytes(), "A worker still writes after stop has returned.")
 
 
-def closes_twice(subject: Subject) -> None:
+def closes_twice(subject: CheckedPlugin) -> None:
     """Building it starts nothing; a launcher that is closed may be closed again."""
     launcher = subject.plugin.build(subject.settings, LauncherContext(subject.folder))
     launcher.close()
@@ -70,7 +70,7 @@ def closes_twice(subject: Subject) -> None:
 
 
 @contextmanager
-def _started(subject: Subject, job: str) -> Iterator[tuple[Path, RunningWorker]]:
+def _started(subject: CheckedPlugin, job: str) -> Iterator[tuple[Path, RunningWorker]]:
     """Start a worker; it is stopped with its launcher, a second time if the check has done it."""
     launcher = subject.plugin.build(subject.settings, LauncherContext(subject.folder))
     try:

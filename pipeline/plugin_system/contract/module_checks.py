@@ -18,8 +18,8 @@ from patchline.pipeline.errors import ConfigError, PackagingError
 from patchline.pipeline.models.onnx_export import write_onnx
 from patchline.pipeline.plugin_system.contract.checks import (
     Check,
+    CheckedPlugin,
     CheckError,
-    Subject,
     accepted_side,
     checks,
     require,
@@ -73,7 +73,7 @@ class ImageShape(NamedTuple):
         return images_BCHW.contiguous(memory_format=torch.channels_last)
 
 
-class ModuleSubject(Subject):
+class ModuleSubject(CheckedPlugin):
     """A plugin that builds a torch module; a subclass says how."""
 
     def build(self, shape: ImageShape) -> nn.Module:
@@ -331,12 +331,12 @@ _OF_MODULES = (
 # -- models ----------------------------------------------------------------------------------------
 
 
-def model_table(subject: Subject) -> list[Check]:
+def model_table(subject: CheckedPlugin) -> list[Check]:
     """Return the checks of a model with the given settings and its default patch embedding."""
-    return checks(Model(subject.plugin, subject.settings), returns_logits, *_OF_MODULES)
+    return checks(ModelSubject(subject.plugin, subject.settings), returns_logits, *_OF_MODULES)
 
 
-class Model(ModuleSubject):
+class ModelSubject(ModuleSubject):
     """A model with its default patch embedding."""
 
     embeddings_built = 0
@@ -360,7 +360,7 @@ class Model(ModuleSubject):
 
 
 @torch.no_grad()
-def returns_logits(subject: Model) -> None:
+def returns_logits(subject: ModelSubject) -> None:
     """It returns float32 logits (B, K) for colour and greyscale images, and any K classes."""
     for channels, num_classes in ((3, NUM_CLASSES), (1, NUM_CLASSES), (3, 2), (3, 11)):
         shape = subject.usual_shape(channels)
@@ -385,7 +385,7 @@ def returns_logits(subject: Model) -> None:
 # -- patch embeddings ------------------------------------------------------------------------------
 
 
-def patch_embedding_table(subject: Subject) -> list[Check]:
+def patch_embedding_table(subject: CheckedPlugin) -> list[Check]:
     """Return the checks of a patch embedding with the given settings."""
     embedding = PatchEmbedding(subject.plugin, subject.settings)
     return checks(embedding, returns_patch_tokens, *_OF_MODULES)

@@ -13,7 +13,7 @@ from torch import nn
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.plugin_system.contract.checks import Check, Subject, checks, require
+from patchline.pipeline.plugin_system.contract.checks import Check, CheckedPlugin, checks, require
 from patchline.pipeline.plugin_system.contract.module_checks import (
     NUM_CLASSES,
     ImageShape,
@@ -38,7 +38,7 @@ _MODEL = ModelChoice.model_validate(
 )
 
 
-def table(subject: Subject) -> list[Check]:
+def table(subject: CheckedPlugin) -> list[Check]:
     """Return the checks of an objective with the given settings, on a small ViT."""
     losses, outputs = (kind(subject.plugin, subject.settings) for kind in (_Losses, _Outputs))
     return [

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from patchline.pipeline import config_errors
 from patchline.pipeline.plugin_system.contract.checks import (
     Check,
+    CheckedPlugin,
     CheckError,
-    Subject,
     checks,
     require,
 )
@@ -28,14 +28,14 @@ _TAKEN_NAMES = ("name", "patch_embedding")
 _BUILT_IN = "patchline.plugins"
 
 
-def says_what_it_is(subject: Subject) -> None:
+def says_what_it_is(subject: CheckedPlugin) -> None:
     """The summary is one line."""
     summary = subject.plugin.summary
     require(summary.strip(), "Its summary is empty. Describe the plugin in one line.")
     require("\n" not in summary, "Its summary has several lines. Use one line.")
 
 
-def rejects_unknown_settings(subject: Subject) -> None:
+def rejects_unknown_settings(subject: CheckedPlugin) -> None:
     """An unknown setting is an error; it is not ignored."""
     config_class = subject.plugin.config_class
     require(
@@ -49,7 +49,7 @@ def rejects_unknown_settings(subject: Subject) -> None:
     require(False, f"{config_class.__name__} accepts unknown settings. Forbid extra keys.")
 
 
-def explains_every_setting(subject: Subject) -> None:
+def explains_every_setting(subject: CheckedPlugin) -> None:
     """Every setting has a default and a docstring, which becomes its help text."""
     for name, field in subject.plugin.config_class.model_fields.items():
         require(
@@ -66,7 +66,7 @@ def explains_every_setting(subject: Subject) -> None:
         )
 
 
-def settings_survive_json(subject: Subject) -> None:
+def settings_survive_json(subject: CheckedPlugin) -> None:
     """Settings survive a round trip through JSON unchanged."""
     config_class = subject.plugin.config_class
     settings = subject.settings or config_class()
@@ -94,7 +94,7 @@ def _require_survival(settings: PluginConfig) -> None:
     require(again == settings, f"{settings!r} is read from its own JSON as {again!r}.")
 
 
-def imports_only_the_public_api(subject: Subject) -> None:
+def imports_only_the_public_api(subject: CheckedPlugin) -> None:
     """From Patchline it imports only `patchline.plugin_api` and `patchline.pipeline.layers`."""
     for file, line, module in foreign_imports(subject.plugin):
         require(
@@ -104,7 +104,7 @@ def imports_only_the_public_api(subject: Subject) -> None:
         )
 
 
-def table(subject: Subject) -> list[Check]:
+def table(subject: CheckedPlugin) -> list[Check]:
     """Return the checks that all kinds share."""
     return checks(
         subject,

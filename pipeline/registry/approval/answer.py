@@ -37,7 +37,7 @@ def current_user() -> str:
         return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown user"
 
 
-class Answer(FrozenModel):
+class ApprovalAnswer(FrozenModel):
     """Should this version become champion?"""
 
     decision: Literal["approve", "reject"]
@@ -74,16 +74,18 @@ class Answer(FrozenModel):
         return "approved" if self.approves else _OUTCOMES.get(self.who, "rejected")
 
 
-def expired(hours: float) -> Answer:
+def expired(hours: float) -> ApprovalAnswer:
     """Return the answer to a request that nobody answered in time."""
     unit = "hour" if hours == 1 else "hours"
-    return Answer(decision="reject", who=NOBODY, reason=f"nobody answered within {hours:g} {unit}")
+    return ApprovalAnswer(
+        decision="reject", who=NOBODY, reason=f"nobody answered within {hours:g} {unit}"
+    )
 
 
-def superseded_by(version: str) -> Answer:
+def superseded_by(version: str) -> ApprovalAnswer:
     """Return the answer to a request that a newer version of the model supersedes."""
     reason = f"superseded: approval was requested for the newer version {version}"
-    return Answer(decision="reject", who=NEWER_VERSION, reason=reason)
+    return ApprovalAnswer(decision="reject", who=NEWER_VERSION, reason=reason)
 
 
 class Note(FrozenModel):

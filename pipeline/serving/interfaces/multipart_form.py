@@ -13,7 +13,7 @@ _LONGEST_HEAD, _MOST_PARTS = 8192, 1024
 
 
 @dataclass(frozen=True)
-class Part:
+class FormPart:
     """One field or file."""
 
     name: str
@@ -21,7 +21,7 @@ class Part:
     content: bytes
 
 
-def parts_of(body: bytes, content_type: str) -> list[Part]:
+def parts_of(body: bytes, content_type: str) -> list[FormPart]:
     """Return the parts of a form.
 
     Args:
@@ -36,7 +36,7 @@ def parts_of(body: bytes, content_type: str) -> list[Part]:
         raise bad_request("The header Content-Type of the form names no boundary.")
     mark = b"--" + (match[1] or match[2]).encode("latin-1")
     position = body.find(mark)
-    parts: list[Part] = []
+    parts: list[FormPart] = []
     while position >= 0:
         position += len(mark)
         if body.startswith(b"--", position):
@@ -51,7 +51,7 @@ def parts_of(body: bytes, content_type: str) -> list[Part]:
     raise bad_request("The form ends too early. Send all of it.")
 
 
-def _part(body: bytes, start: int, end: int) -> Part:
+def _part(body: bytes, start: int, end: int) -> FormPart:
     head_end = body.find(b"\r\n\r\n", start, min(end + 4, start + _LONGEST_HEAD))
     if head_end < 0:
         raise bad_request("A part of the form has no head.")
@@ -60,5 +60,5 @@ def _part(body: bytes, start: int, end: int) -> Part:
         if line.lower().startswith("content-disposition:"):
             names = {found[1].lower(): found[2] for found in _NAME.finditer(line)}
             if "name" in names:
-                return Part(names["name"], names.get("filename"), body[head_end + 4 : end])
+                return FormPart(names["name"], names.get("filename"), body[head_end + 4 : end])
     raise bad_request("A part of the form has no name.")

@@ -19,7 +19,7 @@ from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.parts import interpolation
-from patchline.pipeline.training.parts.probe import FrozenNetwork, frozen_network, probe_of
+from patchline.pipeline.training.parts.probe import FeatureNetwork, frozen_network, probe_of
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.start.initial_model import HEAD_FOLDER, description_of
 from patchline.pipeline.training.train_result import TrainResult
@@ -55,7 +55,7 @@ def fit_head_first(job: TrainingJob, events: EventWriter, ranks: Ranks | None = 
 
 
 def head_first(
-    job: TrainingJob, frozen: FrozenNetwork, events: EventWriter, began: float
+    job: TrainingJob, frozen: FeatureNetwork, events: EventWriter, began: float
 ) -> TrainResult:
     """Fit the head of a frozen network, unless an interrupted attempt has done so.
 

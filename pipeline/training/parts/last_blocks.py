@@ -46,7 +46,7 @@ from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.parts import interpolation
 from patchline.pipeline.training.parts.fine_tuning import head_first
-from patchline.pipeline.training.parts.probe import FrozenNetwork, frozen_network, head_of_rows
+from patchline.pipeline.training.parts.probe import FeatureNetwork, frozen_network, head_of_rows
 from patchline.pipeline.training.parts.stored_tokens import TokenStore
 from patchline.pipeline.training.parts.token_fit import TokenFit, fit_alone, fit_of_ranks
 from patchline.pipeline.training.processes.machines import Machines
@@ -69,7 +69,7 @@ Tensors = dict[str, torch.Tensor]
 Result = TypeVar("Result", bound=FrozenModel)
 
 
-class Run(Protocol):
+class RunTogether(Protocol):
     """Lets all processes of a training run do a job together; see `ProcessGroup.run`."""
 
     def __call__(self, job: TrainingJob, kind: type[Result]) -> Result:
@@ -82,9 +82,9 @@ class _Start:
     """Where the training of the last blocks starts: tokens, and a head for them."""
 
     job: TrainingJob
-    frozen: FrozenNetwork
+    frozen: FeatureNetwork
     tokens: StoredTokens
-    run: Run | None
+    run: RunTogether | None
     """For several processes."""
 
     def fit(
@@ -133,7 +133,9 @@ class _Start:
         return self.job.model_copy(update={"config": config, "tokens": self.tokens, **changes})
 
 
-def train_last_blocks(job: TrainingJob, events: EventWriter, run: Run | None = None) -> TrainResult:
+def train_last_blocks(
+    job: TrainingJob, events: EventWriter, run: RunTogether | None = None
+) -> TrainResult:
     """Fit the head, train the last blocks from there, and choose how far to go.
 
     Args:
@@ -174,7 +176,9 @@ def train_last_blocks(job: TrainingJob, events: EventWriter, run: Run | None = N
     return _result(fit, fitted, record, logits_SMK[place])
 
 
-def refit_last_blocks(job: TrainingJob, events: EventWriter, run: Run | None = None) -> RefitResult:
+def refit_last_blocks(
+    job: TrainingJob, events: EventWriter, run: RunTogether | None = None
+) -> RefitResult:
     """Train on the training and validation images, as far as the job's part says.
 
     Args:
@@ -204,7 +208,9 @@ def tokens_together(job: TrainingJob, events: EventWriter, ranks: Ranks) -> Stor
     return _stored_tokens(job, _frozen_network(own, events, ranks), events, ranks)
 
 
-def _tokens_of_ranks(job: TrainingJob, events: EventWriter, run: Run | None) -> StoredTokens | None:
+def _tokens_of_ranks(
+    job: TrainingJob, events: EventWriter, run: RunTogether | None
+) -> StoredTokens | None:
     """Let several processes compute features and tokens; nothing for a single one."""
     if run is None:
         return None
@@ -247,7 +253,7 @@ def _head_folder(job: TrainingJob) -> Path:
 
 def _frozen_network(
     job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
-) -> FrozenNetwork:
+) -> FeatureNetwork:
     """Return the frozen network of a job, after checking that it can be divided.
 
     Without ranks, this process is alone: all features are computed, or were computed by ranks.
@@ -261,7 +267,7 @@ def _frozen_network(
     return frozen_network(job, events, ranks)
 
 
-def _frozen_with_head(job: TrainingJob, events: EventWriter) -> tuple[FrozenNetwork, TrainResult]:
+def _frozen_with_head(job: TrainingJob, events: EventWriter) -> tuple[FeatureNetwork, TrainResult]:
     """Return the frozen network, and the result of fitting its head, which is kept in a file."""
     folder = _head_folder(job)
     own = job.model_copy(update={"folder": folder})
@@ -277,7 +283,7 @@ def _frozen_with_head(job: TrainingJob, events: EventWriter) -> tuple[FrozenNetw
 
 
 def _stored_tokens(
-    job: TrainingJob, frozen: FrozenNetwork, events: EventWriter, ranks: Ranks | None = None
+    job: TrainingJob, frozen: FeatureNetwork, events: EventWriter, ranks: Ranks | None = None
 ) -> StoredTokens:
     """Compute the tokens that are not stored yet, with all ranks."""
     ranks = ranks or Ranks()
@@ -341,7 +347,7 @@ def note_on_views(config: RunConfig, *, mirrored: bool) -> str:
 # -- training images that are predicted by fits without them -----------------------------------
 
 
-def _parts_to_hold_out(job: TrainingJob, frozen: FrozenNetwork) -> list[Integers]:
+def _parts_to_hold_out(job: TrainingJob, frozen: FeatureNetwork) -> list[Integers]:
     """Return parts of the training images to predict; none if there are validation images."""
     if len(frozen.data.validation_rows) >= FEWEST_VALIDATION:
         return []

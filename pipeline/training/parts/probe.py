@@ -65,7 +65,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class FrozenNetwork:
+class FeatureNetwork:
     """The model of a job with its initial weights, and the features of all images."""
 
     data: TrainingData
@@ -113,7 +113,7 @@ def probe_together(job: TrainingJob, events: EventWriter, ranks: Ranks) -> Froze
 
 def probe_of(
     job: TrainingJob,
-    frozen: FrozenNetwork,
+    frozen: FeatureNetwork,
     events: EventWriter,
     began: float,
     *,
@@ -189,7 +189,7 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
 
 def frozen_network(
     job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
-) -> FrozenNetwork:
+) -> FeatureNetwork:
     """Build the model of a job, and compute the features that are not stored yet.
 
     Args:
@@ -218,7 +218,7 @@ def frozen_network(
     )
     store = _feature_store(job, data, model, precision.name, ranks)
     features_ND, seconds = _computed(job, store, events, ranks)
-    return FrozenNetwork(
+    return FeatureNetwork(
         data,
         model,
         store.head,
@@ -231,7 +231,7 @@ def frozen_network(
     )
 
 
-def _saved(job: TrainingJob, frozen: FrozenNetwork, fitted: FittedHead, logits_NK: Array) -> Path:
+def _saved(job: TrainingJob, frozen: FeatureNetwork, fitted: FittedHead, logits_NK: Array) -> Path:
     """Save the model with its fitted head, and the logits if they are exact; return the folder."""
     with torch.no_grad():
         frozen.head.weight.copy_(torch.from_numpy(fitted.weight_KD))
@@ -330,7 +330,7 @@ def _identities(job: TrainingJob, model: nn.Module, head: nn.Linear) -> tuple[st
 
 def head_of_rows(
     job: TrainingJob,
-    frozen: FrozenNetwork,
+    frozen: FeatureNetwork,
     training: Integers,
     validation: Integers,
     regularization: float | None,
@@ -353,7 +353,7 @@ def head_of_rows(
     )
 
 
-def fitted_head(job: TrainingJob, frozen: FrozenNetwork, events: EventWriter) -> FittedHead:
+def fitted_head(job: TrainingJob, frozen: FeatureNetwork, events: EventWriter) -> FittedHead:
     """Fit the head, and report the tried values of C."""
     training, validation = frozen.data.training.rows, frozen.data.validation_rows
     if not len(training):
@@ -374,7 +374,7 @@ def fitted_head(job: TrainingJob, frozen: FrozenNetwork, events: EventWriter) ->
     return fitted
 
 
-def _record(frozen: FrozenNetwork, logits_NK: Array) -> EpochRecord:
+def _record(frozen: FeatureNetwork, logits_NK: Array) -> EpochRecord:
     """Return the metrics of the head as those of the only epoch."""
     data = frozen.data
     rows = data.training.rows, data.validation_rows

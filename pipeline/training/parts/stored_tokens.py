@@ -32,7 +32,7 @@ from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import Transfers, autocast, normalised
 from patchline.pipeline.probing.linear_head import evaluating
 from patchline.pipeline.probing.shared_batches import (
-    Group,
+    BatchGroup,
     agreed,
     computed_in_turn,
     locked_for,
@@ -92,7 +92,7 @@ class TokenStore:
     device: torch.device
     precision: str
     batch_size: int
-    group: Group | None = None
+    group: BatchGroup | None = None
 
     def remaining(self) -> int:
         """Return the number of images whose tokens are not stored yet, or are damaged."""
@@ -155,7 +155,7 @@ class TokenStore:
             kept_files.send_array(array.file)
         return array.file
 
-    def _assist(self, group: Group, array: ResumableArray) -> None:
+    def _assist(self, group: BatchGroup, array: ResumableArray) -> None:
         """Compute this process's share of what the first one lacks."""
         wait_for_lock(group)
         with evaluating(self.model):

@@ -31,7 +31,7 @@ class _Listing(FrozenModel):
     files: dict[str, FileDigest]
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """What this needs of the ranks of a training run; see `ranks.Ranks`."""
 
     is_first: bool
@@ -50,7 +50,7 @@ class Group(Protocol):
         ...
 
 
-def copy_from_first(ranks: Group, folder: Path) -> None:
+def copy_from_first(ranks: RankGroup, folder: Path) -> None:
     """Let the folder of each machine hold the files of rank 0's; all ranks call this together."""
     listing = ranks.from_first(_Listing, lambda: _Listing(files=_listed(folder))).files
     missing = [False] * len(listing)
@@ -66,7 +66,7 @@ def copy_from_first(ranks: Group, folder: Path) -> None:
     ranks.sum(torch.zeros(1))  # until all of them have written
 
 
-def _copy(ranks: Group, file: Path, size: int, *, writes: bool) -> None:
+def _copy(ranks: RankGroup, file: Path, size: int, *, writes: bool) -> None:
     pieces = _pieces(ranks, file, size)
     if not writes:
         for _ in pieces:
@@ -78,7 +78,7 @@ def _copy(ranks: Group, file: Path, size: int, *, writes: bool) -> None:
             opened.write(piece)
 
 
-def _pieces(ranks: Group, file: Path, size: int) -> Iterator[bytes]:
+def _pieces(ranks: RankGroup, file: Path, size: int) -> Iterator[bytes]:
     """Yield the content of a file of rank 0, on all ranks."""
     with file.open("rb") if ranks.is_first else BytesIO() as opened:
         for start in range(0, size, _PIECE_BYTES):

@@ -18,14 +18,14 @@ from patchline.flows.approval.approval_flow import approve_promotion
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.notifications import events
 from patchline.pipeline.registry import history
-from patchline.pipeline.registry.approval.answer import Answer
+from patchline.pipeline.registry.approval.answer import ApprovalAnswer
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.registered_models import ModelReference, VersionSummary, summaries
 from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
-YES = Answer(decision="approve", who="Ada", reason="looks good")
-NO = Answer(decision="reject", who="Ada", reason="blurry")
+YES = ApprovalAnswer(decision="approve", who="Ada", reason="looks good")
+NO = ApprovalAnswer(decision="reject", who="Ada", reason="blurry")
 
 
 def versions(name: str, folder: Path, *wrong: range) -> list[ModelReference]:

@@ -18,7 +18,7 @@ from prefect.states import Cancelled
 from patchline.flows.approval import approval_form, expiry, opening, requests
 from patchline.flows.schedules import deployments
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.registry.approval.answer import Answer, refuse_closed
+from patchline.pipeline.registry.approval.answer import ApprovalAnswer, refuse_closed
 from patchline.pipeline.registry.history import CHAMPION
 from patchline.pipeline.registry.promotion import Request, promote
 from patchline.pipeline.registry.registered_models import summaries
@@ -102,7 +102,7 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
         refuse_closed(equal)
     again = asked_about(equal)
     assert again.flow_run_id != asked.flow_run_id
-    forced = Answer(decision="approve", who="Ada", reason="half the size", force=True)
+    forced = ApprovalAnswer(decision="approve", who="Ada", reason="half the size", force=True)
     assert approval_form.submit(again, forced)
     assert (carry_on(again).state, champion("tulips")) == ("Promoted", "2")
     [model] = summaries("tulips")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.data.manifests import describing_processes
-from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from patchline.pipeline.data.manifests.describing_processes import KeptImageArray, rows_of
 from patchline.pipeline.data.store import store_builds
 from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
@@ -38,7 +38,7 @@ def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
     files = [(ListedImage(name, "down", "test"), True) for name in (*names, "gone.png", "\udcff")]
     for name in ("a.npy", "b.npy"):
         np.save(tmp_path / name, np.zeros((len(files), 8, 8, 3), np.uint8))
-    alone, divided = (KeptImages(tmp_path / name, "squash") for name in ("a.npy", "b.npy"))
+    alone, divided = (KeptImageArray(tmp_path / name, "squash") for name in ("a.npy", "b.npy"))
     expected, wide = list(rows_of(root, files, kept=alone)), Wide()
     with active_launcher.using("wide", lambda: wide):
         rows = list(rows_of(root, files, kept=divided))

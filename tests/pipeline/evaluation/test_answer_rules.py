@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from patchline.pipeline.data.reading.image_quality import Quality
+from patchline.pipeline.data.reading.image_quality import ImageQuality
 from patchline.pipeline.evaluation.answer_rules_fit import HeldOutImages, fitted_rules
 from patchline.pipeline.evaluation.answers_report import (
     SAME_IMAGES,
@@ -22,7 +22,7 @@ from tests.pipeline.evaluation.conftest import random_predictions
 
 Array = np.ndarray[Any, Any]
 CLASSES = 4
-NOTHING = Quality(*[np.zeros(0)] * 4)
+NOTHING = ImageQuality(*[np.zeros(0)] * 4)
 CONFIG = EvaluationConfig()
 MEASURED = MeasuredImages(NOTHING, None)
 

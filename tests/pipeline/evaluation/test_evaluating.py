@@ -14,7 +14,7 @@ from patchline.pipeline.evaluation.__main__ import predict
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.grouped_images import image_groups
-from patchline.pipeline.evaluation.prediction_job import CorruptionJob, PredictionJob
+from patchline.pipeline.evaluation.prediction_job import CorruptionJob, EvaluationJob
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.slices import slices
 from patchline.pipeline.evaluation.test_time_averaging import decided, decided_by_map
@@ -82,7 +82,7 @@ def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run, tmp_path
     sites = [f"site {number % 3}" for number in range(len(manifest))]
     manifests.save(manifest.assign(**{"column:site": sites, "column:age": "1"}), tmp_path / "m")
     classes = ("across", "down", "rising")
-    job = PredictionJob(
+    job = EvaluationJob(
         model_folder=best,
         manifest_file=tmp_path / "m",
         store=store,

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from patchline.pipeline.evaluation import plots
-from patchline.pipeline.evaluation.galleries import Answer, GalleryImage
+from patchline.pipeline.evaluation.galleries import ClassProbability, GalleryImage
 from patchline.pipeline.files.fonts import families_showing, font_showing
 from patchline.pipeline.training.augmentation_preview import Column, labelled_picture
 from tests.pipeline.evaluation.conftest import report_of
@@ -80,7 +80,7 @@ def test_names_that_no_font_shows_are_numbers_of_the_classes() -> None:
 def test_pictures_are_drawn_without_a_warning(tmp_path: Path) -> None:
     """Each missing character would warn once, and be a box in the picture."""
     pixels = np.zeros((8, 8, 3), np.uint8)
-    answer = Answer(name=NAMES[0], probability=0.5)
+    answer = ClassProbability(name=NAMES[0], probability=0.5)
     images = [
         GalleryImage(path="a.png", position=0, label=name, label_probability=0.1, answers=(answer,))
         for name in NAMES

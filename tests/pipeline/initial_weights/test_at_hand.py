@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from torchvision.models import VisionTransformer
 
 from patchline.pipeline.initial_weights import at_hand
-from patchline.pipeline.initial_weights.at_hand import VARIABLE, Search
+from patchline.pipeline.initial_weights.at_hand import VARIABLE, WeightsSearch
 
 Tensors = dict[str, torch.Tensor]
 
 
-def search() -> Search:
+def search() -> WeightsSearch:
     """Return what is at hand for a model of its own."""
     return at_hand.search("own")
 
@@ -58,7 +58,7 @@ def test_vits_in_the_cache_of_the_hub_are_found_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of timm under timm's own names, the largest first, with the cache's digest."""
-    assert search() == Search()
+    assert search() == WeightsSearch()
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     small = cached(tmp_path, "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k", timm_vit())
     large = cached(tmp_path, "google/vit", tiny_vit())

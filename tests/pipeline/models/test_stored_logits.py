@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from patchline.pipeline.evaluation.__main__ import devices_of
-from patchline.pipeline.evaluation.prediction_job import PredictionJob
+from patchline.pipeline.evaluation.prediction_job import EvaluationJob
 from patchline.pipeline.models import inference, stored_logits
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.models.stored_logits import logits_of
@@ -57,7 +57,7 @@ def test_the_gpus_that_have_trained_predict(
 ) -> None:
     """One for each process, but no more than there are; a CPU is one device."""
     own: dict[str, Any] = dict.fromkeys(("model_folder", "manifest_file", "store"), tmp_path)
-    job = PredictionJob(**own, splits=("test",), device="cuda", file=tmp_path, processes=4)
+    job = EvaluationJob(**own, splits=("test",), device="cuda", file=tmp_path, processes=4)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices_of(job) == [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert devices_of(job.model_copy(update={"processes": 1})) == [torch.device("cuda", 0)]

@@ -11,17 +11,17 @@ import pytest
 
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.metrics.intervals import proportion
-from patchline.pipeline.monitoring.check_journal import Check, CheckJournal, period_of
+from patchline.pipeline.monitoring.check_journal import CheckJournal, StreamCheck, period_of
 from patchline.pipeline.monitoring.drift_tests import DriftTest, DriftTests
 from patchline.pipeline.monitoring.level_spending import Period
 from patchline.pipeline.monitoring.shifts import ConfidenceShift
 
 
-def check_of(number: int, period: Period | None = None, p_value: float = 0.5) -> Check:
+def check_of(number: int, period: Period | None = None, p_value: float = 0.5) -> StreamCheck:
     """Return a check of twenty images."""
     period, share = period or Period(), proportion(18, 20)
     test = DriftTest(p_value=p_value, level=period.level, statistic=0.1, method="any")
-    return Check(
+    return StreamCheck(
         number=number,
         at="2026-01-01T00:00:00+00:00",
         false_alarms=period.false_alarms,

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.plans import CPU, MACHINES, Case, Machine, facts_of, settings_of, table
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.plan import (
-    Decision,
+    FirstFit,
     decided,
     images_by_training,
     most_epochs,
@@ -34,18 +34,18 @@ ENOUGH = 5_000
 """Updates from which a GPU's batches grow at their expense."""
 
 
-def decision(case: Case, machine: Machine) -> tuple[PlanFacts, Decision]:
+def decision(case: Case, machine: Machine) -> tuple[PlanFacts, FirstFit]:
     """Return what is planned for a case."""
     facts = facts_of(case, machine)
     return facts, decided(facts, settings_of(case))
 
 
-def place(facts: PlanFacts, made: Decision) -> int:
+def place(facts: PlanFacts, made: FirstFit) -> int:
     """Return the place of the model among those for such images."""
     return tiers_for(facts.data.median_side).index(made.chosen.tier)
 
 
-def total(facts: PlanFacts, made: Decision) -> float:
+def total(facts: PlanFacts, made: FirstFit) -> float:
     """Return the multiplications of all fits."""
     fits = images_by_training(facts, made.user)
     seen = made.length.images_seen * sum(fits) / fits[0]

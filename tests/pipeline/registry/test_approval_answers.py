@@ -9,7 +9,7 @@ import pytest
 
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.registry.approval import question_text
-from patchline.pipeline.registry.approval.answer import NOBODY, Answer
+from patchline.pipeline.registry.approval.answer import NOBODY, ApprovalAnswer
 from patchline.pipeline.registry.approval.question import Question, prepare_question
 from patchline.pipeline.registry.history import CHAMPION, alias_of
 from patchline.pipeline.registry.promotion import Promotion, Request, promote
@@ -17,14 +17,14 @@ from patchline.pipeline.registry.registered_models import ModelReference, resolv
 from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
-YES = Answer(decision="approve", who="Ada", reason="looks good")
-NO = Answer(decision="reject", who="Ada", reason="blurry")
+YES = ApprovalAnswer(decision="approve", who="Ada", reason="looks good")
+NO = ApprovalAnswer(decision="reject", who="Ada", reason="blurry")
 
 
 def _decided(
     reference: ModelReference,
     folder: Path,
-    answer: Answer,
+    answer: ApprovalAnswer,
     *,
     force: str | None = None,
     against: str = "1",
@@ -107,6 +107,6 @@ def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
 
 def test_an_answer_is_one_line_of_plain_text() -> None:
     """What somebody pastes into the form cannot break the history."""
-    answer = Answer(decision="reject", who="A\x1bda", reason="first\nsecond")
+    answer = ApprovalAnswer(decision="reject", who="A\x1bda", reason="first\nsecond")
     assert answer.text == "rejected by A da: first second"
-    assert Answer(decision="reject", who=NOBODY, reason="too late").text == "too late"
+    assert ApprovalAnswer(decision="reject", who=NOBODY, reason="too late").text == "too late"

@@ -14,7 +14,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
-from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Line
+from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Pipeline
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workers.prewarm import Worker
@@ -99,7 +99,7 @@ class Bake(Stage[BakeInputs, Bread]):
         context.reporting.note(f"logged {result.file.name} in {run.run_id}")
 
 
-LINE = Line((Mill(), Bake()))
+LINE = Pipeline((Mill(), Bake()))
 
 
 def bake(tmp_path: Path, name: str, seed: int = 0, **context: Any) -> tuple[list[str], Context]:
@@ -173,7 +173,7 @@ def test_a_rehearsal_computes_little_and_logs_nothing(tmp_path: Path) -> None:
 def test_a_line_that_cannot_run_cannot_be_put_together(stages: Any, problem: str) -> None:
     """What no earlier stage leaves is an error before any run, with the stage's name."""
     with pytest.raises(TypeError, match=problem):
-        Line(stages)
+        Pipeline(stages)
     assert list(engine.workers(LINE.stages, RunConfig())) == [Bake.worker]
 
 
@@ -190,7 +190,7 @@ def test_a_stage_leaves_what_it_has_declared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [CLASSIFIER, ENCODER], ids=["classifier", "encoder"])
-def test_every_stage_says_what_it_is(line: Line) -> None:
+def test_every_stage_says_what_it_is(line: Pipeline) -> None:
     """Each has a name, a task of its own, a description, and a worker that is there."""
     assert len({stage.task for stage in line.stages}) == len(line.stages)
     for stage in line.stages:

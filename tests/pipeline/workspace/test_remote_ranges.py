@@ -17,7 +17,7 @@ from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files import archives
 from patchline.pipeline.files.archives import open_archive
 from patchline.pipeline.files.placeholders import FOLDER, PARTS_FOLDER, placeholder
-from patchline.pipeline.files.shared_file import SharedFile
+from patchline.pipeline.files.shared_file import OpenFile
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.prediction.image_files import find_images
 from patchline.pipeline.workspace import remote_data, remote_store
@@ -101,8 +101,8 @@ def test_every_range_is_that_of_the_file(
     content = numbers.randbytes(5 * PART_BYTES + 77)
     top.write("any.zip", content)
     (tmp_path / "any.zip").write_bytes(content)
-    there = SharedFile(Path(remote_data.local_path(f"{top.uri}/any.zip", whole=False)))
-    here = SharedFile(tmp_path / "any.zip")
+    there = OpenFile(Path(remote_data.local_path(f"{top.uri}/any.zip", whole=False)))
+    here = OpenFile(tmp_path / "any.zip")
     connection.received = 0
     assert there.size == here.size == len(content)
     for _ in range(60):

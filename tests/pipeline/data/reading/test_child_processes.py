@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from patchline.pipeline.data.manifests.describing_processes import KeptImageArray, rows_of
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading import child_processes
 from patchline.pipeline.data.reading.child_processes import processors
@@ -46,7 +46,7 @@ def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
     kept = []
     for name in ("threads.npy", "processes.npy"):
         np.save(tmp_path / name, np.zeros((len(files), 8, 8, 3), np.uint8))
-        kept.append(KeptImages(tmp_path / name, "squash"))
+        kept.append(KeptImageArray(tmp_path / name, "squash"))
     by_threads = list(rows_of(root, files, fewest=10**9, kept=kept[0]))
     by_processes = list(rows_of(root, files, fewest=1, kept=kept[1]))
     assert by_processes == by_threads

@@ -28,7 +28,7 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import (
     unmeasured_symmetries,
 )
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
-from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, measured
+from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, MeasuredSymmetry, measured
 from patchline.pipeline.data.symmetry.probe_labels import with_one_label
 from patchline.pipeline.inspection.inspecting import inspect_data
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, encoded
@@ -72,7 +72,7 @@ def images(draw: Draw, labels: tuple[str, ...], count: int) -> tuple[Array, list
     return np.stack(found), names
 
 
-def result(images_NSSC: Array, names: list[str]) -> Measured:
+def result(images_NSSC: Array, names: list[str]) -> MeasuredSymmetry:
     """Measure images that do not belong together."""
     _, labels = np.unique(names, return_inverse=True)
     return measured(images_NSSC, labels, np.arange(len(names)))
