@@ -73,7 +73,7 @@ from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import PAIRED, paired_metrics
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
-    LabelSetPredictions as SetAnswers,
+    ThresholdedScores as SetAnswers,
 )
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import is_better as label_sets_better
 from patchline.pipeline.metrics.names import METRICS

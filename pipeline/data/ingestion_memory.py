@@ -72,7 +72,7 @@ class IngestionMemory:
         self.file = self._workspace / "ingestions" / f"{digest}.json"
         self._listing, self._labelled = listing, uses_labels(config)
         self._fresh, self._settled = scan.fresh, bool(scan.settled(facts).all())
-        self._files = hashlib.sha256(_listed(listing) + facts.tobytes()).hexdigest()
+        self._files = hashlib.sha256(_serialize_listing(listing) + facts.tobytes()).hexdigest()
 
     def recall(self) -> IngestedData | None:
         """Return what was found, if nothing that it depends on has changed."""
@@ -148,7 +148,7 @@ def _settings(config: RunConfig) -> str:
     return json.dumps(record, sort_keys=True)
 
 
-def _listed(listing: ImageListing) -> bytes:
+def _serialize_listing(listing: ImageListing) -> bytes:
     """Return everything that a source lists."""
     rest = [listing.name, listing.mirror_symmetric, listing.notes, listing.empty_classes]
     parts = [*rest, listing.images, listing.left_out, dict(listing.columns)]

@@ -102,8 +102,8 @@ def with_probabilities(
     unknown = sorted(set(rows.loc[labels.isna(), "label"]))
     if unknown:
         raise DataError(
-            f"The model has no class {_listed(unknown)}; its classes are {_listed(classes)}. Leave "
-            "out these images, or rename their folders to the model's class names."
+            f"The model has no class {_join_names(unknown)}; its classes are {_join_names(classes)}. "
+            "Leave out these images, or rename their folders to the model's class names."
         )
     probabilities = probabilities_NK.astype(np.float32, copy=False)
     answers = probabilities.argmax(axis=1)
@@ -117,7 +117,7 @@ def with_probabilities(
     return table.assign(**{column: rows[column].to_numpy() for column in own})
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     quoted = ", ".join(f"'{name}'" for name in names[:_MOST_NAMED])
     rest = len(names) - _MOST_NAMED
     return f"{quoted} and {rest} more" if rest > 0 else quoted

@@ -78,7 +78,7 @@ def measured_parts(
     metric: Callable[[Array], MetricEstimate],
     overall: float,
 ) -> Iterator[tuple[dict[str, Any], MetricEstimate, Array]]:
-    """Yield the fields of `ImageSubset` for each subset by each chosen column, its metric and its mask.
+    """Yield the fields of `ImageSubset`, the metric and the mask of each subset by each column.
 
     Args:
         table: predictions of N images.

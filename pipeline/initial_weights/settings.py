@@ -83,7 +83,7 @@ def _last_blocks(config: RunConfig, start: InitialWeights) -> Settings:
     may_be_trained = config.training.trainable in (None, "last_blocks")
     if not isinstance(depth, int) or count <= depth or not may_be_trained:
         return {}
-    is_set = _LAST_BLOCKS in _listed(config)
+    is_set = _LAST_BLOCKS in _keys_set_by_user(config)
     if not is_set and count == TrainingConfig.model_fields["last_blocks"].default:
         return {"last_blocks": depth}
     raise ConfigError(
@@ -152,7 +152,7 @@ def without_initial_weights(config: RunConfig) -> RunConfig:
         )
     settings, defaults = config.model_dump(mode="json"), RunConfig().model_dump(mode="json")
     settings["model"]["init"] = None
-    listed = _listed(config)
+    listed = _keys_set_by_user(config)
     for section, values in recipe.settings_for(str(config.model.init), None).items():
         for key, value in values.items():
             if settings[section][key] == value and f"{section}.{key}" not in listed:
@@ -160,7 +160,7 @@ def without_initial_weights(config: RunConfig) -> RunConfig:
     return config_files.validated(settings)
 
 
-def _listed(config: RunConfig) -> set[str]:
+def _keys_set_by_user(config: RunConfig) -> set[str]:
     """Return the dotted keys that were listed as set by the user when the settings were read."""
     if config.record.set_by_user is not None:
         return set(config.record.set_by_user)
@@ -171,7 +171,7 @@ def _listed_with(config: RunConfig, chosen: Settings) -> list[str] | None:
     """Return the listed keys and those that the user has chosen besides, in a form."""
     if config.record.init_sha256:  # resolved before; its values also differ because of the weights
         return None if config.record.set_by_user is None else list(config.record.set_by_user)
-    return sorted({*_listed(config), *config_files.dotted_keys({"model": chosen})})
+    return sorted({*_keys_set_by_user(config), *config_files.dotted_keys({"model": chosen})})
 
 
 def _with_suitable_head(start: InitialWeights, classes: tuple[str, ...] | None) -> Settings:
@@ -203,7 +203,7 @@ def _set_by_user(config: RunConfig) -> Settings:
         chosen["name"] = name
     if embedding not in (AUTO, patch_embedding_name(name, AUTO)):
         chosen["patch_embedding"] = {**chosen.get("patch_embedding", {}), "name": embedding}
-    chosen = config_files.merged(chosen, _picked(model, _listed(config), "model."))
+    chosen = config_files.merged(chosen, _picked(model, _keys_set_by_user(config), "model."))
     return _without_null_dimensions(chosen)
 
 
@@ -257,7 +257,10 @@ def _of_images(config: RunConfig, start: InitialWeights) -> Settings:
         )
     channels = data.channels or start.channels
     mean, std = (_for_channels(each, channels) for each in (start.mean, start.std))
-    is_set = _RESIZE in _listed(config) or data.resize != DataConfig.model_fields["resize"].default
+    is_set = (
+        _RESIZE in _keys_set_by_user(config)
+        or data.resize != DataConfig.model_fields["resize"].default
+    )
     return {
         "image_size": data.image_size or start.image_size,
         "channels": channels,

@@ -152,7 +152,8 @@ class TemperatureFit(FrozenModel):
                 f"{'not calibrated further' if self.bias else 'uncalibrated'}"
             )
         if self.state == "by member":
-            return f"each model of the ensemble has its own temperature: {_listed(self.members)}"
+            members = _describe_members(self.members)
+            return f"each model of the ensemble has its own temperature: {members}"
         return "it is not recorded whether the probabilities are calibrated"
 
     def before(self) -> str:
@@ -304,7 +305,7 @@ def _flat(
     return f"{how}, which allows {fit.allowed}"
 
 
-def _listed(members: tuple[TemperatureFit, ...]) -> str:
+def _describe_members(members: tuple[TemperatureFit, ...]) -> str:
     values = ", ".join(f"{member.temperature:.3g}" for member in members)
     unsure = [n for n, member in enumerate(members, start=1) if not member.is_determined]
     if not unsure:

@@ -105,7 +105,7 @@ class Model:
         """
         if errors not in ("raise", "mark"):
             raise ConfigError(f"errors is {errors!r}, but must be 'raise' or 'mark'.")
-        named = _named(_listed(images))
+        named = _named(_as_iterable(images))
         answers = [
             answer
             for batch in _batches(named)
@@ -185,7 +185,7 @@ class Model:
         return table
 
 
-def _listed(images: Image | Iterable[Image]) -> Iterable[Image]:
+def _as_iterable(images: Image | Iterable[Image]) -> Iterable[Image]:
     if isinstance(images, np.ndarray):
         return list(images.ravel()) if images.dtype.kind in "OU" else images_of(images)
     if isinstance(images, str | Path | bytes | PillowImage.Image):

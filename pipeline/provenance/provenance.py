@@ -60,9 +60,9 @@ class ProvenanceSummary(FrozenModel):
         if self.state == "unknown":
             return (
                 f"it is not known which images were used to train or select {subject} "
-                f"({_listed(self.unknown)})"
+                f"({_join_texts(self.unknown)})"
             )
-        names = _listed(each.name for each in self.published)
+        names = _join_texts(each.name for each in self.published)
         return f"the training images of {names}, published weights behind {subject}, are not known"
 
     def caveat(self, subject: str, images: str = "test images", what: str = "the metrics") -> str:
@@ -153,7 +153,7 @@ def together(parts: Iterable[Provenance]) -> Provenance:
     )
 
 
-def _listed(texts: Iterable[str]) -> str:
+def _join_texts(texts: Iterable[str]) -> str:
     every = list(texts)
     more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
     return "; ".join(every[:_SHOWN]) + more

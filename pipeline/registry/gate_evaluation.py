@@ -19,7 +19,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
 )
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.labels import label_sets
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import LabelSetPredictions
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import ThresholdedScores
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.registry import promotion_gates
@@ -200,10 +200,10 @@ def _has_labels_of(version: VersionRecords, images: pd.DataFrame) -> Array:
 
 def _answers(
     version: VersionRecords, probabilities_NK: Array, classes: tuple[str, ...]
-) -> LabelSetPredictions:
+) -> ThresholdedScores:
     """Return a version's probabilities, and the labels at or above its own thresholds."""
     package = version.package
     own = dict(zip(package.classes, np.array(package.thresholds_K).tolist(), strict=True))
     thresholds_K = np.array([own[label] for label in classes])
     exact_NK = probabilities_NK.astype(np.float64)
-    return LabelSetPredictions(exact_NK, (exact_NK >= thresholds_K).astype(np.uint8))
+    return ThresholdedScores(exact_NK, (exact_NK >= thresholds_K).astype(np.uint8))

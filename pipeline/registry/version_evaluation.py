@@ -348,18 +348,18 @@ def _of_classes(
     if strange and not choices.common_classes:
         raise DataError(
             "The data and the model have different classes. Only in the data: "
-            f"{_listed([f'{name} ({counts[name]} images)' for name in strange])}. "
-            f"{f'Only in the model: {_listed(absent)}. ' if absent else ''}"
+            f"{_join_names([f'{name} ({counts[name]} images)' for name in strange])}. "
+            f"{f'Only in the model: {_join_names(absent)}. ' if absent else ''}"
             f"{_remedy(len(set(classes) & set(counts)))}"
         )
     if strange:
         left_out = sum(counts[name] for name in strange)
         notes.append(
             f"{counted(left_out, 'image was', 'images were')} left out because the model does not "
-            f"have {'its' if left_out == 1 else 'their'} class: {_listed(strange)}"
+            f"have {'its' if left_out == 1 else 'their'} class: {_join_names(strange)}"
         )
     if absent:
-        notes.append(f"classes of the model without images: {_listed(absent)}")
+        notes.append(f"classes of the model without images: {_join_names(absent)}")
     return rows[rows["label"].isin(classes)]
 
 
@@ -373,8 +373,8 @@ def _of_labels(
     if strange and not choices.common_classes:
         only = [f"{name} ({counted(counts[name], 'image')})" for name in strange]
         raise DataError(
-            f"The data and the model have different labels. Only in the data: {_listed(only)}. "
-            f"{f'Only in the model: {_listed(absent)}. ' if absent else ''}"
+            f"The data and the model have different labels. Only in the data: {_join_names(only)}. "
+            f"{f'Only in the model: {_join_names(absent)}. ' if absent else ''}"
             "Add --common-classes to leave out the images with labels that the model does not "
             "have, or rename the labels to the model's."
         )
@@ -384,10 +384,10 @@ def _of_labels(
         left_out = len(rows) - len(kept)
         notes.append(
             f"{counted(left_out, 'image was', 'images were')} left out because the model does not "
-            f"have all labels of {'it' if left_out == 1 else 'them'}: {_listed(strange)}"
+            f"have all labels of {'it' if left_out == 1 else 'them'}: {_join_names(strange)}"
         )
     if absent:
-        notes.append(f"labels of the model without images: {_listed(absent)}")
+        notes.append(f"labels of the model without images: {_join_names(absent)}")
     return kept
 
 
@@ -535,6 +535,6 @@ def _capitalized(clause: str) -> str:
     return f"{clause[:1].upper()}{clause[1:]}"
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED_CLASSES} more" if len(names) > _NAMED_CLASSES else ""
     return ", ".join(names[:_NAMED_CLASSES]) + more

@@ -99,7 +99,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class EarlierResult:
+class StageInput:
     """A result of an earlier stage that a stage reads."""
 
     field: str
@@ -107,7 +107,7 @@ class EarlierResult:
     optional: bool
 
 
-def reads_of(inputs: type[Any]) -> Iterator[EarlierResult]:
+def reads_of(inputs: type[Any]) -> Iterator[StageInput]:
     """Yield what a class of inputs reads, in the order of its fields.
 
     Raises:
@@ -120,4 +120,4 @@ def reads_of(inputs: type[Any]) -> Iterator[EarlierResult]:
         required = [kind for kind in kinds if kind is not types.NoneType]
         if len(required) != 1 or not isinstance(required[0], type):
             raise TypeError(f"{inputs.__qualname__}.{each.name} is not one class, or that or None")
-        yield EarlierResult(each.name, required[0], optional=len(kinds) > 1)
+        yield StageInput(each.name, required[0], optional=len(kinds) > 1)

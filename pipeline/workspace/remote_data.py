@@ -96,7 +96,7 @@ def local_path(path: str, *, whole: bool = True) -> str:
     address = parsed(path, SETTING)
     if address.scheme == "file":
         return address.prefix
-    objects = _listed(address)
+    objects = _list_objects(address)
     folder = _folder_of(address)
     _mark_used(address)
     if _is_object(address, objects):
@@ -308,7 +308,7 @@ def kind(path: str) -> DataKind:
     address = parsed(path, SETTING)
     if address.scheme == "file":
         return data_kind(address.prefix)
-    objects = _listed(address)
+    objects = _list_objects(address)
     if _is_object(address, objects):
         if address.prefix.lower().endswith((*TAR_SUFFIXES, ".json")):
             return data_kind(local_path(path, whole=False))
@@ -348,7 +348,7 @@ def _write_skeleton(top: Path, address: Address, objects: Sequence[ObjectInfo]) 
         target.symlink_to(_folder_of(address) / first.key)
 
 
-def _listed(address: Address) -> list[ObjectInfo]:
+def _list_objects(address: Address) -> list[ObjectInfo]:
     """Return the objects of an address: itself, with its name, or those below it.
 
     Raises:

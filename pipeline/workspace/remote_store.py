@@ -318,10 +318,10 @@ class RemoteStore(ObjectStore):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects whose keys begin with a prefix, in the order of their keys."""
-        yield from self._listed(prefix)
+        yield from self._list_below(prefix)
 
     @_with_new_credentials
-    def _listed(self, prefix: str) -> builtins.list[ObjectInfo]:
+    def _list_below(self, prefix: str) -> builtins.list[ObjectInfo]:
         import obstore
 
         folder = prefix.rpartition("/")[0]

@@ -160,8 +160,8 @@ def _check_given(table: Table, labels: Sequence[str], **settings: str | None) ->
     for setting, name in (*settings.items(), *(("label_columns", each) for each in labels)):
         if name is not None and name not in table.names:
             raise DataError(
-                f"data.{setting} is '{name}', but {table.file} has the columns {_listed(table)}. "
-                "Choose one of them."
+                f"data.{setting} is '{name}', but {table.file} has the columns "
+                f"{_list_columns(table)}. Choose one of them."
             )
 
 
@@ -459,13 +459,13 @@ def _named(table: Table, names: list[str], kind: str) -> str:
     if found is None:
         what = "names the images" if kind == "image" else "holds the labels"
         raise DataError(
-            f"It is not obvious which column of {table.file} {what}: {_listed(table)}. Set "
+            f"It is not obvious which column of {table.file} {what}: {_list_columns(table)}. Set "
             f"--data.{kind}-column."
         )
     return found
 
 
-def _listed(table: Table) -> str:
+def _list_columns(table: Table) -> str:
     more = f" and {len(table.names) - _SHOWN} more" if len(table.names) > _SHOWN else ""
     return ", ".join(map(shown, table.names[:_SHOWN])) + more
 

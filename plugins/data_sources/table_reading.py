@@ -156,7 +156,7 @@ class PartedTable:
             if part.schema.names != first.schema.names or part.class_names != first.class_names:
                 raise DataError(
                     f"{part.file} has other columns or classes than {first.file.name} beside it "
-                    f"({_listed(part.schema)}; {_listed(first.schema)}). Give one "
+                    f"({_list_types(part.schema)}; {_list_types(first.schema)}). Give one "
                     "of the files, or move the others away."
                 )
         self.embedded, self.class_names = first.embedded, first.class_names
@@ -286,7 +286,7 @@ def _columns_of(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
     return {name: [*values, *[""] * (count - len(values))] for name, values in columns.items()}
 
 
-def _listed(schema: pa.Schema) -> str:
+def _list_types(schema: pa.Schema) -> str:
     return ", ".join(map(shown, schema.names))
 
 

@@ -104,7 +104,7 @@ class TorchvisionData:
         return ImageListing(
             name=self.name.lower(),
             root=file,
-            images=[_listed(path) for path in open_archive(file).paths],
+            images=[_as_listed_image(path) for path in open_archive(file).paths],
             mirror_symmetric=False if self.name in _NOT_SYMMETRIC else None,
         )
 
@@ -181,7 +181,7 @@ def _class_names(content: Any) -> dict[int, str]:
     return dict(enumerate(plain)) if len(set(plain)) == len(plain) else {}
 
 
-def _listed(path: str) -> ListedImage:
+def _as_listed_image(path: str) -> ListedImage:
     split, _, rest = path.partition("/")
     label, slash, _ = rest.partition("/")
     if not slash:

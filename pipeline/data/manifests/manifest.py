@@ -102,7 +102,7 @@ def scan(
                 on_progress(len(recalled) + len(rows), len(images))
         if opened:
             opened.finish(rows)
-    manifest = _listed(images).join(_together(unchanged, rows, others))
+    manifest = _tabulate_images(images).join(_together(unchanged, rows, others))
     if memory and facts is not None and any(row["status"] == "ok" for row in rows):
         memory.keep(manifest, facts)
     if listing.left_out:
@@ -111,7 +111,7 @@ def scan(
     return _with_columns(manifest[COLUMNS], listing)
 
 
-def _listed(images: Sequence[ListedImage]) -> pd.DataFrame:
+def _tabulate_images(images: Sequence[ListedImage]) -> pd.DataFrame:
     """Return what the source says of each image."""
     texts = [
         listed.label if listed.labels is None else label_sets.encoded(map(printable, listed.labels))

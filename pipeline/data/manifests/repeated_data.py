@@ -115,7 +115,7 @@ def repeated(
     if not changes:
         return manifest, [f"the images, labels and splits are those of {earlier.words}", *notes]
     listed = manifest.loc[list(changes), ["path"]].assign(change=list(changes.values()))
-    file = _listed(listed, workspace)
+    file = _write_changes(listed, workspace)
     counted = (
         f"{len(changes):,} of {len(used):,} images of {earlier.words} "
         f"{by_number(len(changes), 'is missing or has', 'are missing or have')} changed: "
@@ -170,7 +170,7 @@ def _changes(
     return reasons
 
 
-def _listed(changes: pd.DataFrame, workspace: Path) -> Path:
+def _write_changes(changes: pd.DataFrame, workspace: Path) -> Path:
     """Write the list of what has changed."""
     file = workspace / "manifests" / "changes.csv"
     with storage_errors(file):

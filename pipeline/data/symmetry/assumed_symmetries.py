@@ -71,7 +71,7 @@ def unmeasured_symmetries(config: RunConfig) -> str:
     if not assumptions.changes:
         return ""
     return (
-        f"assumed, not measured: an image keeps its class under {_listed(assumptions.changes)} "
+        f"assumed, not measured: an image keeps its class under {_join_words(assumptions.changes)} "
         f"(augmentation {name}); choose another augmentation.name if it does not"
     )
 
@@ -87,5 +87,5 @@ def _assumptions(config: RunConfig) -> Assumptions | None:
         return plugin.assumptions(settings)
 
 
-def _listed(words: tuple[str, ...]) -> str:
+def _join_words(words: tuple[str, ...]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -20,8 +20,8 @@ from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.multi_label.names import MAIN
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
-    LabelSetPredictions,
     PairedMetric,
+    ThresholdedScores,
     paired_metrics,
 )
 from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
@@ -69,7 +69,7 @@ def compare_label_sets(
     challenger: str,
     classes: tuple[str, ...],
     labels_NK: Array,
-    answers: tuple[LabelSetPredictions, LabelSetPredictions],
+    answers: tuple[ThresholdedScores, ThresholdedScores],
     left_out: dict[str, int],
     groups_N: Sequence[Any] | Array | None = None,
     provenance: tuple[ProvenanceSummary, ProvenanceSummary] = (UNKNOWN, UNKNOWN),

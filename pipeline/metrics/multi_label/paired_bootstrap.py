@@ -48,7 +48,7 @@ class PairedMetric(FrozenModel):
     """Number of groups that the images form; None if these are independent."""
 
 
-class LabelSetPredictions(NamedTuple):
+class ThresholdedScores(NamedTuple):
     """What a classifier says about N images."""
 
     probabilities_NK: Array
@@ -58,8 +58,8 @@ class LabelSetPredictions(NamedTuple):
 
 def paired_metrics(
     labels_NK: Array,
-    a: LabelSetPredictions,
-    b: LabelSetPredictions,
+    a: ThresholdedScores,
+    b: ThresholdedScores,
     *,
     groups: ImageGroups | None = None,
     draws: int | None = None,

@@ -27,7 +27,7 @@ async def predict(request: Request) -> Response:
     given, answered = await answered_images(request, lambda given: given.options)
     if given.is_list:
         content = {
-            "answers": _listed(given, answered),
+            "answers": _answers_as_json(given, answered),
             "version": answered.version,
             "model": server.host.name,
         }
@@ -72,7 +72,7 @@ def one_answer(server: Server, options: Options, answered: Answers) -> Response:
     return json_response(single, answered.version)
 
 
-def _listed(given: GivenImages, answered: Answers) -> list[dict[str, Any]]:
+def _answers_as_json(given: GivenImages, answered: Answers) -> list[dict[str, Any]]:
     listed = []
     for name, answer in zip(given.names, answered.answers, strict=True):
         file = {} if name is None else {"file": name}

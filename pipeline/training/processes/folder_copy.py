@@ -52,10 +52,10 @@ class RankGroup(Protocol):
 
 def copy_from_first(ranks: RankGroup, folder: Path) -> None:
     """Let the folder of each machine hold the files of rank 0's; all ranks call this together."""
-    listing = ranks.from_first(_Listing, lambda: _Listing(files=_listed(folder))).files
+    listing = ranks.from_first(_Listing, lambda: _Listing(files=_digest_files(folder))).files
     missing = [False] * len(listing)
     if ranks.writes_files:
-        own = _listed(folder)
+        own = _digest_files(folder)
         for path in own.keys() - listing.keys():
             (folder / path).unlink()
         missing = [own.get(path) != digest for path, digest in listing.items()]
@@ -86,7 +86,7 @@ def _pieces(ranks: RankGroup, file: Path, size: int) -> Iterator[bytes]:
             yield ranks.bytes_of_first(opened.read(length), length)
 
 
-def _listed(folder: Path) -> dict[str, FileDigest]:
+def _digest_files(folder: Path) -> dict[str, FileDigest]:
     paths = sorted(each for each in folder.rglob("*") if each.is_file())
     own = (each.relative_to(folder) for each in paths)
     return {each.as_posix(): digest_of(folder / each) for each in own if _is_copied(each)}

@@ -13,7 +13,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
     compare_label_sets,
 )
 from patchline.pipeline.evaluation.promotion_decision import Decision
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import LabelSetPredictions
+from patchline.pipeline.metrics.multi_label.paired_bootstrap import ThresholdedScores
 from patchline.pipeline.registry.champion_gates import champion_gates
 from patchline.pipeline.registry.config import PromotionConfig
 
@@ -36,7 +36,7 @@ def _comparison(
     for skill, threshold in zip((1.5, 1.5 + gain), thresholds, strict=True):
         logits = skill * (labels - 0.5) + common + generator.normal(size=labels.shape) / 2
         scores = 1 / (1 + np.exp(-logits))
-        answers.append(LabelSetPredictions(scores, (scores >= threshold).astype(np.uint8)))
+        answers.append(ThresholdedScores(scores, (scores >= threshold).astype(np.uint8)))
     return compare_label_sets(
         champion="3",
         challenger="4",

@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score, f1_score
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
     PAIRED,
-    LabelSetPredictions,
+    ThresholdedScores,
     is_better,
     paired_metrics,
 )
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 def _models(
     images: int, *, gain: float, seed: int
-) -> tuple[Array, LabelSetPredictions, LabelSetPredictions]:
+) -> tuple[Array, ThresholdedScores, ThresholdedScores]:
     """Return labels, and two models with errors in common, of which the second may be better."""
     generator = np.random.default_rng(seed)
     labels = (generator.random((images, 5)) < 0.2).astype(np.uint8)
@@ -30,7 +30,7 @@ def _models(
     for skill in (1.5, 1.5 + gain):
         own = generator.normal(size=labels.shape)
         scores = 1 / (1 + np.exp(-(skill * labels + 0.7 * common + 0.7 * own - 1)))
-        answers.append(LabelSetPredictions(scores, (scores >= 0.5).astype(np.uint8)))
+        answers.append(ThresholdedScores(scores, (scores >= 0.5).astype(np.uint8)))
     return labels, answers[0], answers[1]
 
 
@@ -75,7 +75,7 @@ def test_a_model_is_not_better_than_itself() -> None:
     assert (same.difference.value, same.p_value) == (0.0, 1.0)
     assert not is_better(same)
     none = paired_metrics(
-        labels[:0], LabelSetPredictions(a[0][:0], a[1][:0]), LabelSetPredictions(a[0][:0], a[1][:0])
+        labels[:0], ThresholdedScores(a[0][:0], a[1][:0]), ThresholdedScores(a[0][:0], a[1][:0])
     )
     assert (none["mAP"].difference.low, none["mAP"].p_value) == (-1.0, 1.0)
     unlabelled = paired_metrics(np.zeros_like(labels), a, a)["macro_f1"]
@@ -92,7 +92,7 @@ def test_images_of_a_group_are_drawn_together() -> None:
     """Ten copies of each image say no more than one; taken as independent, they seem to."""
     labels, a, b = _models(60, gain=0.35, seed=0)
     copies = np.repeat(np.arange(60), 10)
-    many = [LabelSetPredictions(each[0][copies], each[1][copies]) for each in (a, b)]
+    many = [ThresholdedScores(each[0][copies], each[1][copies]) for each in (a, b)]
     once = paired_metrics(labels, a, b)
     free = paired_metrics(labels[copies], *many)
     grouped = paired_metrics(labels[copies], *many, groups=ImageGroups.of(copies))
