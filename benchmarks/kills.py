@@ -67,7 +67,7 @@ WORKERS = {
     "training": "patchline.pipeline.training",
     "evaluation": "patchline.pipeline.evaluation",
     "packaging": "patchline.pipeline.packaging",
-    "teaching": "patchline.pipeline.teaching",
+    "distillation": "patchline.pipeline.distillation",
     "rank": "patchline.pipeline.training.processes.rank",
 }
 KINDS = (
@@ -76,13 +76,13 @@ KINDS = (
 )  # fmt: skip
 KINDS_OF = {
     "plain": KINDS,
-    "teacher": ("command", "flow", "teaching", "training"),
+    "teacher": ("command", "flow", "distillation", "training"),
     "last_blocks": ("command", "flow", "training"),
     "processes": ("command", "flow", "training", "rank"),
 }
 """What is killed, by what the runs do."""
 LATEST_SECONDS = {
-    "training": 3.0, "teaching": 3.0, "rank": 6.0, "data worker": 2.0, "evaluation": 0.2,
+    "training": 3.0, "distillation": 3.0, "rank": 6.0, "data worker": 2.0, "evaluation": 0.2,
     "packaging": 2.0, "prepared worker": 5.0,
 }  # fmt: skip
 """Maximum time from a worker's start to the kill, by kind."""

@@ -15,7 +15,7 @@ from patchline.flows.commands.serve import log_to_standard_error, serving_config
 from patchline.flows.commands.switches import Json, Switch
 from patchline.pipeline.errors import ConfigError, UserError
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.serving.access_token import check_doors, given_token
+from patchline.pipeline.serving.access_token import check_access, given_token
 from patchline.pipeline.terminal_words import counted, pasted_path, pasted_program, visible
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def label(
         tls_certificate=tls_certificate,
         tls_key=tls_key,
     )
-    check_doors(config, "label the images")
+    check_access(config, "label the images")
     from patchline.pipeline.labelling.answers_table import TABLE_NAME, AnswersTable
     from patchline.pipeline.labelling.findings import label_findings
     from patchline.pipeline.labelling.image_order import ImageOrder
@@ -248,12 +248,12 @@ def _package(model: str | None) -> tuple[PackagedModel | None, str]:
 def _source(package: PackagedModel | None, name: str) -> tuple[FeatureSource | None, str]:
     """Return what orders the images; or nothing, and why."""
     from patchline.pipeline.files.workspace_folder import place
-    from patchline.pipeline.initial_weights import at_hand
+    from patchline.pipeline.initial_weights import local_weights
     from patchline.pipeline.labelling.server.image_features import PackageFeatures, WeightFeatures
 
     if package is not None:
         return PackageFeatures(package, name, place()), ""
-    weights = at_hand.search("").weights
+    weights = local_weights.search("").weights
     if not weights:
         return None, "there is no --model, and no weights are at hand"
     return WeightFeatures(weights[0], place()), ""

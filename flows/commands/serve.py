@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from patchline.flows.commands.switches import Json, Switch
 from patchline.pipeline import config_errors
 from patchline.pipeline.errors import ConfigError, ModelReferenceError, RunError, ServerAwayError
-from patchline.pipeline.serving.access_token import check_doors, given_token
+from patchline.pipeline.serving.access_token import check_access, given_token
 from patchline.pipeline.serving.config import ServingConfig
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def serve(
         record_images=record_images,
         record_mib=record_mib,
     )
-    check_doors(config)
+    check_access(config)
     return serve_model(model, config, as_json=as_json)
 
 

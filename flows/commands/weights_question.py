@@ -36,12 +36,12 @@ def with_weights(config: RunConfig, ask: Callable[[str], str] | None = None) -> 
     images = _photographs(config)
     if not images:
         return config
-    from patchline.pipeline.initial_weights import at_hand
+    from patchline.pipeline.initial_weights import local_weights
     from patchline.pipeline.planning.planner import may_choose_weights
     from patchline.pipeline.planning.weights_choice import weights_to_fetch
     from patchline.pipeline.registry import registered_models
 
-    there = at_hand.search(config.name or "") if may_choose_weights(config) else None
+    there = local_weights.search(config.name or "") if may_choose_weights(config) else None
     if there is None or there.weights:
         return config
     if there.registered and any(each.is_encoder for each in registered_models.newest_versions()):

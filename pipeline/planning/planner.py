@@ -20,10 +20,12 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.source_listing import uses_labels
 from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
+from patchline.pipeline.distillation.teacher import teacher_folder
+from patchline.pipeline.distillation.views import views_of
 from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.host.this_processor import this_processor
-from patchline.pipeline.initial_weights import at_hand, recipe
+from patchline.pipeline.initial_weights import local_weights, recipe
 from patchline.pipeline.initial_weights.record import InitialWeights
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
@@ -58,8 +60,6 @@ from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients
-from patchline.pipeline.teaching.teacher import teacher_folder
-from patchline.pipeline.teaching.views import views_of
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import cached_machine, choose_device
@@ -117,7 +117,7 @@ def weights_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
         "data": data.fingerprint,
         "facts": request.facts.model_dump_json(),
         "settings": json.dumps(request.settings, sort_keys=True),
-        "at_hand": at_hand.search(config.name or data.name).model_dump_json(),
+        "local_weights": local_weights.search(config.name or data.name).model_dump_json(),
         "code": stage_keys.code(*CODE),
         **stage_keys.package_versions(),
     }

@@ -16,8 +16,8 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.errors import ConfigError, PluginError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.initial_weights import at_hand
-from patchline.pipeline.initial_weights.at_hand import WeightsAtHand, WeightsSearch
+from patchline.pipeline.initial_weights import local_weights
+from patchline.pipeline.initial_weights.local_weights import WeightsAtHand, WeightsSearch
 from patchline.pipeline.initial_weights.record import stored_provenance, weights_folder
 from patchline.pipeline.initial_weights.starting_point import StartingPoint, starting_point
 from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
@@ -187,7 +187,7 @@ def choose(
     """
     facts, settings = request.facts, request.settings
     if there is None:
-        there = at_hand.search(request.config.name or request.data.name)
+        there = local_weights.search(request.config.name or request.data.name)
     if not (there.weights or there.registered):
         return WeightsChoice(reasons=(*_what_would_help(facts.data), *there.passed))
     if asked := _needs_scratch(settings):

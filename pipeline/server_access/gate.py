@@ -25,7 +25,7 @@ from patchline.pipeline.server_access.request_headers import (
     READING,
     Headers,
     Scope,
-    why_foreign,
+    cross_origin_reason,
 )
 from patchline.pipeline.server_access.websocket_login import FirstMessage
 
@@ -96,7 +96,7 @@ class Gate:
 
     def _foreign(self, scope: Scope, headers: Headers) -> GateResponse | None:
         """Return the refusal of a request under another host name or from another origin's page."""
-        reason = why_foreign(
+        reason = cross_origin_reason(
             scope, headers, self._hosts.__contains__, lambda host: (f"http://{host}",)
         )
         return refusal(HTTPStatus.FORBIDDEN, reason) if reason else None

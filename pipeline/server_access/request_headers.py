@@ -39,7 +39,7 @@ class Headers:
         return self.get(name)
 
 
-def why_foreign(
+def cross_origin_reason(
     scope: Scope,
     headers: Headers,
     is_own_host: Callable[[str], bool],

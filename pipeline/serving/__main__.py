@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from patchline.pipeline import config_errors
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.serving import server
-from patchline.pipeline.serving.access_token import check_doors, given_token
+from patchline.pipeline.serving.access_token import check_access, given_token
 from patchline.pipeline.serving.alias_watch import Registry
 from patchline.pipeline.serving.certificate import check_certificate
 from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(given: argparse.Namespace) -> None:
     config = _config(given)
-    check_doors(config)
+    check_access(config)
     check_certificate(config)
     with server.listening_socket(config) as listening:
         first = server.FirstVersion(

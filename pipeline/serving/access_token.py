@@ -45,7 +45,7 @@ def given_token(file: Path | None) -> str | None:
     return token
 
 
-def check_doors(config: ServingConfig, use: str = "use the model") -> None:
+def check_access(config: ServingConfig, use: str = "use the model") -> None:
     """Check that a server which others reach has a token.
 
     Args:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from patchline.pipeline.serving.doors import Doors, left_unread
+from patchline.pipeline.serving.access_control import AccessControl, left_unread
 from patchline.pipeline.serving.interfaces import (
     feedback_api,
     interface_description,
@@ -36,7 +36,7 @@ _CLIENT_CLOSED = 499
 """What nginx counts a request as whose client has gone; nobody sees it."""
 
 
-def application(host: ModelHost, port: int) -> Doors:
+def application(host: ModelHost, port: int) -> AccessControl:
     """Return the application for a model, behind its doors."""
     app = FastAPI(
         title="Patchline",
@@ -64,7 +64,7 @@ def application(host: ModelHost, port: int) -> Doors:
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _failed)
     interface_description.install(app)
-    return Doors(app, host.config, port, host.metrics)
+    return AccessControl(app, host.config, port, host.metrics)
 
 
 def _page(name: str) -> Any:

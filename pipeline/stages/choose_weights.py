@@ -30,7 +30,7 @@ class ChooseWeightsStage(Stage[ChooseWeightsInputs, WeightsChoice]):
     name = "weights"
     task = "Choose the initial weights"
     reads = ChooseWeightsInputs
-    leaves = WeightsChoice
+    output = WeightsChoice
     code = planner.CODE
     shared = at_once = True
 
@@ -60,7 +60,7 @@ class ChooseWeightsStage(Stage[ChooseWeightsInputs, WeightsChoice]):
         """Search, convert what is worth trying, and measure it in a process of its own."""
         return planner.choose_weights(context.config, inputs.data, context.workspace)
 
-    def lasts(self, result: WeightsChoice) -> bool:
+    def is_cacheable(self, result: WeightsChoice) -> bool:
         """Return whether all weights could be measured; else a later run tries again."""
         return result.measured
 
@@ -68,7 +68,7 @@ class ChooseWeightsStage(Stage[ChooseWeightsInputs, WeightsChoice]):
         """Return what is used again."""
         return "its choice is used again"
 
-    def follow(self, context: Context, inputs: ChooseWeightsInputs, result: WeightsChoice) -> None:
+    def after(self, context: Context, inputs: ChooseWeightsInputs, result: WeightsChoice) -> None:
         """Set the weights that were chosen."""
         if result.reference:
             model = context.config.model.model_copy(update={"init": result.reference})

@@ -33,7 +33,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
     name = "prepare"
     task = "Decode the images"
     reads = DecodeInputs
-    leaves = PreparedData
+    output = PreparedData
     retried = True
     shared = True
     code = ("patchline.pipeline.data.store.prepared_store",)

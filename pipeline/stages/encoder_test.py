@@ -19,7 +19,7 @@ class EncoderTest(EvaluateStage[PretrainingEvaluated]):
     """Leaves the report, with the loss of the test images under the run's objective."""
 
     task = "Test the encoder"
-    leaves = PretrainingEvaluated
+    output = PretrainingEvaluated
     worker = Worker(MODULE)
     code = (
         f"{MODULE}.__main__",

@@ -42,12 +42,12 @@ class Computation:
         if key is None:
             return self._compute()
         target = None if stage.shared else stage.folder(context, inputs, None)
-        recalled = context.memory.recall(stage.name, key, stage.leaves, target)
+        recalled = context.memory.recall(stage.name, key, stage.output, target)
         if recalled is not None and stage.is_whole(recalled):
             return self._checked(recalled)
         context.memory.forget(stage.name)
         result = self._compute()
-        if stage.lasts(result):
+        if stage.is_cacheable(result):
             run_is_open = context.find(TrackedRun) is not None
             if run_is_open or stage.at_once:
                 folder = stage.folder(context, inputs, result)
@@ -79,7 +79,7 @@ class Computation:
 
     def _checked(self, result: Any) -> FrozenModel:
         """Return the result, which leaves a value of the class that the stage has declared."""
-        if type(result) is not self.stage.leaves:
+        if type(result) is not self.stage.output:
             kind = type(result).__name__
             raise TypeError(f"The stage {self.stage.name} does not leave a {kind}.")
         return result  # type: ignore[no-any-return]  # it was compared just now
@@ -147,8 +147,8 @@ def run_stages(
             context.reporting.stage(title or stage.title(context, inputs))
             result = call(Computation(stage, context, inputs))
             context.put(result)
-            context.returned[stage.leaves] = result
-            stage.follow(context, inputs, result)
+            context.returned[stage.output] = result
+            stage.after(context, inputs, result)
             run = context.find(TrackedRun)
             if run is not None and not context.rehearses:
                 _log(stage, context, result, run)
@@ -180,7 +180,7 @@ def _with_results(
     stages: Iterable[AnyStage], context: Context
 ) -> Iterator[tuple[AnyStage, FrozenModel]]:
     for stage in stages:
-        result = context.find(stage.leaves)
+        result = context.find(stage.output)
         if result is not None:
             yield stage, result
 

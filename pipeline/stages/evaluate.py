@@ -69,7 +69,7 @@ class Evaluate(EvaluateStage[Evaluated]):
     """Leaves the report, whose metrics are those of images not used for training or selection."""
 
     task = "Evaluate on the test images"
-    leaves = Evaluated
+    output = Evaluated
     worker = Worker(MODULE)
     code = (
         f"{MODULE}.__main__",
@@ -103,7 +103,7 @@ class Evaluate(EvaluateStage[Evaluated]):
         folder = inputs.run.folder / FOLDER
         return evaluating.evaluate_run(inputs.of(context.config), folder, context.reporting.event)
 
-    def follow(self, context: Context, inputs: EvaluateInputs, result: Evaluated) -> None:
+    def after(self, context: Context, inputs: EvaluateInputs, result: Evaluated) -> None:
         """Warn where the metrics are to be read with care."""
         if result.report.warning:
             context.reporting.note(result.report.warning)

@@ -35,7 +35,7 @@ class InitialWeightsStage(Stage[InitialWeightsInputs, StartingPoint]):
     name = "initialize"
     task = "Find the initial weights"
     reads = InitialWeightsInputs
-    leaves = StartingPoint
+    output = StartingPoint
 
     def applies(self, config: RunConfig) -> bool:
         """Return whether the settings name weights."""
@@ -61,7 +61,7 @@ class InitialWeightsStage(Stage[InitialWeightsInputs, StartingPoint]):
             context.config, data.name, context.workspace, data.manifest_file, data.classes
         )
 
-    def follow(self, context: Context, inputs: InitialWeightsInputs, result: StartingPoint) -> None:
+    def after(self, context: Context, inputs: InitialWeightsInputs, result: StartingPoint) -> None:
         """Show what the weights are; the data then tells what they have seen of it."""
         data, seen = inputs.data, result.seen_before
         mirroring = notes_on_mirroring_weights(context.config, result.config, data.mirror)

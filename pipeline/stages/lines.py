@@ -71,7 +71,7 @@ class Pipeline:
             if is_remembered and type(stage).folder is Stage.folder:
                 yield f"The stage {stage.name} has a key, but no folder for its files."
             if type(stage).applies is Stage.applies:
-                left.add(stage.leaves)
+                left.add(stage.output)
 
     @property
     def before_run(self) -> tuple[AnyStage, ...]:

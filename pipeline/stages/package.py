@@ -69,7 +69,7 @@ class PackageStage(Stage[Inputs, Package]):
     """Leaves the package of whatever a line trains."""
 
     name = "package"
-    leaves = Package
+    output = Package
     worker = Worker(MODULE, accelerator=False)
     code = (
         f"{MODULE}.__main__",

@@ -48,7 +48,7 @@ class PlanStage(Stage[PlanInputs, Plan]):
     name = "plan"
     task = "Plan the training"
     reads = PlanInputs
-    leaves = Plan
+    output = Plan
     worker = Worker(MODULE, from_start=True)
     code = planner.CODE
     shared = at_once = True
@@ -82,7 +82,7 @@ class PlanStage(Stage[PlanInputs, Plan]):
             context.config, inputs.data, workspace, note, inputs.choice, inputs.weights
         )
 
-    def lasts(self, result: Plan) -> bool:
+    def is_cacheable(self, result: Plan) -> bool:
         """Return whether speeds were measured; an estimate is not kept."""
         return bool(result.facts.speeds)
 
@@ -90,7 +90,7 @@ class PlanStage(Stage[PlanInputs, Plan]):
         """Return what is used again."""
         return "its plan is used again"
 
-    def follow(self, context: Context, inputs: PlanInputs, result: Plan) -> None:
+    def after(self, context: Context, inputs: PlanInputs, result: Plan) -> None:
         """Show the plan in short, and replace the preset by its settings."""
         if context.remembers:  # a dry run prints it with its reasons
             reasons = f"why: `--dry-run` prints the reasons, {TEXT_FILE} of the run keeps them"

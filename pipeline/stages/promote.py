@@ -37,7 +37,7 @@ class Promote(Stage[PromoteInputs, Promoted]):
     name = "promote"
     task = "Assign the version's aliases"
     reads = PromoteInputs
-    leaves = Promoted
+    output = Promoted
 
     def title(self, context: Context, inputs: PromoteInputs) -> str:
         """Return what is done."""

@@ -33,7 +33,7 @@ class Read(Stage[ReadInputs, IngestedData]):
     name = "read"
     task = "Read the data"
     reads = ReadInputs
-    leaves = IngestedData
+    output = IngestedData
     retried = True
 
     def check(self, config: RunConfig, workspace: Path) -> str:
@@ -66,7 +66,7 @@ class Read(Stage[ReadInputs, IngestedData]):
             fresh=context.memory.fresh,
         )
 
-    def follow(self, context: Context, inputs: ReadInputs, result: IngestedData) -> None:
+    def after(self, context: Context, inputs: ReadInputs, result: IngestedData) -> None:
         """Show what was found."""
         for sentence in result.findings():
             context.reporting.note(sentence)

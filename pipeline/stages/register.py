@@ -35,7 +35,7 @@ class Register(Stage[RegisterInputs, Registered]):
     name = "register"
     task = "Register the model"
     reads = RegisterInputs
-    leaves = Registered
+    output = Registered
     rehearsal = "Checking the package as MLflow would serve it"
 
     def title(self, context: Context, inputs: RegisterInputs) -> str:

@@ -35,7 +35,7 @@ class Stage(ABC, Generic[Inputs, Result]):
         reads: a frozen dataclass; each field is filled with the result of its type that an earlier
             stage has left, or None where the type allows it. The edge of Prefect's graph leads to
             the first field.
-        leaves: the class of the result.
+        output: the class of the result.
         worker: where it computes; None for the process of the run.
         code: modules in which the code begins that determines the result; what they import counts.
         retried: whether Prefect repeats it after a failure of a disk or a server.
@@ -47,7 +47,7 @@ class Stage(ABC, Generic[Inputs, Result]):
     name: ClassVar[str]
     task: ClassVar[str]
     reads: type[Inputs]
-    leaves: type[Result]
+    output: type[Result]
     worker: ClassVar[Worker | None] = None
     code: ClassVar[tuple[str, ...]] = ()
     retried: ClassVar[bool] = False
@@ -127,7 +127,7 @@ class Stage(ABC, Generic[Inputs, Result]):
         """Return whether an earlier result is complete; its files are, as they were recorded."""
         return True
 
-    def lasts(self, result: Result) -> bool:
+    def is_cacheable(self, result: Result) -> bool:
         """Return whether a later run may use the result."""
         return True
 
@@ -135,7 +135,7 @@ class Stage(ABC, Generic[Inputs, Result]):
         """Return what is said if the result of an earlier run is used."""
         return "its result is used again"
 
-    def follow(self, context: Context, inputs: Inputs, result: Result) -> None:
+    def after(self, context: Context, inputs: Inputs, result: Result) -> None:
         """Show what the user should know of the result, and let the settings follow it."""
 
     def tags(self, context: Context, inputs: Inputs, result: Result) -> dict[str, str]:

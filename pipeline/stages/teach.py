@@ -7,14 +7,14 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
+from patchline.pipeline.distillation.job import MODULE, ImagesToTeach, Taught, TeachingJob
+from patchline.pipeline.distillation.teacher import Teacher
 from patchline.pipeline.files.workspace_layout import PREDICTIONS
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.teaching.job import MODULE, ImagesToTeach, Taught, TeachingJob
-from patchline.pipeline.teaching.teacher import Teacher
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers.launcher import Resources
@@ -37,7 +37,7 @@ class Teach(Stage[TeachInputs, Taught]):
     name = "teach"
     task = "Predict with the teacher"
     reads = TeachInputs
-    leaves = Taught
+    output = Taught
     worker = Worker(MODULE)
     code = (f"{MODULE}.__main__", "patchline.pipeline.layers")
     shared = True
@@ -79,7 +79,7 @@ class Teach(Stage[TeachInputs, Taught]):
 
     def compute(self, context: Context, inputs: TeachInputs) -> Taught:
         """Predict what is not stored yet, in a worker process."""
-        from patchline.pipeline.teaching.listed_images import launcher_for, write_list
+        from patchline.pipeline.distillation.listed_images import launcher_for, write_list
 
         folder = inputs.run.folder / "teaching"
         job = _job(context, inputs)
@@ -92,7 +92,7 @@ class Teach(Stage[TeachInputs, Taught]):
         """Return what is used again."""
         return "the teacher's predictions are used again"
 
-    def follow(self, context: Context, inputs: TeachInputs, result: Taught) -> None:
+    def after(self, context: Context, inputs: TeachInputs, result: Taught) -> None:
         """Say how far the teacher and the labels agree; the data then tells who taught."""
         data, weight = inputs.data, context.config.training.teacher_weight
         context.reporting.note(result.sentence(data.seen_before))

@@ -8,12 +8,12 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
+from patchline.pipeline.distillation import finding_teacher
+from patchline.pipeline.distillation.class_columns import class_columns
+from patchline.pipeline.distillation.teacher import Teacher, check_teacher
 from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.teaching import finding_teacher
-from patchline.pipeline.teaching.class_columns import class_columns
-from patchline.pipeline.teaching.teacher import Teacher, check_teacher
 from patchline.pipeline.tracking import tracked_run
 
 
@@ -34,7 +34,7 @@ class FindTeacher(Stage[TeacherInputs, Teacher]):
     name = "teacher"
     task = "Find the teacher"
     reads = TeacherInputs
-    leaves = Teacher
+    output = Teacher
 
     def applies(self, config: RunConfig) -> bool:
         """Return whether the settings name a teacher."""
@@ -57,7 +57,7 @@ class FindTeacher(Stage[TeacherInputs, Teacher]):
         """Find it, and refuse one that does not know a class of the data."""
         return finding_teacher.teacher_for(context.config, inputs.data, context.workspace)
 
-    def follow(self, context: Context, inputs: TeacherInputs, result: Teacher) -> None:
+    def after(self, context: Context, inputs: TeacherInputs, result: Teacher) -> None:
         """Show what it is; the data then tells what it has seen of it, and the settings keep it."""
         data = inputs.data
         columns = class_columns(result.name, result.classes, data.classes)

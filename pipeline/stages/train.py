@@ -7,12 +7,12 @@ from typing import Any
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.distillation.job import Taught
+from patchline.pipeline.distillation.teacher import Teacher
 from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.teaching.job import Taught
-from patchline.pipeline.teaching.teacher import Teacher
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.job import TeacherPredictions
 from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources_of
@@ -62,7 +62,7 @@ class Train(Stage[TrainInputs, TrainResult]):
     name = run_parts.STAGE
     task = "Train the model"
     reads = TrainInputs
-    leaves = TrainResult
+    output = TrainResult
     worker = Worker(MODULE, from_start=True)
     code = launching.CODE
     rehearsal = f"Training {_REHEARSED_STEPS} steps"
@@ -119,7 +119,7 @@ class Train(Stage[TrainInputs, TrainResult]):
         what = f"its training (also limited to {limit}) is" if limit else "its training is"
         return f"{what} used again; `patchline run --fresh` computes everything again"
 
-    def follow(self, context: Context, inputs: TrainInputs, result: TrainResult) -> None:
+    def after(self, context: Context, inputs: TrainInputs, result: TrainResult) -> None:
         """Let the settings say what the machine decided."""
         context.config = launching.replayable(context.config, result)
 

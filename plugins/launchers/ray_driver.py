@@ -55,7 +55,7 @@ class Refused(Exception):  # noqa: N818 - it becomes the error that it names
 
 
 @dataclass(frozen=True)
-class Needs:
+class ResourceRequest:
     """What a task reserves: on each of so many nodes, CPU cores, GPUs and bytes of memory."""
 
     nodes: int
@@ -63,7 +63,7 @@ class Needs:
     gpus: float
     memory: float
 
-    def fits(self, other: Needs) -> bool:
+    def fits(self, other: ResourceRequest) -> bool:
         """Return whether a task with these needs fits into what was reserved for another one."""
         pairs = zip(self._parts, other._parts, strict=True)
         return all(mine <= theirs for mine, theirs in pairs)
@@ -87,10 +87,10 @@ class Needs:
 
 
 @dataclass
-class Seat:
+class Reservation:
     """Resources that are reserved, with a host on each node, which works for one task at a time."""
 
-    needs: Needs
+    needs: ResourceRequest
     group: PlacementGroup
     hosts: list[Any] = field(default_factory=list)
     addresses: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Seat:
         """Whether all hosts have started."""
         return self.waiting is None
 
-    def free_for(self, needs: Needs) -> list[int]:
+    def free_for(self, needs: ResourceRequest) -> list[int]:
         """Return the indices of free hosts for a task; empty if it does not fit."""
         free = [index for index in range(len(self.hosts)) if index not in self.tasks]
         if len(self.sees_workspace) == len(self.hosts):  # nothing travels if the first one sees it
@@ -123,12 +123,12 @@ class Task:
 
     number: int
     module: str
-    needs: Needs
+    needs: ResourceRequest
     folder: str = ""
     member: str | None = None
     job: str = ""
     """Its name in the shared workspace; empty if all nodes see its folder."""
-    seat: Seat | None = None
+    seat: Reservation | None = None
     indices: list[int] = field(default_factory=list)
     """Of the hosts of its seat that work for it."""
     since: float = field(default_factory=time.monotonic)
@@ -158,7 +158,7 @@ class Preparation:
 
     number: int
     module: str
-    needs: Needs
+    needs: ResourceRequest
     since: float = field(default_factory=time.monotonic)
     answer: Any = None
     """What its host will have been told by it, once one prepares it."""
@@ -169,7 +169,7 @@ def say(**line: Any) -> None:
     print(json.dumps(line), flush=True)  # noqa: T201 - to the parent
 
 
-class Stranger:
+class UnauthenticatedProbe:
     """A client that does not know the token of a cluster, and tries to read there.
 
     It is a child process, because Ray keeps the token that a process begins with; and a forked one,
@@ -220,8 +220,8 @@ class Driver:
     def __init__(self, settings: dict[str, Any], lines: queue.SimpleQueue[str | None]) -> None:
         self._settings, self._lines = settings, lines
         self._address = self._reached()
-        self._stranger = Stranger(self._address)
-        self._seats: list[Seat] = []
+        self._stranger = UnauthenticatedProbe(self._address)
+        self._seats: list[Reservation] = []
         self._tasks: dict[int, Task] = {}
         self._prepared: dict[int, Preparation] = {}
         self._nodes: list[dict[str, Any]] = []
@@ -394,7 +394,7 @@ class Driver:
 
     # -- resources -----------------------------------------------------------------------------
 
-    def _needs(self, request: dict[str, Any]) -> Needs:
+    def _needs(self, request: dict[str, Any]) -> ResourceRequest:
         """Return what to reserve for a worker.
 
         Raises:
@@ -412,7 +412,7 @@ class Driver:
         largest = sorted((each["cpus"] for each in fitting), reverse=True)[:nodes]
         cpus = settings["cpus"] or request["cpus"] or (largest[-1] if largest else 1.0)
         memory = min(settings["memory_gib"], 1024.0) * 2**30
-        needs = Needs(nodes, float(cpus), float(gpus), float(memory))
+        needs = ResourceRequest(nodes, float(cpus), float(gpus), float(memory))
         large = [e for e in fitting if e["cpus"] >= cpus and e["memory"] >= memory]
         if len(large) < nodes:
             have = "; ".join(
@@ -439,8 +439,8 @@ class Driver:
         return float(each if sum(e["gpus"] >= each for e in self._nodes) >= nodes else 0)
 
     def _seat_for(
-        self, needs: Needs, module: str, others: str, *, may_release: bool
-    ) -> Seat | None:
+        self, needs: ResourceRequest, module: str, others: str, *, may_release: bool
+    ) -> Reservation | None:
         """Return a free seat that is large enough, or ask for one.
 
         Args:
@@ -460,14 +460,14 @@ class Driver:
             return None  # one of our own workers makes room when it ends
         return self._reserve(needs, module, others)
 
-    def _room_for(self, needs: Needs) -> bool:
+    def _room_for(self, needs: ResourceRequest) -> bool:
         free = ray.available_resources()
         return bool(free.get("CPU", 0.0) >= needs.cpus * needs.nodes)
 
-    def _reserve(self, needs: Needs, module: str, others: str) -> Seat:
+    def _reserve(self, needs: ResourceRequest, module: str, others: str) -> Reservation:
         strategy = "STRICT_SPREAD" if needs.nodes > 1 else "PACK"
         group = placement_group(needs.bundles, strategy=strategy)
-        seat = Seat(needs, group)
+        seat = Reservation(needs, group)
         environment = environment_of_nodes(os.environ, self._settings["uri"])
         remote = ray.remote(Host)
         for index in range(needs.nodes):
@@ -501,7 +501,7 @@ class Driver:
             file.write_text(secrets.token_hex(16), encoding="utf-8")
         return file
 
-    def _look_at_seat(self, seat: Seat) -> None:
+    def _look_at_seat(self, seat: Reservation) -> None:
         """Take note of hosts that have started, and tell them that this process is alive."""
         if seat.waiting is not None:
             if ray.wait(seat.waiting, num_returns=len(seat.waiting), timeout=0)[1]:
@@ -525,7 +525,7 @@ class Driver:
         else:
             self._pulse(seat)
 
-    def _pulse(self, seat: Seat) -> None:
+    def _pulse(self, seat: Reservation) -> None:
         """Tell all hosts of a seat, also those without a task; they end if nobody does."""
         if time.monotonic() - seat.last > _ALIVE_SECONDS:
             seat.last = time.monotonic()
@@ -555,7 +555,7 @@ class Driver:
                         f"{value}. Install the same on all nodes."
                     )
 
-    def _release(self, seat: Seat) -> None:
+    def _release(self, seat: Reservation) -> None:
         for host in seat.hosts:
             with contextlib.suppress(RayError, ValueError):
                 ray.kill(host)
@@ -648,7 +648,7 @@ class Driver:
         else:
             task.is_running = True
 
-    def _poll(self, task: Task, seat: Seat) -> None:
+    def _poll(self, task: Task, seat: Reservation) -> None:
         if not task.polls:
             task.polls = [host.poll.remote(task.number) for host in task.hosts]
         done, rest = ray.wait(task.polls, num_returns=len(task.polls), timeout=0)
@@ -700,7 +700,7 @@ class Driver:
                 self._quietly_stop(task, task.seat)
         say(number=number, stopped=True)
 
-    def _quietly_stop(self, task: Task, seat: Seat) -> None:
+    def _quietly_stop(self, task: Task, seat: Reservation) -> None:
         stops = [host.stop.remote(task.number) for host in task.hosts]
         done, rest = ray.wait(stops, num_returns=len(stops), timeout=_STOP_SECONDS)
         failed = bool(rest)

@@ -26,7 +26,7 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
 from patchline.plugins.launchers import ray_driver
 ray_driver._CONNECT_SECONDS = 1.0
 with socket.create_server(("127.0.0.1", 0)) as server:
-    stranger = ray_driver.Stranger("127.0.0.1:%d" % server.getsockname()[1])
+    stranger = ray_driver.UnauthenticatedProbe("127.0.0.1:%d" % server.getsockname()[1])
     print("let in:", stranger.was_let_in())
 """
 

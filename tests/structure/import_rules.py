@@ -57,7 +57,7 @@ PACKAGES: dict[str, set[str]] = {
         "initial_weights",
         "probing",
     },
-    "teaching": {
+    "distillation": {
         "metrics",
         "initial_weights",
         "run_memory",
@@ -72,7 +72,7 @@ PACKAGES: dict[str, set[str]] = {
     "planning": {
         "metrics",
         "labels",
-        "teaching",
+        "distillation",
         "initial_weights",
         "probing",
         "training",
@@ -169,7 +169,7 @@ PACKAGES: dict[str, set[str]] = {
         "data",
         "initial_weights",
         "planning",
-        "teaching",
+        "distillation",
         "training",
         "models",
         "evaluation",

@@ -188,7 +188,9 @@ def _decided(
     torn = ((fixed != NEW) & (lowest != fixed))[units]
     notes = []
     if torn.any():
-        parts = _Torn(rows[torn], units[torn], of_content[torn], of_group[torn], groups[torn])
+        parts = SplitConflicts(
+            rows[torn], units[torn], of_content[torn], of_group[torn], groups[torn]
+        )
         row_codes[torn] = parts.codes()
         notes = parts.notes(is_new=of_file[torn].isna())
     names = _names(rows, units, count)
@@ -226,7 +228,7 @@ def _names(rows: pd.DataFrame, units: Array, count: int) -> list[str]:
     return list(names)
 
 
-class _Torn:
+class SplitConflicts:
     """Images that belong together but were assigned to different splits before."""
 
     def __init__(

@@ -10,7 +10,7 @@
     POST /classes           {"name"}: a new class
 
 A request never names a path. What changes something is a POST with JSON, which pages of other
-origins cannot send (see `serving/doors.py`).
+origins cannot send (see `serving/access_control.py`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from patchline.pipeline.labelling.answer import SOMEBODY, Verdict
 from patchline.pipeline.labelling.leases import MOST_EACH, MOST_IMAGES, MOST_TOGETHER
 from patchline.pipeline.labelling.server.picture import LARGEST_SIDE, picture
 from patchline.pipeline.labelling.session import Offer, Person, Session, TakenError
+from patchline.pipeline.serving.access_control import AccessControl, left_unread
 from patchline.pipeline.serving.access_token import is_loopback
 from patchline.pipeline.serving.config import ServingConfig
-from patchline.pipeline.serving.doors import Doors, left_unread
 from patchline.pipeline.serving.interfaces.answering import json_response
 from patchline.pipeline.serving.interfaces.given_images import media_type
 from patchline.pipeline.serving.refusal import Refusal, bad_request
@@ -95,7 +95,7 @@ class NewClass(FrozenModel):
     name: _Name
 
 
-def application(session: Session, config: ServingConfig, port: int, folder: str) -> Doors:
+def application(session: Session, config: ServingConfig, port: int, folder: str) -> AccessControl:
     """Return the application for a session, behind the doors of a server.
 
     Args:
@@ -127,7 +127,7 @@ def application(session: Session, config: ServingConfig, port: int, folder: str)
         },
     )
     app.router.redirect_slashes = False
-    return Doors(app, config, port, ServerMetrics())
+    return AccessControl(app, config, port, ServerMetrics())
 
 
 async def _page(_request: Request) -> Response:

@@ -25,7 +25,7 @@ from patchline.pipeline.labelling.pool import PoolImage
 from patchline.pipeline.labelling.server.kept_features import KeptFeatures
 
 if TYPE_CHECKING:
-    from patchline.pipeline.initial_weights.at_hand import WeightsAtHand
+    from patchline.pipeline.initial_weights.local_weights import WeightsAtHand
     from patchline.pipeline.labelling.server.frozen_network import FrozenNetwork
     from patchline.pipeline.packaging.packaged_model import PackagedModel
 

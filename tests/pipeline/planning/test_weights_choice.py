@@ -14,7 +14,7 @@ from patchline.pipeline.config_files import requested, validated
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import WorkerError
-from patchline.pipeline.initial_weights.at_hand import VARIABLE
+from patchline.pipeline.initial_weights.local_weights import VARIABLE
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
@@ -43,8 +43,8 @@ from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
 from tests.conftest import write_photos
-from tests.pipeline.initial_weights.test_at_hand import tiny_vit
 from tests.pipeline.initial_weights.test_finding import registered_encoder
+from tests.pipeline.initial_weights.test_local_weights import tiny_vit
 
 LIMIT = "training.time_limit"
 

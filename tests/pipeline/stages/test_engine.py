@@ -48,7 +48,7 @@ class BakeInputs:
 class Mill(Stage[Nothing, Flour]):
     """Leaves flour."""
 
-    name, task, reads, leaves = "mill", "Mill", Nothing, Flour
+    name, task, reads, output = "mill", "Mill", Nothing, Flour
     shared = at_once = True
 
     def title(self, context: Context, inputs: Nothing) -> str:
@@ -64,7 +64,7 @@ class Mill(Stage[Nothing, Flour]):
         context.reporting.note("milled")
         return Flour(grams=500 + context.config.seed)
 
-    def follow(self, context: Context, inputs: Nothing, result: Flour) -> None:
+    def after(self, context: Context, inputs: Nothing, result: Flour) -> None:
         changes = {"name": f"bread-of-{result.grams}", "seed": 99}  # which its own key depends on
         context.config = context.config.model_copy(update=changes)
 
@@ -72,7 +72,7 @@ class Mill(Stage[Nothing, Flour]):
 class Bake(Stage[BakeInputs, Bread]):
     """Leaves bread."""
 
-    name, task, reads, leaves = "bake", "Bake", BakeInputs, Bread
+    name, task, reads, output = "bake", "Bake", BakeInputs, Bread
     worker = Worker("patchline.pipeline.packaging")
     rehearsal = "Warming the oven"
 

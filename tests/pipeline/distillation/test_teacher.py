@@ -14,6 +14,9 @@ import transformers
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import validated
+from patchline.pipeline.distillation.class_columns import class_columns
+from patchline.pipeline.distillation.finding_teacher import with_teacher
+from patchline.pipeline.distillation.teacher import check_teacher, find_teacher
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.models.inference import normalised
@@ -21,9 +24,6 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.provenance.provenance import Provenance
-from patchline.pipeline.teaching.class_columns import class_columns
-from patchline.pipeline.teaching.finding_teacher import with_teacher
-from patchline.pipeline.teaching.teacher import check_teacher, find_teacher
 from patchline.plugin_api import ImageSpec
 from tests.pipeline.models.pretrained.published_files import PUBLISHED
 from tests.pipeline.training.trained_jobs import SETTINGS

@@ -27,6 +27,7 @@ from torch.nn import functional
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
+from patchline.pipeline.distillation.views import View
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.earlier_rows import EarlierRows
 from patchline.pipeline.files.file_locks import locked
@@ -37,7 +38,6 @@ from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import Transfers, normalised
 from patchline.pipeline.probing.earlier_features import earlier_features, feature_array, write_index
 from patchline.pipeline.probing.features import suitable_batch_size
-from patchline.pipeline.teaching.views import View
 from patchline.plugin_api import ImageSpec
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from patchline.pipeline.server_access.request_headers import READING, Headers, why_foreign
+from patchline.pipeline.server_access.request_headers import READING, Headers, cross_origin_reason
 from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.request_body import BODY_READ, drain
 from patchline.pipeline.serving.server_metrics import ServerMetrics
@@ -43,7 +43,7 @@ _HEADERS = [
 ]
 
 
-class Doors:
+class AccessControl:
     """An ASGI application that passes permitted requests to another one, and counts all.
 
     Args:
@@ -100,7 +100,7 @@ class Doors:
         if path in PROBES and reading and "origin" not in headers:
             return None
         arrived_at = (scope.get("server") or ("", 0))[0]
-        reason = why_foreign(
+        reason = cross_origin_reason(
             scope, headers, lambda host: self._is_own(host, arrived_at), self._own_origins
         )
         if reason:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.teaching.job import ImagesToTeach, TeachingJob
+from patchline.pipeline.distillation.job import ImagesToTeach, TeachingJob
 from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.local_launcher import LocalLauncher
 from patchline.pipeline.workers.missing_data import missing_data, stays_here

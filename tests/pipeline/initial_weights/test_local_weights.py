@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import VisionTransformer
 
-from patchline.pipeline.initial_weights import at_hand
-from patchline.pipeline.initial_weights.at_hand import VARIABLE, WeightsSearch
+from patchline.pipeline.initial_weights import local_weights
+from patchline.pipeline.initial_weights.local_weights import VARIABLE, WeightsSearch
 
 Tensors = dict[str, torch.Tensor]
 
 
 def search() -> WeightsSearch:
     """Return what is at hand for a model of its own."""
-    return at_hand.search("own")
+    return local_weights.search("own")
 
 
 def tiny_vit(width: int = 32) -> Tensors:

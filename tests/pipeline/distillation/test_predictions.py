@@ -14,15 +14,15 @@ from torch import nn
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
 from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
+from patchline.pipeline.distillation import predictions
+from patchline.pipeline.distillation.job import ImagesToTeach, TeachingJob
+from patchline.pipeline.distillation.listed_images import LIST_FILE, launcher_for, write_list
+from patchline.pipeline.distillation.predictions import ImageToTeach, TeacherOutputs, viewed
+from patchline.pipeline.distillation.views import VIEWS, View, views_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.teaching import predictions
-from patchline.pipeline.teaching.job import ImagesToTeach, TeachingJob
-from patchline.pipeline.teaching.listed_images import LIST_FILE, launcher_for, write_list
-from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs, viewed
-from patchline.pipeline.teaching.views import VIEWS, View, views_of
 from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.part_files import read_lines
 from patchline.plugin_api import ImageListing, ImageSpec, ListedImage

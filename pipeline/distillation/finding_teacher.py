@@ -8,11 +8,11 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.seen_images import count_seen_images
+from patchline.pipeline.distillation.class_columns import class_columns
+from patchline.pipeline.distillation.teacher import Teacher, check_task, find_teacher
 from patchline.pipeline.initial_weights.record import stored_provenance, weights_folder
 from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.provenance.provenance import together
-from patchline.pipeline.teaching.class_columns import class_columns
-from patchline.pipeline.teaching.teacher import Teacher, check_task, find_teacher
 
 
 def teacher_for(config: RunConfig, data: IngestedData, workspace: Path) -> Teacher:

@@ -11,7 +11,7 @@ from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workers.job_paths import SAME_PLACE
 
-MODULE = "patchline.pipeline.teaching"
+MODULE = "patchline.pipeline.distillation"
 """Of the worker."""
 
 

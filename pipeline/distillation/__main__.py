@@ -1,4 +1,4 @@
-"""The process in which a teacher predicts: `python -P -m patchline.pipeline.teaching FOLDER`."""
+"""The process of a teacher's predictions: `python -P -m patchline.pipeline.distillation FOLDER`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pandas as pd
 import torch
 
 from patchline.pipeline.data.reading.image_root import exists
+from patchline.pipeline.distillation.class_columns import class_columns
+from patchline.pipeline.distillation.job import Taught, TeachingJob
+from patchline.pipeline.distillation.listed_images import rows_of
+from patchline.pipeline.distillation.predictions import ImageToTeach, TeacherOutputs
+from patchline.pipeline.distillation.views import views_of
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.metrics.label_calibration import LabelCalibration, sigmoid
 from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.models.class_probabilities import CalibratedModel
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.teaching.class_columns import class_columns
-from patchline.pipeline.teaching.job import Taught, TeachingJob
-from patchline.pipeline.teaching.listed_images import rows_of
-from patchline.pipeline.teaching.predictions import ImageToTeach, TeacherOutputs
-from patchline.pipeline.teaching.views import views_of
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import missing_data
