@@ -103,7 +103,8 @@ def with_probabilities(
     if unknown:
         raise DataError(
             f"The model has no class {_join_names(unknown)}; its classes are "
-            f"{_join_names(classes)}. Leave out these images, or rename their folders to the model's class names."
+            f"{_join_names(classes)}. Leave out these "
+            "images, or rename their folders to the model's class names."
         )
     probabilities = probabilities_NK.astype(np.float32, copy=False)
     answers = probabilities.argmax(axis=1)
