@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import socket
+import threading
+import time
 
-from patchline.flows.services import garbage_collection, postgres, prefect_database
+from patchline.flows.services import postgres, prefect_database
 from patchline.pipeline.local_login import ensure_secret
 from patchline.pipeline.local_services import services_folder
 from patchline.pipeline.server_access import gated_server
 from patchline.pipeline.server_access.gate import App, Guarded
 from patchline.pipeline.server_access.limited import Limited
 from patchline.pipeline.supervision import supervised_main
+
+_COLLECT_EVERY_SECONDS = 1.0
+_FULL_COLLECTION_EVERY = 30
+"""Every so many turns, objects that have survived a turn are looked through, too."""
+
+
+def collect_in_own_thread(pause_seconds: float = _COLLECT_EVERY_SECONDS) -> None:
+    """Stop the automatic collection in this process, and collect regularly in a daemon thread.
+
+    By default, whichever thread allocates next collects, here mostly that of the event loop. Among
+    the garbage are cursors of SQLite, and to finalise one takes the lock of its connection. If
+    another thread holds that while it waits for the database, and the transaction that it waits for
+    needs the event loop, the server stands still until SQLite gives up: for a minute, Prefect's
+    `busy_timeout`. What exists already, such as modules, is taken to stay.
+    """
+    gc.disable()
+    gc.freeze()
+    threading.Thread(
+        target=_collect_for_ever, args=(pause_seconds,), name="garbage", daemon=True
+    ).start()
+
+
+def _collect_for_ever(pause_seconds: float) -> None:
+    for turn in itertools.count(1):
+        time.sleep(pause_seconds)
+        gc.collect(2 if turn % _FULL_COLLECTION_EVERY == 0 else 1)
 
 
 def serve(
@@ -45,7 +75,7 @@ def serve(
         if connections := _connections():
             app = Limited(app, connections)
         guarded = Guarded(app, port, health="/api/health", home=home)
-        garbage_collection.collect_in_own_thread()
+        collect_in_own_thread()
         gated_server.serve(guarded, secret, log_level, lifespan="on", listening=listening)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +22,11 @@ from patchline.pipeline.data.manifests.source_listing import uses_labels
 from patchline.pipeline.data.near_duplicates.grouping import grouped_by
 from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
+from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
 from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
+from patchline.pipeline.data.reading.color_profile import foreign_profile
+from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
+from patchline.pipeline.data.reading.image_quality import as_grey, quality_of_grey, shrunk
 from patchline.pipeline.data.splits import random_draws, split
 from patchline.pipeline.data.splits.leakage import given_splits, notes_on_patients
 from patchline.pipeline.data.splits.split_gaps import SPLITS
@@ -28,6 +34,7 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symme
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
 from patchline.pipeline.data.symmetry.probe_labels import with_one_label
 from patchline.pipeline.data.unlabelled_images import read_unlabelled
+from patchline.pipeline.data.value_ranges.data_values import DataValues, summaries
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.inspection.class_findings import (
     finding_on_mirror_images,
@@ -48,19 +55,91 @@ from patchline.pipeline.inspection.finding import (
     Inspection,
     Range,
     Sizes,
+    finding_on_files,
 )
 from patchline.pipeline.inspection.label_errors import Judgement, findings_on_labels
 from patchline.pipeline.inspection.label_set_errors import findings_on_label_sets
-from patchline.pipeline.inspection.measures import ImageMeasures
 from patchline.pipeline.inspection.same_image_findings import (
     finding_on_unlabelled,
     findings_on_duplicates,
 )
 from patchline.pipeline.inspection.set_findings import co_occurrence, findings_on_sets
-from patchline.pipeline.inspection.value_findings import findings_on_values
 from patchline.pipeline.labels.label_pairs import label_pairs
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.terminal_words import counted
+
+_MAPPED = (
+    "Maps the values of all images by one range, in runs and in their packages alike. Set "
+    "data.value_range, data.value_range_percentiles or data.bands to choose otherwise."
+)
+_AS_IT_IS = "Uses the images as this says, in runs and in their packages alike."
+
+
+def findings_on_values(rows: pd.DataFrame, values: DataValues) -> list[Finding]:
+    """Return what becomes of values and bands, and why a run cannot use them.
+
+    Args:
+        rows: the usable images.
+        values: what was decided for the data set.
+    """
+    deep = [each.is_deep or each.reduced > 0 for each in summaries(rows)]
+    files = tuple(rows["path"][deep])
+    findings = []
+    if values.problem:
+        findings.append(
+            finding_on_files(
+                values.problem_kind,
+                "error",
+                files or tuple(rows["path"]),
+                str(values.problem).partition(". ")[0] + ".",
+                f"Stops a run. {str(values.problem).partition('. ')[2]}",
+            )
+        )
+    if values.notes and not (values.problem and values.problem_kind == "value_range"):
+        findings.append(
+            finding_on_files(
+                "value_range",
+                "warning" if values.losses else "note",
+                files or tuple(rows["path"]),
+                f"{'; '.join(values.notes)}.",
+                _MAPPED if values.spec.ranges or values.spec.bands else _AS_IT_IS,
+            )
+        )
+    return findings
+
+
+COLUMNS = ["format", "profile", "brightest", "contrast", "entropy", "sharpness"]
+Array = np.ndarray[Any, Any]
+
+
+class ImageMeasures:
+    """Collects the measures of images; `add` may be called by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._paths: dict[str, int] = {}
+        self._values: list[tuple[str, str, float, float, float, float]] = []
+        self._thumbnails = ThumbnailCollector()
+
+    def add(self, path: str, data: bytes, image_HWC: Array) -> None:
+        """Measure one image: its path, the file, and the decoded RGB pixels."""
+        small = shrunk(image_HWC)
+        kind, profile = format_of(data[:HEAD_BYTES]) or "", foreign_profile(data)
+        values = (kind, profile, *quality_of_grey(as_grey(small)))
+        self._thumbnails.add_shrunk(path, small)
+        with self._lock:
+            self._paths[path] = len(self._values)
+            self._values.append(values)
+
+    def table(self, paths: pd.Series[str]) -> pd.DataFrame:
+        """Return the columns `COLUMNS` for some images, in their order and with their index."""
+        rows = [self._values[self._paths[path]] for path in paths]
+        return pd.DataFrame(rows, columns=COLUMNS, index=paths.index)
+
+    def thumbnails(self, paths: pd.Series[str]) -> Thumbnails:
+        """Return the thumbnails of some images, in their order."""
+        return self._thumbnails.of(paths)
+
 
 _SQUARE = 1.05
 _NO_SPLIT = "unassigned"

@@ -7,7 +7,9 @@ call in through `call_soon_threadsafe`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -21,8 +23,59 @@ from patchline.pipeline.serving.engine import FAILED, Engine, Image, cores
 from patchline.pipeline.serving.refusal import Refusal, bad_request, busy
 from patchline.pipeline.serving.request_options import Options
 from patchline.pipeline.serving.server_metrics import ServerMetrics
-from patchline.pipeline.serving.throughput import Throughput
 from patchline.pipeline.serving.traffic_recorder import TrafficRecorder
+
+_FIRST_RATE = 50.0
+"""Images per second, until it is measured."""
+_LEAST_RATE = 0.1
+_MEASURED_SECONDS = 10.0
+"""Of work, after which the rate is that of the time since it was measured last."""
+
+
+class Throughput:
+    """Measures the rate of answers over the time in which there is work; in the event loop alone.
+
+    Args:
+        clock: that seconds are measured with.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rate = _FIRST_RATE
+        self._requests = 0
+        self._busy_since = 0.0
+        self._busy_seconds = 0.0
+        self._answered = 0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count the time of the block, in which a request waits for its answer."""
+        self._pass_time()
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._pass_time()
+            self._requests -= 1
+
+    def answered(self, images: int) -> None:
+        """Count images that were answered."""
+        self._answered += images
+        self._pass_time()
+        if self._busy_seconds > _MEASURED_SECONDS:
+            self._rate = max(_LEAST_RATE, self._answered / self._busy_seconds)
+            self._busy_seconds, self._answered = 0.0, 0
+
+    def seconds_for(self, images: int) -> float:
+        """Return how long so many images probably take."""
+        return images / self._rate
+
+    def _pass_time(self) -> None:
+        now = self._clock()
+        if self._requests:
+            self._busy_seconds += now - self._busy_since
+        self._busy_since = now
+
 
 VERSION_HEADER = "patchline-model-version"
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import prepare, resolve
-from patchline.pipeline.data.manifests.groups import with_groups
+from patchline.pipeline.data.manifests.source_listing import with_groups
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.labelling.answer import Answer

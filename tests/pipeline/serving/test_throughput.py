@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from patchline.pipeline.serving.config import ServingConfig
-from patchline.pipeline.serving.model_host import ModelHost, Served
+from patchline.pipeline.serving.model_host import ModelHost, Served, Throughput
 from patchline.pipeline.serving.refusal import Refusal
 from patchline.pipeline.serving.server_metrics import ServerMetrics
-from patchline.pipeline.serving.throughput import Throughput
 
 
 def test_requests_at_the_same_time_share_their_seconds() -> None:

@@ -10,7 +10,7 @@ import pytest
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.groups import with_groups
+from patchline.pipeline.data.manifests.source_listing import with_groups
 from patchline.pipeline.errors import ConfigError
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import write_photos
