@@ -72,12 +72,6 @@ from patchline.pipeline.labels.set_cells import SetCells, is_several, read_set_c
 from patchline.pipeline.labels.taxonomy import check_branches, innermost_paths
 from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
 from patchline.pipeline.workers.local_launcher import LocalLauncher
-from patchline.pipeline.workers.remote_job import (
-    ReceivedJob,
-    SentJob,
-    enter_workspace,
-    workspace_uri,
-)
 
 if TYPE_CHECKING:
     import torch
@@ -127,10 +121,8 @@ __all__ = [
     "PluginConfig",
     "PluginError",
     "ReadingRules",
-    "ReceivedJob",
     "Resources",
     "RunningWorker",
-    "SentJob",
     "SetCells",
     "SourceContext",
     "Split",
@@ -145,7 +137,6 @@ __all__ = [
     "check_branches",
     "check_expansion",
     "coco_files",
-    "enter_workspace",
     "innermost_paths",
     "is_several",
     "known_digest",
@@ -166,7 +157,6 @@ __all__ = [
     "valid_name",
     "visible_folders",
     "walk_files",
-    "workspace_uri",
 ]
 
 # -- settings, and the format of the images --------------------------------------------------------
@@ -424,6 +414,11 @@ class SourceContext:
     """Settings that concern several sources, such as the cells that mean no label."""
     task: Literal["auto", "single_label", "multi_label"] = "auto"
     """What is to be learned; auto lets the labels decide."""
+    local_files: Callable[[Path, Sequence[str]], dict[str, str]] = lambda _folder, _values: {}
+    """Returns the local file for each path in a table that lies on an object store, from the folder
+    that relative paths start from, and what the table holds. Such are addresses
+    (`s3://bucket/rose/1.jpg`), and relative paths in a table that lies there itself; they are
+    downloaded once. Any other value is not in the answer."""
 
     @cached_property
     def ignored(self) -> IgnoredFiles:
@@ -433,20 +428,6 @@ class SourceContext:
         names should skip them itself.
         """
         return IgnoredFiles(self.rules.ignore)
-
-    def local_files(self, folder: Path, values: Sequence[str]) -> dict[str, str]:
-        """Return the local file for each path in a table that lies on an object store.
-
-        Such are addresses (`s3://bucket/rose/1.jpg`), and relative paths in a table that lies there
-        itself; they are downloaded once. Any other value is not in the answer.
-
-        Args:
-            folder: that relative paths start from.
-            values: what the table holds.
-        """
-        from patchline.pipeline.workspace.remote_data import local_files
-
-        return local_files(folder, values)
 
 
 class DataSource(Protocol):

@@ -23,12 +23,11 @@ import ray
 from patchline.plugin_api import (
     LocalLauncher,
     PipelineError,
-    ReceivedJob,
     Resources,
     RunningWorker,
     WorkerTask,
-    enter_workspace,
 )
+from patchline.plugins.launchers.remote_job import ReceivedJob, enter_workspace
 
 _WATCH_SECONDS = 1.0
 GROUP_FILE = "group.json"

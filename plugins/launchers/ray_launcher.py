@@ -26,12 +26,11 @@ from patchline.plugin_api import (
     LauncherContext,
     PluginError,
     Resources,
-    SentJob,
     StorageError,
     WorkerError,
     WorkerTask,
-    workspace_uri,
 )
+from patchline.plugins.launchers.remote_job import SentJob, workspace_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

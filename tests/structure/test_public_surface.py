@@ -56,11 +56,9 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "PluginConfig",
         "PluginError",
         "ReadingRules",
-        "ReceivedJob",
         "Resources",
         "RunningWorker",
         "SINGLE_LABEL",
-        "SentJob",
         "SetCells",
         "SourceContext",
         "Split",
@@ -76,7 +74,6 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "check_branches",
         "check_expansion",
         "coco_files",
-        "enter_workspace",
         "innermost_paths",
         "is_several",
         "known_digest",
@@ -97,7 +94,6 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "valid_name",
         "visible_folders",
         "walk_files",
-        "workspace_uri",
     ]
     for name in plugin_api.__all__:
         assert hasattr(plugin_api, name)

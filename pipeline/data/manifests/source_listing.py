@@ -100,7 +100,12 @@ def listing_of(config: RunConfig, workspace: Path, *, labelled: bool | None = No
         if path is not None:
             path = remote_data.local_path(path, whole=not plugin.reads_ranges)
         context = SourceContext(
-            path, work_dir, needs_labels=labelled and own, rules=rules, task=config.data.task
+            path,
+            work_dir,
+            needs_labels=labelled and own,
+            rules=rules,
+            task=config.data.task,
+            local_files=remote_data.local_files,
         )
         listing = plugin.build(options, context).list_images()
     if not isinstance(listing, ImageListing):

@@ -21,15 +21,15 @@ from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import read_lines, write_lines
-from patchline.pipeline.workers.remote_job import ReceivedJob
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.remote_ranges import PART_BYTES
 from patchline.plugin_api import ImageListing
+from patchline.plugins.launchers.remote_job import ReceivedJob
 from tests.conftest import write_photos
 from tests.object_server import FaultyConnection
-from tests.pipeline.workers.test_remote_job import node, sent_job, share
 from tests.pipeline.workers.wide_launcher import Wide
+from tests.plugins.test_remote_job import node, sent_job, share
 from tests.plugins.test_webdataset_source import samples, shard_of
 
 _LARGE = random.Random(0).randbytes(2 * PART_BYTES)  # noqa: S311 - cannot be compressed
