@@ -42,8 +42,8 @@ from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.address import parsed
-from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.plugin_api import ImageSpec
+from patchline.plugins.stores.objects import RemoteStore
 from tests.object_server import ObjectServer, object_server
 
 _EPOCHS = 2

@@ -1,9 +1,9 @@
 """The plugin API: all that a plugin may import besides `patchline.pipeline.layers`.
 
-A plugin is an instance of one of the six plugin classes below, registered by an entry point in the
-group of its kind. Its config class derives from `PluginConfig`; its `build` creates the object that
-does the work. Importing this module imports neither torch nor pandas, so a plugin that keeps its
-heavy imports inside `build` costs nothing until it is used.
+A plugin is an instance of one of the seven plugin classes below, registered by an entry point in
+the group of its kind. Its config class derives from `PluginConfig`; its `build` creates the object
+that does the work. Importing this module imports neither torch nor pandas, so a plugin that keeps
+its heavy imports inside `build` costs nothing until it is used.
 
 Shapes: B batch, C channels, H height, W width, N patches, V visible patches, P tokens before the
 patches (class token, registers), D embedding, K classes.
@@ -72,6 +72,15 @@ from patchline.pipeline.labels.set_cells import SetCells, is_several, read_set_c
 from patchline.pipeline.labels.taxonomy import check_branches, innermost_paths
 from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
 from patchline.pipeline.workers.local_launcher import LocalLauncher
+from patchline.pipeline.workspace.folder_store import FolderStore
+from patchline.pipeline.workspace.object_store import (
+    Address,
+    ConflictError,
+    Content,
+    ObjectInfo,
+    ObjectState,
+    ObjectStore,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -87,17 +96,21 @@ __all__ = [
     "NO_PATCH_EMBEDDING",
     "SINGLE_LABEL",
     "TABLE_SUFFIXES",
+    "Address",
     "Assumptions",
     "AugmentationContext",
     "AugmentationPlugin",
     "BatchRandom",
     "BatchTransform",
     "ConfigError",
+    "ConflictError",
+    "Content",
     "DataError",
     "DataSource",
     "DataSourcePlugin",
     "DataTraits",
     "Encoder",
+    "FolderStore",
     "FoundFile",
     "IgnoredFiles",
     "ImageListing",
@@ -110,6 +123,9 @@ __all__ = [
     "LocalLauncher",
     "ModelContext",
     "ModelPlugin",
+    "ObjectInfo",
+    "ObjectState",
+    "ObjectStore",
     "Objective",
     "ObjectiveContext",
     "ObjectivePlugin",
@@ -127,6 +143,8 @@ __all__ = [
     "SourceContext",
     "Split",
     "StorageError",
+    "StoreContext",
+    "StorePlugin",
     "ValueRange",
     "WorkerError",
     "WorkerTask",
@@ -648,6 +666,35 @@ class LauncherPlugin(Generic[C]):
     paper: str
     config_class: type[C]
     build: Callable[[C, LauncherContext], Launcher]
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    api_version: int = API_VERSION
+
+
+# -- stores: where machines share a workspace, and where images may lie ---------------------------
+
+
+@dataclass(frozen=True)
+class StoreContext:
+    """The address for building a store."""
+
+    address: Address
+    """Keys of the store are relative to it."""
+    patience_seconds: float | None = None
+    """How long a request that fails is repeated; None leaves it to the store."""
+
+
+@dataclass(frozen=True)
+class StorePlugin(Generic[C]):
+    """A store of objects; its name is the scheme of its addresses, `s3` of `s3://bucket/photos`."""
+
+    summary: str
+    paper: str
+    config_class: type[C]
+    build: Callable[[C, StoreContext], ObjectStore]
+    example: Callable[[Path], str]
+    """Returns an address for the conformance checks, given an empty folder; they write and delete
+    objects below it. Raises `ConfigError` with what is needed for one, such as a variable."""
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
     """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION

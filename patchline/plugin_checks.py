@@ -24,6 +24,7 @@ from patchline.pipeline.plugin_system.contract import (
     data_source_checks,
     launcher_checks,
     settings_checks,
+    store_checks,
 )
 from patchline.pipeline.plugin_system.contract.checks import (
     Check,
@@ -86,6 +87,8 @@ def _table_of_kind(subject: CheckedPlugin) -> list[Check]:
     kind = kind_of(subject.plugin)
     if kind == "data_source":
         return data_source_checks.table(subject)
+    if kind == "store":
+        return store_checks.table(subject)
     if kind == "launcher":
         return launcher_checks.table(subject)
     from patchline.pipeline.plugin_system.contract import (  # these need torch

@@ -23,9 +23,8 @@ from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.plugin_system.plugin_loader import (
     installed,
     load_objective,
-    patch_embedding_name,
 )
-from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
+from patchline.pipeline.plugin_system.plugin_settings import checked_plugins, patch_embedding_name
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.training.record import TrainingRecord, with_record
 

@@ -30,6 +30,7 @@ _NAME_FLAGS: dict[Kind, tuple[str, ...]] = {
     "objective": ("objective", "name"),
     "launcher": ("launcher", "name"),
 }
+"""What of a run's settings names a plugin; a store is named by the scheme of an address."""
 _HELP = ("--help", "-h")
 _WITHOUT_VALUE = ("--json", *_HELP)
 Answer = TypeVar("Answer")
@@ -49,6 +50,8 @@ class NamedPlugin:
             ConfigError: if a flag names another plugin of the same kind.
         """
         flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+        if self.entry.kind not in _NAME_FLAGS:
+            return flags
         path = _NAME_FLAGS[self.entry.kind]
         section = flags
         for key in path[:-1]:
@@ -68,7 +71,7 @@ class NamedPlugin:
             options: dict[str, Any] = flags["data"].get("options", {})
             return options
         section = flags
-        for key in _NAME_FLAGS[self.entry.kind][:-1]:
+        for key in _NAME_FLAGS.get(self.entry.kind, ())[:-1]:
             section = section[key]
         return {k: v for k, v in section.items() if k not in ("name", "patch_embedding")}
 
@@ -79,6 +82,8 @@ class NamedPlugin:
             ConfigError: if a flag sets anything else.
         """
         own = self.own_settings(settings)
+        if self.entry.kind not in _NAME_FLAGS:
+            return own
         path = _NAME_FLAGS[self.entry.kind][:-1]
         prefix = "data.options" if self.entry.kind == "data_source" else ".".join(path)
         allowed = {f"{prefix}.{key}" for key in own} | {".".join(_NAME_FLAGS[self.entry.kind])}
@@ -156,6 +161,8 @@ def named_plugin(arguments: Sequence[str]) -> NamedPlugin:
         PluginError: if the plugin is not installed or broken.
     """
     entry = find_entry(words_of(arguments))
+    if entry.kind not in _NAME_FLAGS:
+        return NamedPlugin(entry, create_model("NoSettings"))
     path = _NAME_FLAGS[entry.kind]
     implied = [f"--{'.'.join(path).replace('_', '-')}", entry.name]
     whole = without_needless_negatives(composed_config([*arguments, *implied], {}))

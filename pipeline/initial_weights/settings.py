@@ -12,7 +12,8 @@ from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.initial_weights.record import InitialWeights
-from patchline.pipeline.plugin_system.plugin_loader import load_objective, patch_embedding_name
+from patchline.pipeline.plugin_system.plugin_loader import load_objective
+from patchline.pipeline.plugin_system.plugin_settings import patch_embedding_name
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.plugin_api import ImageSpec

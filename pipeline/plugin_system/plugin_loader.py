@@ -20,12 +20,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from patchline.pipeline.config import AUTO
-from patchline.pipeline.errors import ConfigError, PipelineError, PluginError
+from patchline.pipeline.errors import PipelineError, PluginError
 from patchline.pipeline.installation import checkout
 from patchline.plugin_api import (
     API_VERSION,
-    NO_PATCH_EMBEDDING,
     AugmentationPlugin,
     DataSourcePlugin,
     LauncherPlugin,
@@ -33,9 +31,12 @@ from patchline.plugin_api import (
     ObjectivePlugin,
     PatchEmbeddingPlugin,
     PluginConfig,
+    StorePlugin,
 )
 
-Kind = Literal["model", "patch_embedding", "data_source", "augmentation", "objective", "launcher"]
+Kind = Literal[
+    "model", "patch_embedding", "data_source", "augmentation", "objective", "launcher", "store"
+]
 Plugin = (
     ModelPlugin[Any]
     | PatchEmbeddingPlugin[Any]
@@ -43,6 +44,7 @@ Plugin = (
     | AugmentationPlugin[Any]
     | ObjectivePlugin[Any]
     | LauncherPlugin[Any]
+    | StorePlugin[Any]
 )
 
 KINDS: dict[Kind, type] = {
@@ -52,6 +54,7 @@ KINDS: dict[Kind, type] = {
     "augmentation": AugmentationPlugin,
     "objective": ObjectivePlugin,
     "launcher": LauncherPlugin,
+    "store": StorePlugin,
 }
 _DISTRIBUTION = "patchline"
 FILES_VARIABLE = "PATCHLINE_PLUGIN_FILES"
@@ -264,8 +267,8 @@ def _load_file(file: str) -> Plugin:
     if not isinstance(plugin, tuple(KINDS.values())):
         raise PluginError(
             f"{origin} has no plugin. Assign a ModelPlugin, PatchEmbeddingPlugin, "
-            "DataSourcePlugin, AugmentationPlugin, ObjectivePlugin or LauncherPlugin to the name "
-            "'plugin'."
+            "DataSourcePlugin, AugmentationPlugin, ObjectivePlugin, LauncherPlugin or StorePlugin "
+            "to the name 'plugin'."
         )
     _check_api_version(plugin, origin)
     return cast("Plugin", plugin)
@@ -347,31 +350,9 @@ def load_launcher(name: str) -> LauncherPlugin[Any]:
     return cast("LauncherPlugin[Any]", load("launcher", name))
 
 
-def patch_embedding_name(model: str, chosen: str) -> str:
-    """Return the name of a model's patch embedding, `none` if it takes none.
-
-    Args:
-        model: name of the model plugin.
-        chosen: the name in the settings; `auto` means the model's default.
-
-    Raises:
-        ConfigError: if one is chosen for a model that takes none.
-        PluginError: if the model plugin is unknown or broken.
-    """
-    own = load_model(model).patch_embedding
-    if chosen in (AUTO, own):
-        return own
-    if own == NO_PATCH_EMBEDDING:
-        raise ConfigError(
-            f"model.patch_embedding.name is {chosen}, but the model {model} takes no patch "
-            f"embedding. Set it to {NO_PATCH_EMBEDDING}, or omit it."
-        )
-    if chosen == NO_PATCH_EMBEDDING:
-        raise ConfigError(
-            f"model.patch_embedding.name is {chosen}, but the model {model} needs a patch "
-            f"embedding. Set it to {own}, or omit it."
-        )
-    return chosen
+def load_store(name: str) -> StorePlugin[Any]:
+    """Import a store plugin; its name is the scheme of its addresses."""
+    return cast("StorePlugin[Any]", load("store", name))
 
 
 def config_class(kind: Kind, name: str) -> type[PluginConfig]:

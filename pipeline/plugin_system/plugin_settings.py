@@ -9,14 +9,20 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from patchline.pipeline import config_errors
-from patchline.pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
+from patchline.pipeline.config import (
+    AUTO,
+    ModelChoice,
+    PatchEmbeddingChoice,
+    PluginChoice,
+    RunConfig,
+)
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import (
     Kind,
     config_class,
     load_launcher,
+    load_model,
     load_objective,
-    patch_embedding_name,
     plugin_errors,
 )
 from patchline.plugin_api import (
@@ -96,6 +102,33 @@ def named_patch_embedding(model: ModelChoice) -> PatchEmbeddingChoice:
 def settings_of(kind: Kind, choice: PluginChoice, prefix: str) -> PluginConfig:
     """Return a plugin's settings as an instance of its config class."""
     return _parsed(kind, choice.name, choice.settings, prefix)
+
+
+def patch_embedding_name(model: str, chosen: str) -> str:
+    """Return the name of a model's patch embedding, `none` if it takes none.
+
+    Args:
+        model: name of the model plugin.
+        chosen: the name in the settings; `auto` means the model's default.
+
+    Raises:
+        ConfigError: if one is chosen for a model that takes none.
+        PluginError: if the model plugin is unknown or broken.
+    """
+    own = load_model(model).patch_embedding
+    if chosen in (AUTO, own):
+        return own
+    if own == NO_PATCH_EMBEDDING:
+        raise ConfigError(
+            f"model.patch_embedding.name is {chosen}, but the model {model} takes no patch "
+            f"embedding. Set it to {NO_PATCH_EMBEDDING}, or omit it."
+        )
+    if chosen == NO_PATCH_EMBEDDING:
+        raise ConfigError(
+            f"model.patch_embedding.name is {chosen}, but the model {model} needs a patch "
+            f"embedding. Set it to {own}, or omit it."
+        )
+    return chosen
 
 
 def built_launcher(choice: PluginChoice, workspace: Path) -> Launcher:

@@ -27,6 +27,7 @@ _OF_KIND: dict[Kind, tuple[str, str]] = {
     "augmentation": ("albumentations numpy patchline pydantic", "--augmentation.name $name"),
     "objective": ("patchline pydantic torch", "--objective.name $name"),
     "launcher": ("patchline pydantic", "--launcher.name $name"),
+    "store": ("patchline", "--workspace $name://team"),
 }
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", re.ASCII)
 _LONGEST_NAME = 40

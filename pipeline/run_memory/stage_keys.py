@@ -23,6 +23,7 @@ from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.workspace.address import of_path, parsed
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Ingredients = dict[str, str]
@@ -147,6 +148,15 @@ def plugins(config: RunConfig, *kinds: Kind) -> dict[str, str]:
     """Return versions and code digests of the plugins of some kinds that a config names."""
     entries = _entries(config, kinds)
     return {f"plugin {e.kind} {e.name}": f"{e.version} {plugin_code(e)}" for e in entries}
+
+
+def store(path: str | None) -> dict[str, str]:
+    """Return version and code digest of the store plugin of an address; none for other paths."""
+    address = of_path(path)
+    if not address or address.startswith("file:"):
+        return {}
+    entry = plugin_loader.find("store", parsed(address, "data.path").scheme)
+    return {f"plugin store {entry.name}": f"{entry.version} {plugin_code(entry)}"}
 
 
 def package_versions(distributions: Iterable[str] = ()) -> dict[str, str]:

@@ -67,6 +67,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
             **({"streamed": "True"} if ingestion.streams(context.config, data) else {}),
             "pixel_values": data.pixel_values.model_dump_json(),
             "code": stage_keys.code(*self.code),
+            **stage_keys.store(settings.path),
             **stage_keys.package_versions(),
         }
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.workspace.object_store import Address
 
-SCHEMES = ("s3", "gs", "az", "file")
+_BUILT_IN = ("s3", "gs", "az", "file")
 """Amazon S3 and what speaks its protocol, Google Cloud Storage, Azure Blob Storage, a folder."""
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # a single letter is a drive
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+._-]+)://")  # a single letter is a drive
 _MISTYPED = re.compile(
     r"(s3a?|gs|gcs|az|abfss?)(?:[:;]|[:;]?//?|:\\\\?)([^/\\:;].*)", re.IGNORECASE
 )
@@ -34,30 +35,8 @@ CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """Where the credentials of each kind of store are given."""
+_ELSEWHERE = "the place that its plugin documents"
 _SPELLINGS = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
-
-
-class Address(NamedTuple):
-    """A place on an object store."""
-
-    scheme: str
-    bucket: str
-    """Empty for a folder."""
-    prefix: str
-    """Below the bucket, without `/` at the ends; the absolute path of a folder."""
-
-    @classmethod
-    def of_object(cls, text: str) -> Address:
-        """Return the address of an object, as `str` returned it; its key is not checked."""
-        scheme, _, rest = text.partition("://")
-        bucket, _, key = rest.partition("/")
-        return cls(scheme, bucket, key)
-
-    def __str__(self) -> str:
-        """Return the address as a user writes it."""
-        if self.scheme == "file":
-            return f"file://{self.prefix}"
-        return f"{self.scheme}://{'/'.join(part for part in (self.bucket, self.prefix) if part)}"
 
 
 def is_address(text: str) -> bool:
@@ -66,9 +45,14 @@ def is_address(text: str) -> bool:
 
 
 def is_of_store(text: str) -> bool:
-    """Return whether a text is an address of a kind of store that is known here."""
+    """Return whether a text is an address of a store for which a plugin is installed."""
     match = _SCHEME.match(text)
-    return match is not None and _scheme(match[1]) in SCHEMES
+    return match is not None and is_known(_scheme(match[1]))
+
+
+def is_known(scheme: str) -> bool:
+    """Return whether a store plugin has the name of a scheme."""
+    return scheme in _BUILT_IN or bool(plugin_loader.installed("store", scheme))
 
 
 def of_path(path: object) -> str:
@@ -125,12 +109,12 @@ def parsed(text: str, setting: str) -> Address:
     text = text.strip()
     match = _SCHEME.match(text)
     scheme = _scheme(match[1]) if match else ""
-    if scheme not in SCHEMES:
+    if not is_known(scheme):
         raise _no_store(text, setting)
     if scheme == "file" and (folder := _folder_in(text)):
         return Address(scheme, "", folder)
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(f"store://{text.partition('://')[2]}")  # whatever its scheme is
     except ValueError as error:
         raise ConfigError(
             f"{setting} is {text}, which is not an address ({error}). Give s3://bucket/path."
@@ -144,14 +128,14 @@ def parsed(text: str, setting: str) -> Address:
                 "absolute path: file:///mnt/team."
             )
         return Address(scheme, "", f"/{path}")
+    container = _CONTAINERS.get(scheme, "bucket")
     if not parts.netloc:
         raise ConfigError(
-            f"{setting} is {text}, which names no {_CONTAINERS[scheme]}. Give "
-            f"{scheme}://{_CONTAINERS[scheme]}/path."
+            f"{setting} is {text}, which names no {container}. Give {scheme}://{container}/path."
         )
     if (rule := _BUCKETS.get(scheme)) and not rule.fullmatch(parts.netloc):
         raise ConfigError(
-            f"{setting} is {text}, but no {_CONTAINERS[scheme]} has the name '{parts.netloc}': "
+            f"{setting} is {text}, but no {container} has the name '{parts.netloc}': "
             f"names have {_RULES[scheme]}. Correct the address."
         )
     if any(part in ("", ".", "..") for part in path.split("/")) and path:
@@ -163,7 +147,7 @@ def parsed(text: str, setting: str) -> Address:
 
 def _check_nothing_else(text: str, setting: str, scheme: str, parts: SplitResult) -> None:
     """Refuse an address with more than a bucket and a path."""
-    container = _CONTAINERS.get(scheme, "")
+    container = "" if scheme == "file" else _CONTAINERS.get(scheme, "bucket")
     if "@" not in parts.netloc and (parts.query or parts.fragment):
         named = text.partition("?")[0].partition("#")[0]
         raise ConfigError(
@@ -174,7 +158,7 @@ def _check_nothing_else(text: str, setting: str, scheme: str, parts: SplitResult
         raise ConfigError(
             f"{setting} holds more than a {container or 'folder'} and a path. Give "
             f"{scheme}://{container}/path alone, and the credentials in "
-            f"{CREDENTIALS.get(scheme, 'no place: a folder needs none')}."
+            f"{CREDENTIALS.get(scheme, _ELSEWHERE)}."
         )
 
 
@@ -196,7 +180,8 @@ def _may_hold_secret(text: str) -> bool:
 def _no_store(text: str, setting: str) -> ConfigError:
     if _may_hold_secret(text):
         text = f"{text.partition('://')[0]}://…"
-    named = ", ".join(f"{each}://" for each in SCHEMES)
+    others = (each.name for each in plugin_loader.installed("store"))
+    named = ", ".join(f"{each}://" for each in dict.fromkeys((*_BUILT_IN, *others)))
     return ConfigError(
         f"{setting} is {text}, which is not an address of an object store. Begin it with one "
         f"of {named}, such as s3://bucket/team."

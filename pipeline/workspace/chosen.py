@@ -16,10 +16,11 @@ from pathlib import Path
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workspace.address import Address, check_spelling, is_address, parsed
-from patchline.pipeline.workspace.folder_store import FolderStore
-from patchline.pipeline.workspace.object_store import ObjectStore
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.workspace.address import check_spelling, is_address, parsed
+from patchline.pipeline.workspace.object_store import Address, ObjectStore
 from patchline.pipeline.workspace.shared_files import SharedFiles
+from patchline.plugin_api import StoreContext
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +29,8 @@ CACHE_FILE = "cache_of.json"
 """In the folder `.patchline`: which workspace it caches."""
 _RESULTS = ("runs/*/*", "splits/*.parquet")
 """Files of a workspace that cannot be computed again."""
-_FIRST_PATIENCE_SECONDS = 10.0
-"""How long the first connection to a bucket is tried; a running command waits longer."""
 
 _opened: dict[tuple[str, Path], SharedFiles] = {}
-_reached: set[tuple[str, str]] = set()
-"""The buckets that this process has been connected to."""
 _opening = threading.Lock()
 _on_note: Callable[[str], None] = logger.warning
 
@@ -154,19 +151,9 @@ def opened(chosen: Address, patience_seconds: float | None = None) -> ObjectStor
     Raises:
         ConfigError: if it is a folder that does not exist, or there are no credentials.
     """
-    if chosen.scheme == "file":
-        folder = Path(chosen.prefix)
-        if not folder.is_dir():
-            raise ConfigError(
-                f"There is no folder {folder} for {chosen}. Create it, or mount its disk."
-            )
-        return FolderStore(folder)
-    from patchline.pipeline.workspace.remote_store import RemoteStore
-
-    if (key := (chosen.scheme, chosen.bucket)) not in _reached:
-        RemoteStore(chosen, patience_seconds=_FIRST_PATIENCE_SECONDS).check_reachable()
-        _reached.add(key)
-    return RemoteStore(chosen, patience_seconds=patience_seconds)
+    plugin = plugin_loader.load_store(chosen.scheme)
+    with plugin_loader.plugin_errors("store", chosen.scheme, "failed to build"):
+        return plugin.build(plugin.config_class(), StoreContext(chosen, patience_seconds))
 
 
 def _address(text: str, setting: str) -> Address:

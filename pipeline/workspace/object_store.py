@@ -1,7 +1,6 @@
 """What a store of objects does: the one interface behind a workspace that machines share.
 
-Two classes implement it: `folder_store` keeps the objects in a folder, `remote_store` on S3 and
-similar services. Keys are relative paths with `/`.
+Plugins implement it, one for each scheme of an address. Keys are relative paths with `/`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,29 @@ from typing import NamedTuple
 
 class ConflictError(Exception):
     """The object is not, or no longer, what a conditional write requires."""
+
+
+class Address(NamedTuple):
+    """A place on an object store."""
+
+    scheme: str
+    bucket: str
+    """Empty for a folder."""
+    prefix: str
+    """Below the bucket, without `/` at the ends; the absolute path of a folder."""
+
+    @classmethod
+    def of_object(cls, text: str) -> Address:
+        """Return the address of an object, as `str` returned it; its key is not checked."""
+        scheme, _, rest = text.partition("://")
+        bucket, _, key = rest.partition("/")
+        return cls(scheme, bucket, key)
+
+    def __str__(self) -> str:
+        """Return the address as a user writes it."""
+        if self.scheme == "file":
+            return f"file://{self.prefix}"
+        return f"{self.scheme}://{'/'.join(part for part in (self.bucket, self.prefix) if part)}"
 
 
 class ObjectState(NamedTuple):

@@ -35,14 +35,13 @@ from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import make_folder, place
 from patchline.pipeline.workspace import cache, chosen, remote_ranges
 from patchline.pipeline.workspace.address import (
-    SCHEMES,
-    Address,
     check_spelling,
+    is_known,
     is_of_store,
     of_path,
     parsed,
 )
-from patchline.pipeline.workspace.object_store import ObjectInfo, ObjectStore
+from patchline.pipeline.workspace.object_store import Address, ObjectInfo, ObjectStore
 from patchline.pipeline.workspace.remote_index import (
     RemoteIndex,
     file_state,
@@ -258,7 +257,7 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
         elif start is not None and value.strip() and not PurePosixPath(value).is_absolute():
             joined = os.path.normpath("/".join((*start, value.strip().replace("\\", "/"))))
             scheme, bucket, key = (*joined.split("/", 2), "", "")[:3]
-            if key and scheme in SCHEMES and (scheme, bucket)[: len(start)] == start[:2]:
+            if key and is_known(scheme) and (scheme, bucket)[: len(start)] == start[:2]:
                 by_bucket.setdefault((scheme, bucket), []).append((value, key))
     for (scheme, bucket), named in by_bucket.items():
         whole = Address(scheme, bucket, "")

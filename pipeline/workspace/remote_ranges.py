@@ -21,8 +21,7 @@ from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.made_once import made_once
 from patchline.pipeline.files.placeholders import RangedObject
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.address import Address
-from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
+from patchline.pipeline.workspace.object_store import Address, ConflictError, ObjectStore
 
 PART_BYTES = 1 << 20
 _MOST_AHEAD = 8

@@ -38,7 +38,7 @@ from patchline.pipeline.workers.event_log import EventReader, read_events
 from patchline.pipeline.workers.launcher import GROUP_FILE, WorkerTask
 from patchline.pipeline.workers.worker_start import LOG_FILE
 from patchline.pipeline.workspace import cache, chosen, remote_data, run_folders
-from patchline.pipeline.workspace.address import Address
+from patchline.pipeline.workspace.object_store import Address
 from patchline.pipeline.workspace.shared_files import DamagedObjectError, Reference, SharedFiles
 
 JOBS = "jobs"

@@ -17,7 +17,7 @@ PACKAGES: dict[str, set[str]] = {
     "files": set(),
     "host": set(),
     "provenance": set(),
-    "workspace": set(),
+    "workspace": {"plugin_system"},
     "layers": set(),
     "metrics": set(),
     "labels": set(),
@@ -207,7 +207,7 @@ _ROOMS: dict[str, dict[str, set[str]]] = {
     },
 }
 _PLUGIN_API = ("patchline.plugin_api", "patchline.pipeline.layers")
-_NEAR_THE_LIBRARY = ("plugins/launchers/",)
+_NEAR_THE_LIBRARY = ("plugins/launchers/", "plugins/stores/")
 """Folders of built-in plugins that may import the library: they serve it."""
 _BARRED = {
     "pipeline": {"prefect", "flows", "plugins", "the Python API"},

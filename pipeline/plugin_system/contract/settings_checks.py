@@ -26,6 +26,8 @@ from patchline.plugin_api import ConfigError, DataTraits, PluginConfig
 _PUBLIC = ("patchline.plugin_api", "patchline.pipeline.layers", "patchline.plugin_checks")
 _TAKEN_NAMES = ("name", "patch_embedding")
 _BUILT_IN = "patchline.plugins"
+_SERVING = (f"{_BUILT_IN}.launchers", f"{_BUILT_IN}.stores")
+"""Built-in plugins that serve the library, and may import it."""
 
 
 def says_what_it_is(subject: CheckedPlugin) -> None:
@@ -132,7 +134,7 @@ def foreign_imports(plugin: Plugin) -> Iterator[tuple[Path, int, str]]:
     seen: set[str] = set()
     while pending:
         name = pending.pop()
-        if name in seen or not _is_below(name, *home):
+        if name in seen or not _is_below(name, *home) or _is_below(name, *_SERVING):
             continue
         seen.add(name)
         pending |= {name.rpartition(".")[0]} - {""}

@@ -11,6 +11,7 @@ FLAGS = {
     "patch_embedding": "--model.patch-embedding.name mine",
     "data_source": "--data.source mine --data.path labels.csv",
     "model": "--model.name mine",
+    "store": "--workspace mine://team",
 }
 
 

@@ -16,9 +16,9 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 from patchline.pipeline.workspace.address import parsed
-from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.plugin_api import SourceContext
 from patchline.plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
+from patchline.plugins.stores.objects import RemoteStore
 from tests.conftest import write_photos
 
 

@@ -124,7 +124,7 @@ def test_the_files_are_tidy(letters: int, tmp_path: Path) -> None:
     """The linter and the formatter find nothing, however long the name is."""
     options = ["--no-cache", "--config", str(ROOT / "pyproject.toml"), "."]
     for number, kind in enumerate(KINDS):
-        folder = write_package(kind, "xyzuvw"[number] * letters, tmp_path).folder
+        folder = write_package(kind, "rstuvwx"[number] * letters, tmp_path).folder
         for command in (["check"], ["format", "--check"]):
             subprocess.run([find_ruff_bin(), *command, *options], cwd=folder, check=True)
 
@@ -144,7 +144,7 @@ def test_the_types_are_right(packages: Packages, tmp_path: Path) -> None:
     _run("-m", "mypy", *options, *folders, cwd=tmp_path, MYPYPATH=str(ROOT))
 
 
-@pytest.mark.slow  # the whole contract of six plugins
+@pytest.mark.slow  # the whole contract of a plugin of each kind
 def test_their_own_tests_pass(packages: Packages, site: Path) -> None:
     """The tests of each package pass, contract and all, where the packages are installed."""
     arguments = ["-q", "--import-mode=importlib"]

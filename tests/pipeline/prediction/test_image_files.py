@@ -15,7 +15,7 @@ import pytest
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.prediction.image_files import check_images, count_images, find_images
 from patchline.pipeline.workspace.address import parsed
-from patchline.pipeline.workspace.remote_store import RemoteStore
+from patchline.plugins.stores.objects import RemoteStore
 
 
 def _write(root: Path, *names: str) -> Path:

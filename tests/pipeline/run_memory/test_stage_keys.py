@@ -18,7 +18,6 @@ from tests.conftest import Run
 NOT_LOADED = {
     "pipeline.layers": "all of them count, because the plugin that uses some is another ingredient",
     "pipeline.training.__main__": "it is what runs",
-    "pipeline.workspace.remote_store": "it is opened where the workspace is on an object store",
 }
 """What the key of a training covers beside the modules that its process has loaded, and why."""
 

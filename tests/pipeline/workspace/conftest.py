@@ -8,7 +8,7 @@ import pytest
 
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import parsed
-from patchline.pipeline.workspace.remote_store import RemoteStore
+from patchline.plugins.stores.objects import RemoteStore
 from tests.object_server import FaultyConnection
 
 

@@ -1,77 +1,42 @@
-"""What every store of objects does: a folder, and a server that speaks S3's protocol."""
+"""What the stores of objects on servers do, and say."""
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import random
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
 import pytest
 
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError, StorageError
-from patchline.pipeline.workspace import chosen, remote_data, remote_store
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.workspace import chosen, remote_data
 from patchline.pipeline.workspace.address import is_address, parsed
-from patchline.pipeline.workspace.folder_store import FolderStore
-from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
-from patchline.pipeline.workspace.remote_store import RemoteStore
+from patchline.plugin_checks import checks_of
+from patchline.plugins.stores import objects as remote_store
+from patchline.plugins.stores.objects import RemoteStore
 from tests.google_server import google_server
 from tests.object_server import Fault, FaultyConnection
 from tests.patience import patient
 
 
-@pytest.fixture(params=["folder", "server"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    """Return an empty store of each kind."""
-    if request.param == "folder":
-        return FolderStore(tmp_path / "store")
-    bucket = request.getfixturevalue("bucket")
-    return RemoteStore(parsed(f"s3://{bucket}/team/a", "--workspace"), patience_seconds=3)
+def complaints(address: str, *only: str) -> list[str]:
+    """Return what the conformance checks find at an address, or some of them."""
+    plugin = plugin_loader.load_store(address.partition(":")[0])
+    table = checks_of(replace(plugin, example=lambda _folder: address))
+    chosen_ones = [check for check in table if not only or check.name in only]
+    assert len(chosen_ones) >= (len(only) or 9)
+    results = [check.result() for check in chosen_ones]
+    return [each.message for each in results if each.status == "failed"]
 
 
-def test_what_was_written_is_read(store: ObjectStore, tmp_path: Path) -> None:
-    """An object is there as a whole after it was written, and gone after it was deleted.
-
-    The clock that dates the objects can be read, and leaves no object behind.
-    """
-    assert store.read("a/b") is None
-    assert store.info("a/b") is None
-    assert not store.download("a/b", tmp_path / "none")
-    now = store.now()
-    store.write("a/b", b"first")
-    (tmp_path / "large").write_bytes(bytes(range(256)) * 24_000)  # in parts
-    store.upload(tmp_path / "large", "a/large")
-    listed = [(each.key, each.bytes) for each in store.list("a/")]
-    assert listed == [("a/b", 5), ("a/large", 6_144_000)]
-    assert [each.key for each in store.list("a/l")] == ["a/large"]
-    assert store.download("a/large", tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == (tmp_path / "large").read_bytes()
-    content = store.read("a/b")
-    assert content is not None
-    assert content.data == b"first"
-    assert content.info == store.info("a/b")
-    assert dt.timedelta(0) <= content.info.modified - now < dt.timedelta(minutes=5)
-    for _ in range(2):
-        store.delete("a/b")
-    assert [each.key for each in store.list("")] == ["a/large"]
-
-
-def test_conditions_are_kept(store: ObjectStore) -> None:
-    """A write is refused if there is an object already, or if it is not the one that was read."""
-    first = store.write("split", b"1", if_absent=True)
-    with pytest.raises(ConflictError):
-        store.write("split", b"2", if_absent=True)
-    second = store.write("split", b"2", if_match=first)
-    with pytest.raises(ConflictError):
-        store.write("split", b"3", if_match=first)
-    with pytest.raises(ConflictError):
-        store.write("gone", b"3", if_match=first)
-    content = store.read("split")
-    assert content is not None
-    assert (content.data, content.info.state) == (b"2", second)
+def test_a_server_keeps_the_contract(bucket: str) -> None:
+    """A server that speaks S3's protocol does what every store does."""
+    assert complaints(f"s3://{bucket}/team/a") == []
 
 
 def test_google_takes_conditional_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +46,7 @@ def test_google_takes_conditional_writes(monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.delenv(name)
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", server.key)
         monkeypatch.setattr(remote_store, "_endpoint", lambda _: server.url)
-        test_conditions_are_kept(RemoteStore(parsed("gs://bucket/team", "x"), patience_seconds=3))
+        assert complaints("gs://bucket/team", "keeps_conditions") == []
 
 
 @pytest.fixture

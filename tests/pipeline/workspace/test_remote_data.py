@@ -15,8 +15,8 @@ from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.remote_index import RemoteIndex
-from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.plugin_api import ImageListing
+from patchline.plugins.stores.objects import RemoteStore
 from tests.conftest import write_photos
 from tests.object_server import FaultyConnection, ObjectServer
 

@@ -20,10 +20,11 @@ from patchline.pipeline.files.placeholders import FOLDER, PARTS_FOLDER, placehol
 from patchline.pipeline.files.shared_file import OpenFile
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.prediction.image_files import find_images
-from patchline.pipeline.workspace import remote_data, remote_store
+from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.remote_ranges import PART_BYTES
-from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.plugin_api import ImageListing
+from patchline.plugins.stores import objects as remote_store
+from patchline.plugins.stores.objects import RemoteStore
 from tests.conftest import write_photos
 from tests.object_server import FaultyConnection
 
@@ -125,7 +126,7 @@ def test_a_failing_connection_is_no_damaged_image(
     there = listed(f"{top.uri}/flowers.zip")
     assert connection.count < 0
     monkeypatch.setattr(remote_store, "PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr("patchline.pipeline.workspace.chosen._reached", set())
+    monkeypatch.setattr("patchline.plugins.stores.objects._reached", set())
     archives._opened.cache_clear()
     open_archive(archive_of(there.root) or there.root)  # by the parts that are there
     connection.methods, connection.count = ("GET",), 1 << 30

@@ -16,9 +16,9 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import parsed
-from patchline.pipeline.workspace.remote_store import RemoteStore
 from patchline.pipeline.workspace.shared_files import SharedFiles
 from patchline.plugin_api import ImageListing
+from patchline.plugins.stores.objects import RemoteStore
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.manifests.test_manifest import listed
 from tests.pipeline.workspace.machines import machine

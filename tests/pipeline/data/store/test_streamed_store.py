@@ -34,7 +34,8 @@ from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
-from patchline.pipeline.workspace import chosen, remote_store, unneeded_objects
+from patchline.pipeline.workspace import chosen, unneeded_objects
+from patchline.plugins.stores import objects as remote_store
 from tests.conftest import write_photos
 from tests.object_server import ObjectServer, faulty_connection
 from tests.pipeline.workspace.machines import machine

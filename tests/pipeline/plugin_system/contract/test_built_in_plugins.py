@@ -13,8 +13,8 @@ from patchline.plugin_checks import checks_of
 from tests.pipeline.plugin_system.contract.faults import SLOW
 
 BUILT_IN = [(entry.kind, entry.name) for entry in installed() if entry.distribution == "patchline"]
-_ELSEWHERE = {"torchvision", "timm", "hybrid", "ray"}
-"""Plugins with large networks, which the slow tests check, and one that needs a cluster."""
+_ELSEWHERE = {"torchvision", "timm", "hybrid", "ray", "s3", "gs", "az"}
+"""Plugins with large networks, which the slow tests check, and that need a cluster or server."""
 _MODULES = {"model", "patch_embedding"}
 EXAMPLE = Path(__file__).parents[4] / "examples" / "augmentation.yaml"
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Objects on S3 and what speaks its protocol, on Google Cloud Storage and on Azure, by obstore.
+"""Objects on S3 and its like, on Google Cloud Storage or on Azure, by obstore.
 
 obstore (MIT) was chosen over s3fs by measurement (docs/reference/dependencies.md). It repeats what
 fails with a 5xx status, throttling (`503 SlowDown`) included, or without a connection, with
@@ -38,15 +38,19 @@ from patchline.pipeline.errors import (
     StoreAwayError,
 )
 from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.workspace.address import CREDENTIALS, Address
+from patchline.pipeline.workspace.address import CREDENTIALS
 from patchline.pipeline.workspace.object_store import (
+    Address,
     ConflictError,
     Content,
     ObjectInfo,
     ObjectState,
     ObjectStore,
 )
+from patchline.plugin_api import PluginConfig, StoreContext, StorePlugin
 
+_FIRST_PATIENCE_SECONDS = 10.0
+"""How long the first connection to a bucket is tried; a running command waits longer."""
 PATIENCE_SECONDS = 60.0
 """How long nothing arrives, or a request is repeated, before the store counts as unavailable."""
 _LEAST_SECONDS = 10.0
@@ -678,3 +682,54 @@ def _info(meta: Mapping[str, Any]) -> ObjectInfo:
         modified=meta["last_modified"],
         version=str(meta.get("version") or ""),
     )
+
+
+# -- the plugins ------------------------------------------------------------------------------
+
+
+class ObjectsConfig(PluginConfig):
+    """There is nothing to set: credentials come from where the provider's own tools take them."""
+
+
+def build(_config: ObjectsConfig, context: StoreContext) -> RemoteStore:
+    """Build the store; the first one of a bucket makes sure that something answers.
+
+    Raises:
+        ConfigError: if obstore is not installed, or there are no credentials.
+        StorageError: if nothing answers.
+    """
+    address = context.address
+    if (key := (address.scheme, address.bucket)) not in _reached:
+        RemoteStore(address, patience_seconds=_FIRST_PATIENCE_SECONDS).check_reachable()
+        _reached.add(key)
+    return RemoteStore(address, patience_seconds=context.patience_seconds)
+
+
+_reached: set[tuple[str, str]] = set()
+"""The buckets that this process has been connected to."""
+
+
+def example(_folder: Path) -> str:
+    """Return the address that the environment names.
+
+    Raises:
+        ConfigError: if it names none: nobody's bucket is written to unless asked.
+    """
+    address = os.environ.get(CHECKED, "")
+    if not address:
+        raise ConfigError(
+            f"{CHECKED} is not set. Set it to an address without objects, such as "
+            "s3://bucket/empty, where the checks may write and delete."
+        )
+    return address
+
+
+CHECKED = "PATCHLINE_CHECKED_STORE"
+"""Environment variable with an address for the conformance checks."""
+s3 = gs = az = StorePlugin(
+    summary="Objects on S3 and its like, on Google Cloud Storage or on Azure, by obstore",
+    paper="",
+    config_class=ObjectsConfig,
+    build=build,
+    example=example,
+)

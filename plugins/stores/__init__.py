@@ -1,0 +1,1 @@
+"""Where machines share a workspace, and where images may lie."""
