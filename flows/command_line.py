@@ -57,9 +57,9 @@ def run_command_line(arguments: list[str]) -> int:
     try:
         interpreter.check()
         files, arguments = _plugin_files(arguments)
+        _use_plugin_files(files)  # a store may be among them
         arguments = _use_workspace(arguments)
         _prepare(arguments)
-        _use_plugin_files(files)
         arguments = each_with_its_flag(arguments)
         with workspace_folder.removed_if_nothing_is_in_it():
             result = application(arguments)(

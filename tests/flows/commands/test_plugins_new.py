@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+
+import pytest
 
 from patchline.pipeline.plugin_system.plugin_loader import KINDS
 from tests.flows.conftest import Command
@@ -34,3 +37,17 @@ def test_files_and_next_commands_are_told(run_here: Command, tmp_path: Path) -> 
     out = run_here.out("plugins", "new", "patch_embedding", "my_stem", "--into", "my plugins")
     assert "  tests/" in out
     assert "  pip install -e 'my plugins/patchline-my-stem'\n" in out
+
+
+def test_images_lie_in_a_new_store(
+    run_here: Command, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file alone is enough, for the images and for a workspace."""
+    monkeypatch.setenv("SHARED_DISK", str(tmp_path / "disk"))
+    shutil.copytree(photos, tmp_path / "disk/photos")
+    written = tmp_path / run_here.json("plugins", "new", "store", "hub")["folder"]
+    shutil.copy(written / "patchline_hub/plugin.py", tmp_path / "hub.py")
+    own = ("--plugin", "hub.py", "--workspace", "hub://team")
+    found = run_here.json("data", "inspect", "hub://photos", *own)
+    assert found["images"] == 60
+    assert list((tmp_path / "disk/team").rglob("patchline.json"))
