@@ -46,9 +46,11 @@ def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     photos = write_photos(tmp_path / "photos", images=8)
     settings: dict[str, Any] = {
-        "data": {"source": "image_folder", "path": str(photos)},
-        "model": {"name": "vit", "depth": 1},
+        "data": {"source": "image_folder", "path": str(photos), "image_size": 16},
+        "model": {"name": "vit", "depth": 1, "embed_dim": 16, "num_heads": 2},
         "training": {"epochs": 2, "threads": 1},
+        "evaluation": {"explanations": False},
+        "promotion": {"package_check": False},
         "preset": "none",
     }
     parameters = {"config": config_files.validated(settings)}
