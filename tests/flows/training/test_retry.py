@@ -71,10 +71,9 @@ def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(
     )
     assert ended.is_completed()
     store = tracking_store.client()
-    runs = store.search_runs([each.experiment_id for each in store.search_experiments()])
+    [run] = store.search_runs([each.experiment_id for each in store.search_experiments()])
     fits = [file.stat().st_mtime_ns for file in tmp_path.glob(results)]
     assert len(store.search_model_versions()) == 1
-    [run] = runs
     assert (run.info.status, fits) == ("FINISHED", [trained])
     assert len(store.get_metric_history(run.info.run_id, "train/loss")) == 2
     assert len(store.get_metric_history(run.info.run_id, "test/accuracy")) == 1
