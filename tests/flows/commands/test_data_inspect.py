@@ -75,13 +75,17 @@ def test_a_model_finds_wrong_labels(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("run_here")
+@pytest.mark.usefixtures("run_here", "prefect_server", "own_store")
 def test_folds_judge_images_that_they_were_not_trained_on(tmp_path: Path) -> None:
     """Every image of the training has a verdict of its own; none counts as seen."""
     folder = write_photos(tmp_path / "photos", images=16)
     wrong = (folder / "across/003.png").rename(folder / "down/wrong.png")
     patchline.run(
-        folder, preset="none", model={"size": "micro"}, training={"epochs": 8, "folds": 3}
+        folder,
+        preset="none",
+        training={"epochs": 8, "folds": 2},
+        evaluation={"explanations": False},
+        promotion={"package_check": False},
     )
     found = patchline.inspect_data(folder, check_labels="photos", out=tmp_path / "report")
     judged = [note for note in found.notes if "judged by the folds of version 1 of photos" in note]

@@ -9,7 +9,7 @@ import pytest
 
 from patchline.pipeline.plugin_system.plugin_loader import KINDS
 from patchline.plugin_api import API_VERSION
-from tests.conftest import Finished, patchline, write_photos
+from tests.conftest import Finished, write_photos
 from tests.flows.conftest import Command
 
 _SOUND = '''"""Eight patches a side."""
@@ -208,15 +208,15 @@ def test_the_list_has_them_all_and_marks_what_it_can_know(run_here: Command) -> 
             assert ("cannot be used: " in line) == bool(plugin["error"])
 
 
-@pytest.mark.slow  # a whole run
-def test_a_run_with_a_broken_plugin_ends_in_its_sentence(site: Path, tmp_path: Path) -> None:
+@pytest.mark.slow  # imports and training
+@pytest.mark.usefixtures("installed", "prefect_server", "own_store")
+def test_a_run_with_a_broken_plugin_ends_in_its_sentence(
+    run_here: Command, site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Exit code 2, no trace, and nothing is left that claims to run."""
+    monkeypatch.setenv("PYTHONPATH", str(site))  # of the training process
     write_photos(tmp_path / "photos", images=8)
-    done = patchline(
-        *("run", "photos", "--preset", "none", "--model.patch-embedding.name", "failing"),
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(site)},
-    )
-    _refused(done, _sentence("failing"))
+    run = ("run", "photos", "--preset", "none", "--model.patch-embedding.name", "failing")
+    _refused(Finished(*run_here(*run)), _sentence("failing"))
     with sqlite3.connect(tmp_path / "mlflow.db") as connection:
         assert not list(connection.execute("SELECT name FROM runs WHERE status = 'RUNNING'"))

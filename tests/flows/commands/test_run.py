@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 import yaml
 from mlflow import MlflowClient
 
 from patchline.pipeline.tracking.tracked_run import FLOW_RUN_TAG
-from tests.conftest import PREFECT_DATABASE, Run, patchline, patchline_here, write_photos
+from tests.conftest import Run, patchline_here
 
 
 def test_the_summary_has_the_promised_shape(finished_run: Run) -> None:
@@ -114,46 +111,3 @@ def test_predictions_agree_with_the_evaluation(finished_run: Run, tmp_path: Path
     again = np.stack([predicted[f"photos/{path}"] for path in evaluated["path"]])
     assert len(evaluated) == finished_run.summary["metrics"]["test/accuracy"]["n"]
     assert np.abs(again - np.stack(list(evaluated["probabilities"]))).max() <= 1e-5
-
-
-@pytest.mark.slow  # tests/flows/training/test_resume.py trains twice to the same weights
-def test_the_saved_config_gives_the_same_weights_in_a_folder_of_any_name(
-    finished_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`run --config` on the resolved config of a run trains the same model again, elsewhere.
-
-    The name of the folder means something to every library on the way. A version must answer with
-    the classes of those before it; the remedy is another name.
-    """
-
-    def weights(folder: Path) -> str:
-        [file] = (folder / ".patchline/runs").glob("*/training/best/model.safetensors")
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-
-    monkeypatch.delenv(PREFECT_DATABASE)
-    folder = tmp_path / "around" / "why? 100%25 #1 ünï;@:\"'\\ \n-x%20"
-    folder.mkdir(parents=True)
-    config = folder / "s%20?.yaml"
-    shutil.copy(finished_run.summary["config"], config)
-    again = patchline("run", "--config", "s%20?.yaml", "--json", cwd=folder)
-    assert again.code == 0, again.err
-    assert again.json["data_fingerprint"] == finished_run.summary["data_fingerprint"]
-    assert weights(folder) == weights(finished_run.folder)
-    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    assert settings["training"]["precision"] in {"float32", "bfloat16"}  # as measured
-    assert settings["training"]["threads"] >= 1
-    assert again.json["aliases"] == ["challenger", "champion"]
-    assert again.json["promotion"]["promoted"]
-    assert "used again" not in again.err
-    out, photos = "o?ut %41.csv", finished_run.folder / "photos"
-    predicted = patchline("predict", "photos", photos, "--out", out, cwd=folder)
-    assert predicted.code == 0, predicted.err
-    assert len((folder / out).read_text("utf-8").splitlines()) == 1 + 3 * 40
-    assert list(folder.parent.iterdir()) == [folder]
-    left = {".patchline", "mlflow.db", "mlruns", out, config.name}
-    assert {each.name for each in folder.iterdir()} == left
-    other = write_photos(tmp_path / "fo?ur %41#", classes=4, images=6)
-    refused = patchline("run", other, "--preset", "none", "--name", "photos", cwd=folder)
-    assert refused.code == 2
-    assert "only here: falling" in refused.err
-    assert "--name" in refused.err

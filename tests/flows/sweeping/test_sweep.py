@@ -1,4 +1,4 @@
-"""A search on the digits from end to end, killed twice."""
+"""A search on the digits from end to end, killed while it trains."""
 
 from __future__ import annotations
 
@@ -15,32 +15,25 @@ from tests.flows.training.runs import Begun, store_of
 
 SETTINGS = (
     "sweep --preset none --training.epochs 3 --training.threads 1 --training.precision float32 "
-    "--model.size micro --model.depth 2 --sweep.seeds 2 --sweep.first-rung 1 "
-    "--sweep.space.optimizer.learning-rate 1e-3..1e-2 --sweep.space.training.mixup 0..0.4"
+    "--model.size micro --model.depth 2 --evaluation.explanations=false "
+    "--promotion.no-package-check --sweep.seeds 2 --sweep.first-rung 1 --sweep.trials 3 "
+    "--sweep.workers 2 --training.batch-size 32 --optimizer.learning-rate 1e-5 "
+    "--sweep.space.optimizer.learning-rate 1e-5..1 --sweep.space.training.mixup 0..0.4"
 )
-
-
-def _interrupt(folder: Path, arguments: str, pattern: str, count: int, number: int) -> None:
-    """Begin a search, and send it a signal when its folder has so many files of a pattern.
-
-    No process is left then.
-    """
-    begun = Begun(folder, arguments)
-    begun.wait_until(lambda: len(list(folder.glob(f".patchline/runs/*/{pattern}"))) >= count)
-    assert begun.end(number) != 0
+"""A plan that hardly learns, so that another trial is the best one."""
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_prefect")
-def test_a_search_that_is_interrupted_trains_no_trial_twice(tmp_path: Path) -> None:
-    """Signals while two trials train, SIGKILL in a final fit: one run for each, honest at the end.
+def test_a_search_that_is_killed_trains_no_trial_twice(tmp_path: Path) -> None:
+    """SIGKILL while two of three trials train: one run for each, honest at the end.
 
     When the study is lost, the search does not begin again: MLflow has the trials, and the sentence
     says what to restore.
     """
-    trials, resume = "trials/*/training/events.jsonl", "sweep --resume last"
-    begin = f"{SETTINGS} --sweep.trials 4 --sweep.workers 2"
-    _interrupt(tmp_path, begin, trials, 2, signal.SIGTERM)
+    begun, trials = Begun(tmp_path, SETTINGS), ".patchline/runs/*/trials/*/training/events.jsonl"
+    begun.wait_until(lambda: len(list(tmp_path.glob(trials))) == 2)
+    assert begun.end() == -signal.SIGKILL
     [run] = tmp_path.glob(".patchline/runs/*")
     (run / "study.jsonl").rename(run / "lost.jsonl")
     refused = patchline_here("sweep", "--resume", "last", cwd=tmp_path)
@@ -49,7 +42,6 @@ def test_a_search_that_is_interrupted_trains_no_trial_twice(tmp_path: Path) -> N
     assert "Restore the study from a backup, or start a new search" in refused.err
     assert len(list(run.glob("trials/*"))) == 2
     (run / "lost.jsonl").rename(run / "study.jsonl")
-    _interrupt(tmp_path, resume, "finals/*/training/events.jsonl", 1, signal.SIGKILL)
     done = patchline_here("sweep", "--resume", "last", "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     summary, client = done.json, store_of(tmp_path)
@@ -62,16 +54,18 @@ def test_a_search_that_is_interrupted_trains_no_trial_twice(tmp_path: Path) -> N
     assert {run.info.status for run in runs} == {"FINISHED"}
     keys = Counter(run.data.tags["patchline.nested"] for run in nested)
     assert set(keys.values()) == {1}
-    assert sum(key.startswith("trial ") for key in keys) == summary["trials"] == 4
+    assert sum(key.startswith("trial ") for key in keys) == summary["trials"] == 3
     table = summary["trial_table"]
-    assert [each["number"] for each in table] == [0, 1, 2, 3]
+    assert [each["number"] for each in table] == [0, 1, 2]
     assert {each["state"] for each in table} <= {"complete", "stopped"}
     assert table[0]["is_plan"]
     for each in nested:  # each validation was logged once, whatever was killed in between
         history = client.get_metric_history(each.info.run_id, "validation/accuracy")
         steps = [metric.step for metric in history]
         assert steps == sorted(set(steps))
-    assert {each["seed"] for each in summary["final_fits"]} in ({1}, {1, 2})
+    fits = [(each["kind"], each["seed"]) for each in summary["final_fits"]]
+    assert sorted(fits) == [("best", 1), ("best", 2), ("plan", 1), ("plan", 2)]
+    assert summary["gain"]["value"] > 0
     complete = [each["validation"] for each in table if each["state"] == "complete"]
     assert summary["best"]["validation"] == max(complete)
     assert summary["metrics"]["test/accuracy"]["n"] == summary["gain"]["n"]
@@ -84,7 +78,7 @@ def test_a_search_that_is_interrupted_trains_no_trial_twice(tmp_path: Path) -> N
     artifacts = {each.path for each in client.list_artifacts(parent.info.run_id, "report")}
     assert {"report/report.html", "report/history.png", "report/sweep.json"} <= artifacts
     result = json.loads((Path(summary["report"]).parent / "sweep.json").read_text("utf-8"))
-    assert len(result["trials"]) == 4
+    assert len(result["trials"]) == 3
 
 
 @pytest.mark.parametrize(
@@ -119,8 +113,7 @@ def test_a_dry_run_tells_what_would_be_searched_and_trains_nothing(tmp_path: Pat
     assert done.code == 0, done.err
     for words in ("model: ", "optimizer.learning_rate", "7 trials", "6 final fits", "takes"):
         assert words in done.out
-    found = patchline_here(*arguments, "--json", cwd=tmp_path).json
+    found = patchline_here(*arguments, "--preset", "none", "--json", cwd=tmp_path).json
     assert (found["trials"], found["rungs"]) == (7, [1, 3, 9])
-    assert found["seconds_per_epoch"] > 0
     assert not (tmp_path / ".patchline/runs").exists()
     assert not (tmp_path / "mlflow.db").exists()

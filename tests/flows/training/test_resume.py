@@ -2,88 +2,100 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from mlflow import MlflowClient
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.run_memory.interrupted_runs import RunRequest
 from patchline.pipeline.tracking import liveness, tracked_run, tracking_store
-from tests.conftest import write_photos
+from tests.conftest import PREFECT_DATABASE, Run, patchline_here, write_photos
 from tests.flows.training.runs import Begun, has_metrics, only_run, ran, refused, store_of
 from tests.patience import patient
 
-SETTINGS = (
-    "photos --preset none --training.epochs 12 --training.batch-size 8 --training.threads 1 "
-    "--training.precision float32 --model.depth 2 "
-    "--evaluation.corruptions 0 --evaluation.explanations=false"
-)
-STAGES = {
-    "train": "training/events.jsonl",
-    "evaluate": "prediction/job.json",
-    "package": "packaging/job.json",
-    "register": "mlflow_model",
-    "promote": "promotion",
-}
-"""By stage, what is in the run's folder when it has begun."""
 
-
-def kill_in(stage: str, folder: Path, arguments: str) -> None:
-    """Begin a run and kill it when a stage has begun."""
+def kill(folder: Path, arguments: str, has_come: Callable[[], Any]) -> None:
+    """Begin a run, and kill it when a stage has begun."""
     begun = Begun(folder, f"run {arguments}")
-    begun.wait_until(
-        lambda: (
-            any(folder.glob(f".patchline/runs/*/{STAGES[stage]}"))
-            and (stage != "train" or has_metrics(folder))
-        )
-    )
-    begun.process.kill()
-    begun.process.wait()
+    begun.wait_until(has_come)
+    assert begun.end() == -signal.SIGKILL
 
 
-def weights(run: Path) -> bytes:
-    """Return a run's best weights."""
-    return (run / "training/best/model.safetensors").read_bytes()
+def weights(folder: Path) -> bytes:
+    """Return the best weights of the only run of a folder."""
+    [file] = folder.glob(".patchline/runs/*/training/best/model.safetensors")
+    return file.read_bytes()
 
 
-def histories(folder: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
+def histories(store: MlflowClient, run_id: str) -> dict[str, list[tuple[int, float]]]:
     """Return step and value of the metrics that do not depend on the clock."""
-    client = store_of(folder)
     keys = ("train/loss", "validation/accuracy", "epoch", "test/accuracy")
-    found = {key: client.get_metric_history(run_id, key) for key in keys}
+    found = {key: store.get_metric_history(run_id, key) for key in keys}
     return {key: [(m.step, m.value) for m in history] for key, history in found.items()}
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("shared_prefect")
-def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
-    tmp_path: Path,
+def test_a_saved_config_gives_the_same_run_in_a_folder_of_any_name_although_it_is_killed(
+    finished_run: Run, prefect_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed five times and resumed five times: same weights, same metrics, one of everything."""
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    for folder in (killed, whole):
-        write_photos(folder / "photos", images=8)
-    expected, _ = ran(whole, SETTINGS)
-    first, *others = STAGES
-    kill_in(first, killed, SETTINGS)
-    for stage in others:
-        kill_in(stage, killed, "--resume last")
-    summary, _ = ran(killed, "--resume last")
-    client = store_of(killed)
+    """Killed twice and resumed twice: weights and metrics of the first run, one of everything.
+
+    The name of the folder means something to every library on the way. A version must answer with
+    the classes of those before it; the remedy is another name.
+    """
+    monkeypatch.delenv(PREFECT_DATABASE)
+    folder = tmp_path / "around" / "why? 100%25 #1 ünï;@:\"'\\ \n-x%20"
+    folder.mkdir(parents=True)
+    config = folder / "s%20?.yaml"
+    shutil.copy(finished_run.summary["config"], config)
+    kill(folder, "--config s%20?.yaml", lambda: has_metrics(folder))
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
+    registers = ".patchline/runs/*/mlflow_model"
+    kill(folder, "--resume last", lambda: any(folder.glob(registers)))
+    summary, _ = ran(folder, "--resume last")
+
+    expected = finished_run.summary
+    assert summary["data_fingerprint"] == expected["data_fingerprint"]
+    assert weights(folder) == weights(finished_run.folder)
+    assert summary["metrics"] == expected["metrics"]
+    assert summary["aliases"] == ["challenger", "champion"]
+    assert summary["promotion"]["promoted"]
+    assert summary["reused"] == {}
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
+    assert settings["training"]["precision"] in {"float32", "bfloat16"}  # as measured
+    assert settings["training"]["threads"] >= 1
+    out, photos = "o?ut %41.csv", finished_run.folder / "photos"
+    predicted = patchline_here("predict", "photos", photos, "--out", out, cwd=folder)
+    assert predicted.code == 0, predicted.err
+    assert len((folder / out).read_text("utf-8").splitlines()) == 1 + 3 * 40
+    assert list(folder.parent.iterdir()) == [folder]
+    left = {".patchline", "mlflow.db", "mlruns", out, config.name}
+    assert {each.name for each in folder.iterdir() if not each.match("said-*.txt")} == left
+
+    monkeypatch.chdir(folder)
+    client = tracking_store.client()
     run = only_run(client)
     assert (run.info.run_id, run.info.status) == (summary["run_id"], "FINISHED")
-    ended = [next(each.glob(".patchline/runs/*")) for each in (killed, whole)]
-    assert weights(ended[0]) == weights(ended[1])
-    assert histories(killed, summary["run_id"]) == histories(whole, expected["run_id"])
-    assert summary["metrics"] == expected["metrics"]
+    first = store_of(finished_run.folder)
+    assert histories(client, run.info.run_id) == histories(first, expected["run_id"])
     assert [str(version.version) for version in client.search_model_versions()] == ["1"]
     [model] = client.search_logged_models([run.info.experiment_id])
     assert str(model.status) == "READY"
-    assert summary["aliases"] == ["challenger", "champion"]
-    assert summary["reused"] == {}
-    assert len(run.data.tags[tracked_run.FLOW_RUNS_TAG].split(",")) == 6
+    assert len(run.data.tags[tracked_run.FLOW_RUNS_TAG].split(",")) == 3
+
+    other = write_photos(tmp_path / "fo?ur %41#", classes=4, images=6)
+    said = patchline_here("run", other, "--preset", "none", "--name", "photos", cwd=folder)
+    assert said.code == 2
+    assert "only here: falling" in said.err
+    assert "--name" in said.err
 
 
 # -- one sentence for each run that cannot be resumed ------------------------------------------

@@ -46,9 +46,11 @@ def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
     photos = write_photos(tmp_path / "photos", images=8)
     settings: dict[str, Any] = {
-        "data": {"source": "image_folder", "path": str(photos)},
-        "model": {"name": "vit", "depth": 1},
+        "data": {"source": "image_folder", "path": str(photos), "image_size": 16},
+        "model": {"name": "vit", "depth": 1, "embed_dim": 16, "num_heads": 2},
         "training": {"epochs": 2, "threads": 1},
+        "evaluation": {"explanations": False},
+        "promotion": {"package_check": False},
         "preset": "none",
     }
     parameters = {"config": config_files.validated(settings)}
@@ -69,10 +71,9 @@ def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(
     )
     assert ended.is_completed()
     store = tracking_store.client()
-    runs = store.search_runs([each.experiment_id for each in store.search_experiments()])
+    [run] = store.search_runs([each.experiment_id for each in store.search_experiments()])
     fits = [file.stat().st_mtime_ns for file in tmp_path.glob(results)]
     assert len(store.search_model_versions()) == 1
-    [run] = runs
     assert (run.info.status, fits) == ("FINISHED", [trained])
     assert len(store.get_metric_history(run.info.run_id, "train/loss")) == 2
     assert len(store.get_metric_history(run.info.run_id, "test/accuracy")) == 1

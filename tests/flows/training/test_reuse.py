@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Run, write_photos
-from tests.flows.training.runs import TINY, ran, store_of
+from tests.conftest import Run
+from tests.flows.training.runs import ran, store_of
 
 STAGES = {"prepare", "train", "evaluate", "package"}
+PACKAGED = ".patchline/runs/*/package/model.onnx"
 
 
 def test_the_task_that_trains_has_tags_and_the_others_have_none(finished_run: Run) -> None:
@@ -56,32 +57,28 @@ def test_the_same_run_again_computes_nothing_and_has_everything(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_store", "prefect_server")
-def test_what_changed_is_computed_again_and_what_did_not_is_not(tmp_path: Path) -> None:
-    """Gates and a run's own config, a damaged file, an image: each as it should.
+@pytest.mark.usefixtures("prefect_server")
+def test_what_changed_is_computed_again_and_what_did_not_is_not(
+    finished_run: Run, tmp_path: Path
+) -> None:
+    """New gates change the report alone, and a run's own config trains nothing again.
 
-    A model of the same settings has the same weights.
+    A damaged file is made again, and is the same.
     """
-    write_photos(tmp_path / "photos", images=12)
-
-    def weights() -> Path:
-        newest = max((tmp_path / ".patchline/runs").iterdir())
-        return newest / "training/best/model.safetensors"
-
-    run = f"photos {TINY} --training.threads 1"
-    first, _ = ran(tmp_path, run)
-    before = weights().read_bytes()
-    assert first["reused"] == {}
-    gates = "--promotion.automatic --promotion.no-package-check --promotion.significance 0.04"
-    report, _ = ran(tmp_path, f"{run} {gates}")  # the report shows it
-    assert set(report["reused"]) == {"prepare", "train", "package"}
+    workspace = Path(shutil.copytree(finished_run.folder, tmp_path / "workspace"))
+    short = "--evaluation.explanations=false --promotion.no-package-check"
+    gates = "--promotion.automatic --promotion.significance 0.04"
+    report, _ = ran(workspace, f"photos --preset none --training.epochs 12 {short} {gates}")
+    assert set(report["reused"]) == STAGES - {"evaluate"}
     assert report["aliases"] == ["challenger"]
     assert "images were not used for training" in report["promotion"]["reason"]
-    weights().write_bytes(before[:-1])
-    repaired, said = ran(tmp_path, f"--config {first['config']}")
-    assert "model.safetensors is damaged" in said
-    assert set(repaired["reused"]) == {"prepare"}
-    assert weights().read_bytes() == before
-    (tmp_path / "photos/across/000.png").unlink()
-    assert ran(tmp_path, run)[0]["reused"] == {}
-    assert len(store_of(tmp_path).search_model_versions("name = 'photos'")) == 4
+    packaged = list(workspace.glob(PACKAGED))
+    [whole] = {file.read_bytes() for file in packaged}
+    for file in packaged:
+        file.unlink()
+        file.write_bytes(whole[:-1])
+    repaired, said = ran(workspace, f"--config {finished_run.summary['config']} {short}")
+    assert "model.onnx is damaged" in said
+    assert set(repaired["reused"]) == {"prepare", "train"}
+    assert {file.read_bytes() for file in workspace.glob(PACKAGED)} == {whole, whole[:-1]}
+    assert len(store_of(workspace).search_model_versions("name = 'photos'")) == 3

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from patchline.pipeline.serving.checked_package import checked_package
-from tests.conftest import patchline_here, write_photos
-from tests.flows.training.runs import SHAPES, TINY, ran, refused, store_of, write_unlabelled
+from tests.conftest import Run, patchline_here, write_photos
+from tests.flows.training.runs import SHAPES, ran, refused, store_of, write_unlabelled
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_store", "prefect_server")]
+UNCHECKED = "--promotion.no-package-check"
+SHORT = f"--evaluation.explanations=false {UNCHECKED}"
+WEIGHTS = ".patchline/runs/*/package/model.safetensors"
 
 
 def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
     """Both are judged, packaged and registered; the student's table and served answers agree."""
-    team, _ = ran(tmp_path, f"{SHAPES} --training.folds 2 --training.ensemble --name team")
+    folds = "--training.folds 2 --training.ensemble --name team"
+    team, _ = ran(tmp_path, f"{SHAPES} {UNCHECKED} {folds}")
     assert "test/mAP" in team["metrics"]
     package = (tmp_path / team["report"]).parents[1] / "package"
     described = json.loads((package / "model.json").read_text(encoding="utf-8"))
@@ -29,13 +34,10 @@ def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
     assert (rules["far_split"], "far" in rules["unknown"]) == ("test", True)  # of 30 images
     pictures = next((tmp_path / ".patchline/sources/shapes").iterdir())
     images = [str(pictures / f"{number:06}.png") for number in range(12)]
-    sent: list[object] = [*images]
-    answers = checked_package(package, 1).package.answers(sent[:1])
-    assert next(iter(answers))["error"] is None
 
     write_unlabelled(tmp_path / "more")
     taught = "--training.teacher team/1 --data.unlabelled more --name student"
-    student, said = ran(tmp_path, f"{SHAPES} {taught}")
+    student, said = ran(tmp_path, f"{SHAPES} {UNCHECKED} {taught}")
     assert "30 without labels" in said
     assert "its mAP on the labelled ones is" in said
     report = tmp_path / student["report"]
@@ -52,60 +54,70 @@ def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
     predicted = patchline_here("predict", "student", *images, *out, cwd=tmp_path)
     assert predicted.code == 0, predicted.err
     table = pd.read_parquet(tmp_path / "table.parquet")
-    served = checked_package(package, 1).package.answers(sent)
+    served = checked_package(package, 1).package.answers([*images])
     for row, answer in zip(table.to_dict("records"), served, strict=True):
         given = [each["label"] for each in answer["labels"]]
         assert json.loads(row["labels"]) == given
         assert given or pd.isna(row["label"])
 
 
-def test_runs_start_from_a_champion_and_from_a_file(tmp_path: Path) -> None:
-    """The lineage is on the run, the table is kept, and the comparison leaves out what both saw."""
-    write_photos(tmp_path / "photos", images=24)
-    first, said = ran(tmp_path, f"photos {TINY} --model.init champion")
-    assert "no champion yet: training starts from random weights" in said
-    short = "photos --preset none --training.epochs 1 --model.init"
-    second, said = ran(tmp_path, f"{short} champion")
-    assert "initial weights: photos/1 (Patchline, 16x16 pixels); training all weights" in said
-    client = store_of(tmp_path)
+@pytest.fixture
+def workspace(finished_run: Run, tmp_path: Path) -> Path:
+    """Return a copy of the folder of a finished run."""
+    return Path(shutil.copytree(finished_run.folder, tmp_path / "workspace"))
+
+
+def test_a_run_starts_from_a_champion(finished_run: Run, workspace: Path, tmp_path: Path) -> None:
+    """The lineage is on the run, and the table is kept; its head has no epochs to extend.
+
+    A dry run says which weights it would train, of a champion or a file, or that there is none yet.
+    """
+    photos = str(workspace / "photos")
+    for folder, init, words in (
+        (tmp_path, "champion", "no champion yet: training starts from random weights"),
+        (workspace, "champion", "photos/1 (Patchline, 32x32 pixels); training all weights"),
+        (workspace, str(next(workspace.glob(WEIGHTS))), "training the head alone"),
+    ):
+        tried = ("run", photos, "--preset", "none", "--dry-run", "--model.init", init)
+        done = patchline_here(*tried, cwd=folder)
+        assert words in done.err
+    head = "--model.init champion --training.trainable head"
+    second, said = ran(workspace, f"photos --preset none {SHORT} {head}")
+    assert "head: validation accuracy" in said
+    client = store_of(workspace)
     run = client.get_run(second["run_id"])
-    assert run.data.tags["patchline.initial_run_id"] == first["run_id"]
+    assert run.data.tags["patchline.initial_run_id"] == finished_run.summary["run_id"]
     assert run.data.params["model.init"] == "photos/1"
-    assert run.data.params["model.embed_dim"] == "16"
     names = [item.path for item in client.list_artifacts(second["run_id"])]
     assert "initial_weights.csv" in names
+    assert second["version"] == "2"
     assert "photos/1" in str(client.get_model_version("photos", "2").description)
-    weights, _ = sorted(tmp_path.glob(".patchline/runs/*/package/model.safetensors"))
-    third, said = ran(tmp_path, f"photos --preset none --model.init {weights}")
-    assert "training the head alone" in said
-    assert "head: validation accuracy" in said
-    assert third["version"] == "3"
     words = "fitted a head, which has no epochs to extend"
-    assert words in refused(tmp_path, "--extend last --training.epochs 9")
-    assert "has no alias 'none'" in refused(tmp_path, "photos --model.init photos@none")
+    assert words in refused(workspace, "--extend last --training.epochs 19")
+    assert "has no alias 'none'" in refused(workspace, "photos --model.init photos@none")
 
 
-def test_a_finished_run_is_extended_by_a_new_one(tmp_path: Path) -> None:
+def test_a_finished_run_is_extended_by_a_new_one(finished_run: Run, workspace: Path) -> None:
     """The new run registers version 2; what cannot be changed or found is refused by name."""
-    write_photos(tmp_path / "photos", images=12)
-    first, _ = ran(tmp_path, f"photos {TINY}")
+    first = finished_run.summary["run_id"]
+    extend = f"--extend {first}"
     for given, reason in (
-        ("--training.epochs 2", "was trained for 2 epochs already"),
+        ("--training.epochs 12", "was trained for 12 epochs already"),
         ("", "training.epochs is not set"),
-        ("photos --training.epochs 4", "DATA cannot be combined with --extend"),
-        ("--model.depth 2 --training.epochs 4", "'model' cannot be changed"),
+        ("photos --training.epochs 13", "DATA cannot be combined with --extend"),
+        ("--model.depth 2 --training.epochs 13", "'model' cannot be changed"),
     ):
-        assert reason in refused(tmp_path, f"--extend last {given}")
-    extended, said = ran(tmp_path, "--extend last --training.epochs 4")
-    assert f"extending the training of run {first['run_id'][:8]} to 4 epochs" in said
+        assert reason in refused(workspace, f"{extend} {given}")
+    extended, said = ran(workspace, f"{extend} --training.epochs 13 {SHORT}")
+    assert f"extending the training of run {first[:8]} to 13 epochs" in said
     assert extended["version"] == "2"
-    client = store_of(tmp_path)
+    client = store_of(workspace)
     before, curve = (
-        [each.value for each in client.get_metric_history(run["run_id"], "validation/accuracy")]
-        for run in (first, extended)
+        [each.value for each in client.get_metric_history(run, "validation/accuracy")]
+        for run in (first, extended["run_id"])
     )
-    assert (curve[:2], len(curve)) == (before, 4)
-    assert client.get_run(extended["run_id"]).data.params["record.extends"] == first["run_id"]
-    write_photos(tmp_path / "photos", images=13)
-    longer = f"--extend {first['run_id']} --training.epochs 4"
-    assert "The data differs from that of the run" in refused(tmp_path, longer)
+    assert (curve[:12], len(curve)) == (before, 13)
+    assert client.get_run(extended["run_id"]).data.params["record.extends"] == first
+    write_photos(workspace / "photos", images=41)
+    longer = f"{extend} --training.epochs 13"
+    assert "The data differs from that of the run" in refused(workspace, longer)

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.address import parsed
 from tests.conftest import write_photos
 from tests.flows.training.runs import Begun, ran, refused
 from tests.object_server import ObjectServer
+from tests.pipeline.workspace.machines import machine
 
 _SETTINGS = (
     "--preset none --training.threads 1 --training.precision float32 "
-    "--evaluation.corruptions 0 --evaluation.explanations=false"
+    "--evaluation.explanations=false --promotion.no-package-check"
 )
 
 
@@ -25,10 +27,23 @@ def data(tmp_path: Path) -> Path:
     return write_photos(tmp_path / "photos", images=30)
 
 
-def weights(machine: Path) -> bytes:
-    """Return the weights of the only run of a machine."""
-    [file] = machine.glob(".patchline/runs/*/training/best/model.safetensors")
-    return file.read_bytes()
+def trained_alone(job_file: Path, folder: Path) -> bytes:
+    """Do a training job again, without an interruption, and return its best weights."""
+    from patchline.pipeline.training.job import TrainingJob
+    from tests.pipeline.training.trained_jobs import trained
+
+    job = TrainingJob.model_validate_json(job_file.read_text(encoding="utf-8"))
+    best: Path = trained(job.model_copy(update={"folder": folder})).best
+    return (best / "model.safetensors").read_bytes()
+
+
+def found_by(name: str, env: dict[str, str], patch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Return what a machine that resumes the last run of a workspace begins with."""
+    patch.setenv("MLFLOW_TRACKING_URI", env["MLFLOW_TRACKING_URI"])
+    with machine(name, env["PATCHLINE_WORKSPACE"]) as workspace:
+        run = interrupted_runs.find("last", workspace / "runs").folder
+        files = (file for file in run.rglob("*") if file.is_file())
+        return {str(file.relative_to(run)): file.read_bytes() for file in files}
 
 
 def copied(objects: ObjectServer, bucket: str) -> str:
@@ -46,42 +61,41 @@ def copied(objects: ObjectServer, bucket: str) -> str:
 @pytest.mark.slow
 @pytest.mark.usefixtures("shared_prefect")
 def test_another_machine_finishes_a_killed_run(
-    objects: ObjectServer, bucket: str, data: Path, tmp_path: Path
+    objects: ObjectServer,
+    bucket: str,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has the weights of a run that was never killed, and a repetition computes nothing.
+    """It has the weights of a training that was never killed; a repetition computes nothing.
 
-    So does a machine with a backup, in another bucket and with another database of runs.
+    A machine with a backup, in another bucket and with another database of runs, begins with the
+    same files.
     """
-    first, second, alone = tmp_path / "first", tmp_path / "second", tmp_path / "alone"
-    restored = tmp_path / "restored"
-    for machine in (first, second, alone, restored):
-        machine.mkdir()
+    first, second, store = tmp_path / "first", tmp_path / "second", tmp_path / "team.db"
+    first.mkdir()
     env = {
-        **objects.environment,
         "PATCHLINE_WORKSPACE": f"s3://{bucket}/team",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'team.db'}",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{store}",
     }
     run = f"{data} {_SETTINGS} --training.epochs 16"
     begun = Begun(first, f"run {run}", env)
     begun.wait_until(lambda: "epoch 5:" in begun.said())
     begun.end()
     of_backup = {
-        **objects.environment,
         "PATCHLINE_WORKSPACE": f"s3://{copied(objects, bucket)}/team",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{shutil.copy(tmp_path / 'team.db', restored)}",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{shutil.copy(store, tmp_path / 'backup.db')}",
     }
-    for machine, variables in ((second, env), (restored, of_backup)):
-        _, said = ran(machine, "--resume last", variables)
-        assert "resuming from step" in said
+    found = found_by("second", env, monkeypatch)
+    assert found_by("restored", of_backup, monkeypatch) == found
+    _, said = ran(second, "--resume last", env)
+    assert "resuming from step" in said
+    [training] = second.glob(".patchline/runs/*/training")
+    weights = (training / "best/model.safetensors").read_bytes()
+    assert weights == trained_alone(training / "job.json", tmp_path / "alone")
     _, said = ran(second, run, env)
     for words in ("its images are used", "its training is used", "its result is used"):
         assert words in said
-    ran(alone, run)
-    [resumed] = {
-        file.read_bytes()
-        for file in second.glob(".patchline/runs/*/training/best/model.safetensors")
-    }
-    assert resumed == weights(alone) == weights(restored)
 
 
 def test_a_wrong_workspace_ends_before_anything_is_computed(

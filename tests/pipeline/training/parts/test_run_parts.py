@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import statistics
 import subprocess
 import sys
 from contextlib import AbstractContextManager
@@ -23,12 +24,13 @@ from patchline.pipeline.run_memory.interrupted_runs import RunRequest
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.tracking import nested_runs, tracked_run
 from patchline.pipeline.tracking.tracking_store import all_runs
+from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import TrainingInputs
 from patchline.pipeline.training.parts.run_parts import RunParts
 from tests.conftest import write_photos
 from tests.patience import until
 from tests.pipeline.probing.tiny_models import image_spec
-from tests.pipeline.training.trained_jobs import SETTINGS, keep_weights
+from tests.pipeline.training.trained_jobs import SETTINGS, keep_weights, trained
 
 _SETTINGS: dict[str, Any] = config_files.merged(
     SETTINGS,
@@ -74,48 +76,50 @@ def _digest(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def _killed_in(folder: Path, pattern: str, least: int) -> None:
-    """Start the fits in a process of their own; kill it when some parts have reported an epoch."""
+def _killed_in_second_fold(folder: Path) -> None:
+    """Start the fits in a process of their own; kill it when two folds have reported an epoch."""
     root = str(Path(__file__).resolve().parents[4])
     process = subprocess.Popen([sys.executable, "-c", _PARENT.format(root=root), str(folder)])
 
     def has_come() -> bool:
         assert process.poll() is None
-        files = (folder / ".patchline/runs").glob(f"{pattern}/events.jsonl")
-        return sum('"metrics"' in file.read_text(encoding="utf-8") for file in files) >= least
+        files = folder.glob(".patchline/runs/*/folds/*/training/events.jsonl")
+        return sum('"metrics"' in file.read_text(encoding="utf-8") for file in files) == 2
 
-    until(has_come, "the part does not begin", seconds=240, pause=0.002)
+    until(has_come, "the fold does not begin", seconds=240, pause=0.002)
     process.kill()
     process.wait()
 
 
+def trained_alone(job_file: Path, folder: Path) -> Any:
+    """Do one of the fits again, in this process and without an interruption."""
+    job = TrainingJob.model_validate_json(job_file.read_text(encoding="utf-8"))
+    return trained(job.model_copy(update={"folder": folder}))
+
+
 @pytest.mark.slow
-def test_folds_and_refit_that_are_killed_end_as_if_nothing_had_happened(
+@pytest.mark.usefixtures("own_store")
+def test_folds_that_are_killed_end_as_if_nothing_had_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in the second fold and in the refit: the same weights, one nested run a fold."""
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    for folder in (killed, whole):
-        write_photos(folder / "photos", images=8, side=16)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{killed / 'mlflow.db'}")
-    _killed_in(killed, "*/folds/*/training", 2)
-    _killed_in(killed, "*/refit", 1)
-    run, result, (memory, _) = train_parts(killed)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{whole / 'mlflow.db'}")
-    _, expected, (_, notes) = train_parts(whole)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{killed / 'mlflow.db'}")
-    assert _digest(result.best) == _digest(expected.best)
-    assert [_digest(each.best) for each in result.folds.folds] == [
-        _digest(each.best) for each in expected.folds.folds
-    ]
-    assert result.folds.accuracy == expected.folds.accuracy
-    assert memory.recalled == {"fold-1", "fold-2"}  # the refit was interrupted
+    """Killed in the second fold: the same weights, one nested run a fold, none trained twice."""
+    write_photos(tmp_path / "photos", images=8, side=16)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    _killed_in_second_fold(tmp_path)
+    run, result, (memory, notes) = train_parts(tmp_path)
+    assert memory.recalled == {"fold-1"}
     children = list(all_runs(f"tags.`{nested_runs.PARENT_TAG}` = '{run.run_id}'"))
     assert sorted(child.data.tags[nested_runs.FOLD_TAG] for child in children) == ["1", "2"]
     assert {child.info.status for child in children} == {"FINISHED"}
     for child in children:
         history = MlflowClient().get_metric_history(child.info.run_id, "validation/accuracy")
         assert len({metric.step for metric in history}) == len(history) == 12
+    for fold in result.folds.folds:
+        alone = trained_alone(fold.best.parent / "job.json", tmp_path / f"fold {fold.fold}")
+        assert _digest(alone.best) == _digest(fold.best)
+        assert alone.best_validation_accuracy == fold.accuracy
+    alone = trained_alone(result.best.parent / "job.json", tmp_path / "refit")
+    assert _digest(alone.weights) == _digest(result.best)
     [mean] = MlflowClient().get_metric_history(run.run_id, "folds/accuracy")
     assert mean.value == result.folds.accuracy.value
     assert any("mean of 2 folds (95% t interval" in note for note in notes)
@@ -150,9 +154,9 @@ def test_a_head_is_refitted_with_the_median_regularization_of_its_folds(
     keep_weights(weights_folder((tmp_path / ".patchline").resolve(), sha256), model.state_dict())
     monkeypatch.setitem(_SETTINGS["model"], "init", "some.safetensors")
     monkeypatch.setitem(_SETTINGS, "record", {"init_sha256": sha256})
-    _, result, (_, notes) = train_parts(tmp_path, trainable="head", folds=3)
+    _, result, (_, notes) = train_parts(tmp_path, trainable="head", folds=2)
     chosen = [each.regularization for each in result.folds.folds]
-    assert result.probe.regularization == sorted(chosen)[1]
+    assert result.probe.regularization == statistics.median_low(chosen)
     assert result.best == result.refit.weights
     assert any(note.startswith("refit: fitting the head on all") for note in notes)
     assert len(list((tmp_path / ".patchline" / FEATURES).iterdir())) == 1
