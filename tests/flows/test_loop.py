@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import draw_photo, patchline
+from tests.conftest import draw_photo, patchline_here
 from tests.patience import until
-from tests.pipeline.labelling.labelled import labelling, rows_of
+from tests.pipeline.labelling.labelled import Page, labelling, page_here, rows_of
 from tests.pipeline.serving.served import serving, wait_for_version
 from tests.structure.pages import ROOT, blocks
 
@@ -19,7 +19,10 @@ PAGE = ROOT / "docs/how_to/close_the_loop.md"
 STEPS = [line.split()[1:] for block in blocks(PAGE, "sh") for line in block.splitlines()]
 ADA = "ada-00000001"
 DARKER = 0.3
-SHORT = ("--preset", "none", "--training.epochs", "80", "--json")
+SHORT = (
+    *("--preset", "none", "--training.epochs", "80", "--evaluation.corruptions", "0"),
+    *("--evaluation.explanations=false", "--json"),
+)
 LABELLED, MORE = 40, 180
 """The paired test needs six images that only the new version gets right, and none that only the
 champion does (p = 2 / 2^6). A third of the new labels is drawn at random and in the test set, 28%
@@ -35,17 +38,12 @@ def write(folder: Path, number: int, brightness: float = 1.0) -> Path:
     return file
 
 
-def label(inbox: Path, images: int, step: list[str]) -> None:
-    """Answer as a person does who knows the classes, once the page has an order if it gets one."""
-    assert step[:2] == ["label", "inbox"]
-    arguments = step[2:]
-    with labelling(inbox, *arguments) as page:
-        if "--model" in arguments:
-            until(lambda: not page.progress()["order"].startswith("random"), "no image was ranked")
-        for _ in range(images):
-            [image] = page.next(ADA)
-            right = CLASSES[int(Path(image["name"]).stem) % len(CLASSES)]
-            assert page.answer(ADA, [image["id"]], right).status == 200
+def label(page: Page, images: int) -> None:
+    """Answer as a person does who knows the classes."""
+    for _ in range(images):
+        [image] = page.next(ADA)
+        right = CLASSES[int(Path(image["name"]).stem) % len(CLASSES)]
+        assert page.answer(ADA, [image["id"]], right).status == 200
 
 
 @pytest.mark.slow
@@ -58,8 +56,10 @@ def test_an_inbox_becomes_a_model_that_learns_what_has_drifted(tmp_path: Path) -
     inbox = tmp_path / "inbox"
     for number in range(300):
         write(inbox, number)
-    label(inbox, LABELLED, first_labels)
-    first = patchline(*first_run, *SHORT, cwd=tmp_path)
+    assert first_labels == ["label", "inbox", "--classes", ",".join(CLASSES)]
+    with page_here(inbox, *CLASSES) as page:
+        label(page, LABELLED)
+    first = patchline_here(*first_run, *SHORT, cwd=tmp_path)
     assert first.code == 0, first.err
     assert "champion" in first.json["aliases"]
     assert serve[0] == "serve"
@@ -67,18 +67,21 @@ def test_an_inbox_becomes_a_model_that_learns_what_has_drifted(tmp_path: Path) -
         for number in range(300, 400):
             image = write(inbox, number, DARKER)
             assert server.predict(image.read_bytes()).status == 200
-        found = patchline(*monitor, "--json", cwd=tmp_path)
+        found = patchline_here(*monitor, "--json", cwd=tmp_path)
         assert found.code == 3, found.err
         assert found.json["drift"]
-        label(inbox, MORE, more_labels)
+        assert more_labels[:2] == ["label", "inbox"]
+        with labelling(inbox, *more_labels[2:]) as page:
+            until(lambda: not page.progress()["order"].startswith("random"), "no image was ranked")
+            label(page, MORE)
         rows = rows_of(inbox / "labels.csv")
         assert len(rows) == LABELLED + MORE
         chosen = [row for row in rows if row["source"] != "random"]
         dark = sum(int(Path(row["path"]).stem) >= 300 for row in chosen)
         assert dark > 0.4 * len(chosen), "of all images without a label, 28% are dark"
-        second = patchline(*second_run, *SHORT, cwd=tmp_path)
+        second = patchline_here(*second_run, *SHORT, cwd=tmp_path)
         assert second.code == 0, second.err
-        decided = patchline(*promote, "--json", cwd=tmp_path)
+        decided = patchline_here(*promote, "--json", cwd=tmp_path)
         assert decided.code == 0, decided.out
         gates = {gate["name"]: gate for gate in decided.json["gates"]}
         assert gates["better_than_champion"]["passed"]

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
+from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
 from patchline.flows.services import service_processes
 from patchline.pipeline import local_login, local_services
-from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline
+from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline_here
 from tests.patience import patient, until
 from tests.postgres_server import free_port
 
@@ -39,15 +41,26 @@ class Servers:
         self.env = env or own_database()
         self.ports = (free_port(), free_port())
 
+    def run(self, *arguments: str) -> Finished:
+        """Run a command in this process, with their variables and no others."""
+        own = {PREFECT_SERVER_DATABASE_CONNECTION_URL}  # which this process began with
+        with pytest.MonkeyPatch.context() as patch, temporary_settings(restore_defaults=own):
+            for name in os.environ.keys() - self.env.keys():
+                patch.delenv(name)
+            return patchline_here(*arguments, cwd=self.folder, env=self.env)
+
     def up(self, *flags: str) -> Finished:
         """Start them, or find them."""
-        return ended(self.begin_up(*flags))
+        return self.run("up", *self._flags, *flags)
 
-    def begin_up(self, *flags: str) -> subprocess.Popen[str]:
-        """Begin to start them."""
+    def begin_up(self) -> subprocess.Popen[str]:
+        """Begin to start them in a process of its own."""
+        return self.begin("up", *self._flags)
+
+    @property
+    def _flags(self) -> tuple[str, ...]:
         prefect, mlflow = map(str, self.ports)
-        ports = ("--prefect-port", prefect, "--mlflow-port", mlflow)
-        return self.begin("up", *ports, "--json", *flags)
+        return ("--prefect-port", prefect, "--mlflow-port", mlflow, "--json")
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in a process of its own, which Ctrl-C reaches."""
@@ -63,7 +76,7 @@ class Servers:
 
     def down(self, *flags: str) -> Finished:
         """Stop them."""
-        return patchline("down", "--json", *flags, cwd=self.folder)
+        return self.run("down", "--json", *flags)
 
     @property
     def state(self) -> local_services.Services:

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from patchline.pipeline import local_login
-from tests.conftest import patchline, write_photos
+from tests.conftest import write_photos
 from tests.flows.conftest import Command
-from tests.flows.services.local_servers import page, serving
+from tests.flows.services.local_servers import Servers, page, serving
 from tests.flows.training.runs import TINY
 
 STORE_PASSWORD, HOOK_TOKEN, HUSHED = "Pl4@nted/store", "pl4nted-hook-token", "pl4nted-variable"
@@ -43,41 +43,39 @@ def test_a_store_that_is_away_is_said_without_its_secret(
 
 
 @pytest.mark.slow
-def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
+def test_planted_secrets_are_found_nowhere(servers: Servers, tmp_path: Path) -> None:
     """A whole day: servers, a webhook, a run, its pages, the end, and what is left on the disk.
 
     The store is another folder's MLflow server, which asks for a password.
     """
-    folder, guarded = tmp_path / "work", tmp_path / "guarded"
-    guarded.mkdir()
+    folder = tmp_path / "work"
     write_photos(folder / "photos", images=8)
     seen = []
-    with serving(guarded) as store:
-        password = local_login.secret(guarded)
-        assert password
-        address = store.state.mlflow_url.replace("//", f"//{local_login.USER}:{password}@")
-        planted = {
-            "MLFLOW_TRACKING_URI": address,
-            "SOME_SERVICE_API_KEY": HUSHED,
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-            "PATCHLINE_WEBHOOK": f"http://127.0.0.1:9/{HOOK_TOKEN}?token={HOOK_TOKEN}",
-        }
-        with serving(folder, **planted) as servers:
-            for words in (
-                ("up", "--json"),
-                ("notify", "create", "hook"),
-                ("notify", "list", "--json"),
-                ("run", "photos", *TINY.split(), "--json"),
-                ("models", "--json"),
-            ):
-                done = patchline(*words, cwd=folder, env=servers.env, timeout=600)
-                assert done.code == 0, done.err
-                seen.append(done.out + done.err)
-            commands = psutil.process_iter(["cmdline"])
-            lines = [" ".join(each.info["cmdline"] or ()) for each in commands]
-            seen += [line for line in lines if str(folder) in line]
-            seen.append(page(f"{servers.state.prefect_api_url}/admin/settings", folder))
-            assert _encrypted_apart(folder / ".patchline/prefect.db")
+    password = local_login.secret(servers.folder)
+    assert password
+    address = servers.state.mlflow_url.replace("//", f"//{local_login.USER}:{password}@")
+    planted = {
+        "MLFLOW_TRACKING_URI": address,
+        "SOME_SERVICE_API_KEY": HUSHED,
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "PATCHLINE_WEBHOOK": f"http://127.0.0.1:9/{HOOK_TOKEN}?token={HOOK_TOKEN}",
+    }
+    with serving(folder, **planted) as own:
+        for words in (
+            ("up", "--json"),
+            ("notify", "create", "hook"),
+            ("notify", "list", "--json"),
+            ("run", "photos", *TINY.split(), "--json"),
+            ("models", "--json"),
+        ):
+            done = own.run(*words)
+            assert done.code == 0, done.err
+            seen.append(done.out + done.err)
+        commands = psutil.process_iter(["cmdline"])
+        lines = [" ".join(each.info["cmdline"] or ()) for each in commands]
+        seen += [line for line in lines if str(folder) in line]
+        seen.append(page(f"{own.state.prefect_api_url}/admin/settings", folder))
+        assert _encrypted_apart(folder / ".patchline/prefect.db")
     for text in (*seen, _content(folder)):
         assert not [secret for secret in (password, HOOK_TOKEN, HUSHED) if secret in text]
     assert stat.S_IMODE((folder / ".patchline").stat().st_mode) == 0o700

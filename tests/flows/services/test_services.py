@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -13,17 +14,19 @@ from pathlib import Path
 import pytest
 from mlflow.server import constants
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from patchline.flows import prefect_session
 from patchline.flows.services import mlflow_server, service_processes
 from patchline.pipeline import local_login, local_services
-from patchline.pipeline.tracking import tracking_store
+from patchline.pipeline.tracking import addresses, tracking_store
 from patchline.pipeline.tracking.team_stores import TeamStores
-from tests.conftest import Finished, patchline, patchline_here, write_photos
-from tests.flows.services.local_servers import Servers, ended, page, recorded_services, serving
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from tests.conftest import Finished, Run, patchline_here
+from tests.flows.services.local_servers import Servers, page, recorded_services, serving
 from tests.flows.training.runs import TINY
 from tests.patience import patient, until
-from tests.pipeline.serving.served import NAME, Serving, made_registry, png, wait_for_version
+from tests.pipeline.serving.served import Serving, png, wait_for_version
 from tests.postgres_server import free_port
 
 _ALLOCATING = """
@@ -179,57 +182,65 @@ def test_settings_for_other_mlflow_servers_do_not_reach_ours(
 
 
 @pytest.mark.slow
-def test_a_stuck_server_is_replaced_and_a_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
+def test_a_stuck_server_is_replaced_and_a_killed_supervisor_leaves_nothing(
+    servers: Servers,
+) -> None:
     """After SIGKILL of the supervisor its processes end by themselves; `up` then works."""
-    with serving(tmp_path) as servers:
-        stuck = servers.process("mlflow_server")
-        stuck.suspend()
-        until(lambda: not stuck.is_running(), "it was not replaced", seconds=300)
-        assert "has not answered for" in servers.log("supervisor")
-        health = f"{servers.state.mlflow_url}/health"
-        until(lambda: local_services.answers(health), "it does not answer again")
-        os.kill(servers.state.pid, signal.SIGKILL)
-        until(lambda: not service_processes.members(tmp_path), "processes are left")
-        until(lambda: local_services.running(tmp_path) is None, "they look alive")
-        assert servers.up().json["already_running"] is False
-        for process in service_processes.members(tmp_path):
-            process.kill()
-        assert servers.up().json["already_running"] is False
-    servers.assert_gone()
+    stuck = servers.process("mlflow_server")
+    stuck.suspend()
+    until(lambda: not stuck.is_running(), "it was not replaced", seconds=300)
+    assert "has not answered for" in servers.log("supervisor")
+    health = f"{servers.state.mlflow_url}/health"
+    until(lambda: local_services.answers(health), "it does not answer again")
+    os.kill(servers.state.pid, signal.SIGKILL)
+    until(lambda: not service_processes.members(servers.folder), "processes are left", pause=1)
+    until(lambda: local_services.running(servers.folder) is None, "they look alive")
+    assert servers.up().json["already_running"] is False
 
 
 @pytest.mark.slow
-def test_runs_before_during_and_after_are_one_history(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_runs_before_and_during_are_one_history_whose_champion_is_served(
+    finished_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was run before `up` is in MLflow's server; what was run meanwhile is there after `down`.
+    """What was run before `up` is in its servers; what was run meanwhile is there after `down`.
 
-    Two short training runs, on the same photos: without servers, and with them.
+    A model is served through its MLflow server, and follows its alias until `down` ends it.
     """
-    write_photos(tmp_path / "photos", images=8)
-    outside = Servers(tmp_path)
-
-    def train(seed: int) -> Finished:
-        flags = (*TINY.split(), "--seed", str(seed), "--json")
-        done = ended(outside.begin("run", "photos", *flags))
+    folder, port = tmp_path / "workspace", free_port()
+    shutil.copytree(finished_run.folder, folder)
+    (folder / "prefect.db").rename(folder / ".patchline/prefect.db")
+    monkeypatch.chdir(folder)
+    with serving(folder, "--serve", "photos", "--serve-port", str(port)) as servers:
+        server = Serving(subprocess.Popen(["true"], text=True), port, {}, folder)
+        assert server.predict(png(1)).json["version"] == "1"
+        done = servers.run("run", "photos", *TINY.split(), "--json")
         assert done.code == 0, done.err
-        return done
-
-    before = train(1)
-    assert before.json["tracking_uri"].startswith("sqlite:")
-    with serving(tmp_path) as servers:
-        during = train(2)
-        assert during.json["tracking_uri"] == servers.state.mlflow_url
-        monkeypatch.chdir(tmp_path)
-        known = tracking_store.client().search_model_versions("name='photos'")
-        assert {each.run_id for each in known} == {before.json["run_id"], during.json["run_id"]}
+        assert done.json["tracking_uri"] == servers.state.mlflow_url
+        store, newest = tracking_store.client(), done.json["run_id"]
+        known = {each.run_id for each in store.search_model_versions("name='photos'")}
+        assert known == {finished_run.summary["run_id"], newest}
         with prefect_session.connected(), get_client(sync_client=True) as client:
             states = [run.state_name for run in client.read_flow_runs()]
+            summaries = ArtifactFilter(key=ArtifactFilterKey(any_=["summary"]))
+            verdicts = [str(each.data) for each in client.read_artifacts(artifact_filter=summaries)]
         assert states == ["Completed"] * 2
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")  # which the client of this process has set
-    image = next((tmp_path / "photos").rglob("*.png"))
+        run = TrackedRun(newest, store.get_run(newest).info.experiment_id, folder)
+        report = f"[Report]({servers.state.mlflow_url}/{addresses.report_path(run)})"
+        assert sum(report in verdict for verdict in verdicts) == 1
+        store.set_registered_model_alias("photos", "champion", "2")
+        wait_for_version(server, "2")
+        again = servers.up("--serve", "other")
+        assert again.code == 1
+        assert "already running and serve photos" in again.err
+        servers.process("model_server").kill()
+        until(
+            lambda: local_services.answers(f"http://127.0.0.1:{port}/readyz"),
+            "it was not started again",
+        )
+    assert not local_services.answers(f"http://127.0.0.1:{port}/healthz")
+    image = next((folder / "photos").rglob("*.png"))
     for version in (1, 2):
-        assert patchline("predict", f"photos/{version}", image, cwd=tmp_path).code == 0
+        assert servers.run("predict", f"photos/{version}", str(image)).code == 0
 
 
 @pytest.mark.slow
@@ -249,28 +260,3 @@ def test_a_database_of_a_newer_version_is_named(tmp_path: Path, name: str, place
     assert file.name in said or "ffffffffffff" in said
     assert "Traceback" not in done.err
     servers.assert_gone()
-
-
-@pytest.mark.slow
-def test_up_serves_a_model_and_down_ends_it(tmp_path: Path, empty_store: Path) -> None:
-    """The model is served through the MLflow server of `up`, and follows its alias."""
-    registry = made_registry(tmp_path, empty_store)
-    registry.add(1)
-    second = registry.add(2, alias=None)
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    serve = ("--serve", NAME, "--serve-port", str(free_port()))
-    with serving(tmp_path, *serve) as servers:
-        port = int(serve[-1])
-        server = Serving(subprocess.Popen(["true"], text=True), port, {}, tmp_path)
-        assert server.predict(png(1)).json["version"] == "1"
-        tracking_store.client().set_registered_model_alias(NAME, "champion", second)
-        wait_for_version(server, second)
-        again = servers.up("--serve", "other")
-        assert again.code == 1
-        assert f"already running and serve {NAME}" in again.err
-        servers.process("model_server").kill()
-        until(
-            lambda: local_services.answers(f"http://127.0.0.1:{port}/readyz"),
-            "it was not started again",
-        )
-    assert not local_services.answers(f"http://127.0.0.1:{port}/healthz")
