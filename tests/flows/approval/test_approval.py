@@ -89,90 +89,37 @@ def test_the_form_of_prefects_page_promotes(here: Path, client: SyncPrefectClien
 
 
 @pytest.mark.slow
-def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
-    """An approval does not overrule a gate; one with force and a reason does."""
-    _, equal = versions("tulips", here, range(60), range(60))
-    asked = asked_about(equal)
+def test_an_approval_holds_against_one_champion_and_overrules_no_gate(here: Path) -> None:
+    """It is requested again if the champion changed; a gate that fails is overruled by force."""
+    _, second, third = versions("tulips", here, range(60), range(40), range(40))
+    asked = asked_about(third)
+    promote(Request(second, QUICK), here / "by_hand")
     assert approval_form.submit(asked, YES)
-    ended = carry_on(asked)
-    assert (ended.state, champion("tulips")) == ("Not promoted: a gate failed", "1")
+    again = carry_on(asked)
+    assert (again.waits, champion("tulips")) == (True, "2")
+    assert approval_form.submit(again, YES)
+    ended = carry_on(again)
+    assert (ended.state, champion("tulips")) == ("Not promoted: a gate failed", "2")
     assert ended.message.startswith("of 200 images")
     assert ended.message.endswith("(although approved by Ada: looks good)")
-    with pytest.raises(ModelReferenceError, match=r"tulips/2 is closed: approved by Ada"):
-        refuse_closed(equal)
-    again = asked_about(equal)
+    with pytest.raises(ModelReferenceError, match=r"tulips/3 is closed: approved by Ada"):
+        refuse_closed(third)
+    again = asked_about(third)
     assert again.flow_run_id != asked.flow_run_id
     forced = ApprovalAnswer(decision="approve", who="Ada", reason="half the size", force=True)
     assert approval_form.submit(again, forced)
-    assert (carry_on(again).state, champion("tulips")) == ("Promoted", "2")
+    assert (carry_on(again).state, champion("tulips")) == ("Promoted", "3")
     [model] = summaries("tulips")
     assert model.history[-1].action == "forced"
     assert "approved by Ada: half the size" in model.history[-1].reason
 
 
 @pytest.mark.slow
-def test_approval_is_requested_again_if_the_champion_changed(here: Path) -> None:
-    """An approval holds against one champion, a rejection against any.
-
-    The version records who rejected it and why; the comparison is logged on its run.
-    """
-    _, second, third = versions("asters", here, range(60), range(40), range(10))
-    asked = asked_about(third)
-    promote(Request(second, QUICK), here / "by_hand")
-    assert approval_form.submit(asked, YES)
-    again = carry_on(asked)
-    assert (again.waits, champion("asters")) == (True, second.version)
-    assert approval_form.submit(again, NO)
-    assert not approval_form.submit(again, YES)
-    ended = carry_on(again)
-    assert (ended.state, ended.message) == ("Not promoted: rejected", "rejected by Ada: blurry")
-    assert champion("asters") == second.version
-    found = summary(third)
-    assert found.decision is not None
-    assert (found.decision["promoted"], found.decision["reason"]) == (False, ended.message)
-    [place] = [item.path for item in client().list_artifacts(found.run_id, "promotion")]
-    files = {Path(item.path).name for item in client().list_artifacts(found.run_id, place)}
-    assert files == {"comparison.html", "comparison.json", "decision.json"}
-
-
-@pytest.mark.slow
-def test_a_request_is_closed_by_the_clock_by_prefect_or_with_its_version(here: Path) -> None:
-    """Only overdue ones, by the clock, whether or not anything was running.
-
-    What was cancelled can be requested again. Nothing fails forever if somebody deletes a version.
-    """
-    _, better, deleted = versions("irises", here, range(60), range(10), range(5))
-    _, cancelled = versions("dahlias", here, range(60), range(10))
-    overdue = asked_about(better, QUICK.model_copy(update={"approval_hours": 1e-6}))
-    waiting = asked_about(cancelled)
-    expiry.expire_overdue()
-    assert requests.refreshed(waiting).waits
-    ended = carry_on(overdue)
-    assert (ended.state, champion("irises")) == ("Not promoted: no answer in time", "1")
-    assert ended.message == "nobody answered within 1e-06 hours"
-    assert approval_of(better)["state"] == "expired"
-    with get_client(sync_client=True) as prefect:
-        prefect.set_flow_run_state(waiting.flow_run_id, Cancelled())
-    expiry.expire_overdue()
-    assert approval_of(cancelled)["state"] == "cancelled"
-    again = asked_about(cancelled)
-    assert again.flow_run_id != waiting.flow_run_id
-    expiry.expire_overdue()
-    assert approval_of(cancelled)["state"] == "asked"
-    assert approval_form.submit(again, NO)
-    asked = asked_about(deleted)
-    client().delete_model_version("irises", deleted.version)
-    assert approval_form.submit(asked, YES)
-    ended = carry_on(asked)
-    assert ended.state == "Not promoted: the version was deleted"
-    assert "'irises' has no version 3" in ended.message
-
-
-@pytest.mark.slow
 def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
     """Killed after the answer, and again after the promotion, the flow still ends as it should.
 
-    The form that a killed process did not store is restored, and the flow asks again.
+    The form that a killed process did not store is restored, and the flow asks again. The version
+    records who rejected it and why; the comparison is logged on its run.
     """
     soon = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=5)
     _, better, best = versions("violets", here, range(60), range(10), range(2))
@@ -198,22 +145,48 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
     again = carry_on(again)
     assert again.waits
     assert approval_form.submit(again, NO)
-    assert carry_on(again).state == "Not promoted: rejected"
+    ended = carry_on(again)
+    assert (ended.state, ended.message) == ("Not promoted: rejected", "rejected by Ada: blurry")
+    assert champion("violets") == "2"
+    found = summary(best)
+    assert found.decision is not None
+    assert (found.decision["promoted"], found.decision["reason"]) == (False, ended.message)
+    [place] = [item.path for item in client().list_artifacts(found.run_id, "promotion")]
+    files = {Path(item.path).name for item in client().list_artifacts(found.run_id, place)}
+    assert files == {"comparison.html", "comparison.json", "decision.json"}
 
 
 @pytest.mark.slow
-def test_one_request_and_one_answer_count(here: Path) -> None:
+def test_one_request_counts_until_it_is_closed(here: Path) -> None:
     """A model has one request, for its newest version, however often it is requested.
 
-    Of answers at once, the one is carried out that was reported to count.
+    The clock closes it only when it is overdue; what was cancelled in Prefect can be requested
+    again. Of answers at once, the one is carried out that was reported to count. Nothing fails
+    forever if somebody deletes a version.
     """
     _, second, third = versions("daisies", here, range(60), range(40), range(10))
     older = asked_about(second)
-    newer = start(third)
+    newer = start(third, QUICK.model_copy(update={"approval_hours": 1e-6}))
     assert start(third).flow_run_id == newer.flow_run_id
     assert carry_on(older).state == "Not promoted: superseded by a newer version"
     assert "the newer version daisies/3 is pending" in str(opening.request_approval(second, QUICK))
-    asked = carry_on(newer)
+    overdue = carry_on(newer)
+    expiry.expire_overdue()
+    ended = carry_on(overdue)
+    assert (ended.state, champion("daisies")) == ("Not promoted: no answer in time", "1")
+    assert ended.message == "nobody answered within 1e-06 hours"
+    assert approval_of(third)["state"] == "expired"
+    waiting = asked_about(third)
+    expiry.expire_overdue()
+    assert requests.refreshed(waiting).waits
+    with get_client(sync_client=True) as prefect:
+        prefect.set_flow_run_state(waiting.flow_run_id, Cancelled())
+    expiry.expire_overdue()
+    assert approval_of(third)["state"] == "cancelled"
+    asked = asked_about(third)
+    assert asked.flow_run_id != waiting.flow_run_id
+    expiry.expire_overdue()
+    assert approval_of(third)["state"] == "asked"
     given = [YES, NO, YES, NO]
     told: dict[int, bool] = {}
 
@@ -229,6 +202,12 @@ def test_one_request_and_one_answer_count(here: Path) -> None:
     [counting] = [number for number, counts in told.items() if counts]
     expected = "Promoted" if given[counting] == YES else "Not promoted: rejected"
     assert carry_on(asked).state == expected
+    deleted = asked_about(second)
+    client().delete_model_version("daisies", second.version)
+    assert approval_form.submit(deleted, YES)
+    ended = carry_on(deleted)
+    assert ended.state == "Not promoted: the version was deleted"
+    assert "'daisies' has no version 2" in ended.message
 
 
 def test_what_cannot_be_requested_or_answered_is_said(here: Path, run_here: Command) -> None:

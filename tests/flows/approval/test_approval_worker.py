@@ -68,8 +68,8 @@ def _suspended(reference: ModelReference) -> ApprovalRequest:
     """Request approval through the worker; return the request once it waits without a process."""
     assert "Approval requested" in str(opening.request_approval(reference, QUICK))
     asked = open_request(reference)
-    until(lambda: requests.refreshed(asked).waits, "no question", seconds=180)
-    until(lambda: not _flow_processes(asked), "the process stays")
+    until(lambda: requests.refreshed(asked).waits, "no question", seconds=180, pause=1)
+    until(lambda: not _flow_processes(asked), "the process stays", pause=1)
     return requests.refreshed(asked)
 
 
@@ -88,18 +88,18 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     _, better = versions("violets", here, range(60), range(10))
     asked = _suspended(better)
     assert approval_form.submit(asked, YES)
-    until(lambda: _flow_processes(asked), "no process carries it out", pause=0.05)
+    until(lambda: _flow_processes(asked), "no process carries it out")
     for process in _flow_processes(asked):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    until(lambda: requests.refreshed(asked).failed, "no crash is reported", seconds=180)
+    until(lambda: requests.refreshed(asked).failed, "no crash", seconds=180, pause=1)
     assert champion("violets") == "1"
 
     def promoted() -> bool:
         expiry.expire_overdue()
         return requests.refreshed(asked).state == "Promoted"
 
-    until(promoted, "no promotion", seconds=180)
+    until(promoted, "no promotion", seconds=180, pause=1)
     assert champion("violets") == "2"
     with get_client(sync_client=True) as prefect:
         assert retries.count_failures(prefect, asked.flow_run_id, was_interrupted) == 1

@@ -170,13 +170,13 @@ def test_a_run_that_was_killed_before_its_record_is_closed_by_its_own_folder(
 
 @pytest.mark.slow
 def test_many_may_close_at_once(client: SyncPrefectClient) -> None:
-    """Three processes at the same time: the run is closed once, and nobody fails."""
+    """Two processes at the same time: the run is closed once, and nobody fails."""
     with _at_work() as (process, flow_run_id, run_id):
         _kill(process)
         command = [sys.executable, "-P", "-c", _CLOSE]
-        closers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        closers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         said = [closer.communicate(timeout=patient(120))[0] for closer in closers]
-    assert [closer.returncode for closer in closers] == [0] * 3
+    assert [closer.returncode for closer in closers] == [0] * 2
     assert sum(words.count("Crashed") for words in said) == 1
     assert (_state(client, flow_run_id)[0], _status(run_id)) == ("Crashed", "KILLED")
 

@@ -77,7 +77,7 @@ def test_a_worker_starts_the_schedules_of_a_minute_and_one_run_after_a_long_slee
         return all(run.state is not None and run.state.is_final() for run in runs)
 
     with _worker(prefect_server, finished_run.tracking_uri):
-        until(lambda: set(states(ids[0])) != {"Scheduled"}, "no run began", seconds=300)
+        until(lambda: set(states(ids[0])) != {"Scheduled"}, "no run began", seconds=300, pause=1)
         until(settled, "not all ended", seconds=300, pause=1)
     for deployment_id, table in zip(ids, tables, strict=True):
         *missed, last = states(deployment_id)

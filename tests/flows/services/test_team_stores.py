@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -21,11 +24,19 @@ from patchline.pipeline.tracking import exactly_once_metrics
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.tracking.tracking_store import client
-from tests.conftest import patchline_here
+from tests.conftest import Finished, patchline_here, write_photos
 from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import Servers, own_database, page, serving
+from tests.flows.training.runs import TINY
 from tests.object_server import KEYS, ObjectServer
-from tests.postgres_server import PASSWORD, USER, PostgresServer, free_port
+from tests.postgres_server import (
+    PASSWORD,
+    USER,
+    PostgresServer,
+    free_port,
+    postgres_server,
+    program,
+)
 
 _BUCKET = "team-store"
 _WRITERS, _STEPS = 32, 6
@@ -209,3 +220,73 @@ def test_without_the_servers_a_command_says_what_to_start(
     done = patchline_here("models", cwd=team.folder)
     assert (done.code, "patchline up" in done.err) == (1, True)
     assert not (team.folder / "mlflow.db").exists()
+
+
+@pytest.mark.slow
+def test_a_team_continues_on_another_machine_from_its_backup(
+    team: Servers,
+    postgres: PostgresServer,
+    objects: ObjectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As docs/how_to/backup.md says: `models`, `predict` and `run` work on the new servers.
+
+    So does `predict` in the folder of a colleague who has what signs in to MLflow alone. The old
+    servers are gone: this test is the last one that uses them.
+    """
+    write_photos(team.folder / "photos", images=8)
+    training = ("run", "photos", "--name", "flowers", *TINY.split(), "--json")
+    _ok(team.run(*training))
+    team.down("--now")
+    dump = str(tmp_path / "stores.dump")
+    _execute("pg_dump", "--format=custom", f"--file={dump}", postgres.address("team"))
+    s3, other_bucket = administrator(objects), objects.new_bucket()
+    for key in keys_in(objects, _BUCKET):
+        s3.copy_object(Bucket=other_bucket, Key=key, CopySource={"Bucket": _BUCKET, "Key": key})
+        s3.delete_object(Bucket=_BUCKET, Key=key)
+    restored = tmp_path / "restored"
+    shutil.move(team.folder, restored)
+    team.folder.mkdir()  # where nothing runs
+
+    with postgres_server() as another:
+        another.sql(f"CREATE DATABASE team OWNER {USER}")
+        _execute("pg_restore", "--no-owner", f"--dbname={another.address('team')}", dump)
+        postgres.sql("DROP DATABASE team")
+        credentials = {"PGPASSWORD": PASSWORD, **objects.environment}
+        artifacts = ("--artifacts", f"s3://{other_bucket}/artifacts")
+        moved = ("--database", another.address("team"), *artifacts)
+        with serving(restored, *moved, **credentials) as servers:
+            servers.env = own_database()
+            models = _ok(servers.run("models", "--json")).json["models"]
+            assert [(each["name"], len(each["versions"])) for each in models] == [("flowers", 1)]
+            image = str(next((restored / "photos").rglob("*.png")))
+            _ok(servers.run("predict", "flowers@champion", image))
+            again = _ok(servers.run(*training)).json
+            assert (again["version"], again["reused"]["train"]) == (
+                "2",
+                models[0]["versions"][0]["run_id"],
+            )
+
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", servers.state.mlflow_url)
+            colleague = tmp_path / "colleague"
+            colleague.mkdir()
+            refused = patchline_here("models", cwd=colleague)
+            assert (refused.code, "login.env" in refused.err) == (1, True), refused.err
+            login = (restored / ".patchline/services/login.env").read_text(encoding="utf-8")
+            for name, _, value in (word.partition("=") for word in shlex.split(login)):
+                if name.startswith("MLFLOW_"):
+                    monkeypatch.setenv(name, value)
+            _ok(patchline_here("predict", "flowers/2", image, cwd=colleague))
+
+
+def _ok(done: Finished) -> Finished:
+    assert done.code == 0, done.err
+    return done
+
+
+def _execute(name: str, *arguments: str) -> None:
+    """Run a program of PostgreSQL."""
+    path = program(name) or shutil.which(name)
+    given = {**os.environ, "PGPASSWORD": PASSWORD}
+    subprocess.run([str(path), *arguments], env=given, check=True)
