@@ -6,15 +6,17 @@ import contextlib
 import itertools
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry import alias_lock, history
 from patchline.pipeline.registry.alias_lock import CLAIM_PREFIX, claimed
 from patchline.pipeline.registry.history import CHAMPION, AliasChange
@@ -22,19 +24,22 @@ from patchline.pipeline.registry.promotion import Request, changing, promote
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.tracking.tracking_store import client
 from tests.mlflow_server import mlflow_server
+from tests.patience import until
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
-ROUNDS, KILLS, SERVER_ROUNDS = 12, 8, 4
+ROUNDS = 4
 
 
 class Promoter:
     """A process that has imported everything and waits for a version to promote."""
 
-    def __init__(self, name: str, folder: Path, **environment: str) -> None:
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        words = ("roses", str(folder), QUICK.model_dump_json())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.pipeline.registry.promoter", name, str(folder)],
+            [sys.executable, "-m", "tests.pipeline.registry.promoter", *words],
             cwd=Path(__file__).parents[3],
-            env={**os.environ, **environment},
+            env={**os.environ, "TMPDIR": str(folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,12 +77,21 @@ def _first_again(first: ModelReference, folder: Path) -> None:
     promote(Request(first, QUICK, force_reason="the next round"), folder / "again")
 
 
+def _champion() -> str | None:
+    return history.alias_of(client(), "roses", CHAMPION)
+
+
+def _lock_is_held() -> bool:
+    with try_lock(WORKSPACE / "locks/roses.lock") as was_free:
+        return not was_free
+
+
 def _explained() -> tuple[str | None, list[AliasChange]]:
     """Return the champion and its changes, which have to lead to it one after the other."""
     with changing("roses") as (store, _):
         entries = history.settle(store, "roses")
     changes = [entry for entry in entries if entry.alias == CHAMPION]
-    champion = history.alias_of(client(), "roses", CHAMPION)
+    champion = _champion()
     assert changes[-1].to_version == champion
     assert all(b.from_version == a.to_version for a, b in itertools.pairwise(changes))
     assert all(entry.state == "done" for entry in changes)
@@ -85,71 +99,87 @@ def _explained() -> tuple[str | None, list[AliasChange]]:
     return champion, changes
 
 
+def _assert_none_was_stale(
+    before: int, third: ModelReference, of_second: dict[str, Any], of_third: dict[str, Any]
+) -> None:
+    """Compare the answers of two promoters at once with the history.
+
+    The best version wins in any order, and is compared with the current champion.
+    """
+    champion, changes = _explained()
+    assert champion == third.version
+    assert of_third["promoted"]
+    promoted = [answer for answer in (of_second, of_third) if answer["promoted"]]
+    assert len(changes) - before == len(promoted)
+    for entry in changes[before:]:
+        assert entry.from_version in {answer["against"] for answer in promoted}
+    if not of_second["promoted"]:
+        assert of_second["against"] == third.version
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_store")
-@pytest.mark.parametrize("machines", [1, 2])
-def test_two_promoters_at_once_never_decide_against_a_stale_champion(
-    tmp_path: Path, machines: int
-) -> None:
-    """Two processes are repeatedly released together.
+def test_promoters_at_once_or_killed_leave_an_explained_champion(tmp_path: Path) -> None:
+    """A lock keeps processes of one machine apart; after a kill, the next one simply works.
 
-    On one machine a lock keeps them apart, and on two machines their claims on a server.
+    Two are repeatedly released together. Then one is killed before its first write, and the other
+    once the alias has moved.
     """
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    first, second, third = _three_versions(tmp_path)
     with contextlib.ExitStack() as stack:
-        store = f"sqlite:///{tmp_path / 'mlflow.db'}"
-        if machines > 1:
-            store = stack.enter_context(mlflow_server(tmp_path / "mlflow.db"))
-        os.environ["MLFLOW_TRACKING_URI"] = store
-        first, second, third = _three_versions(tmp_path)
-        rivals: list[Promoter] = []
-        for name in ("left", "right"):
-            (tmp_path / name).mkdir()
-            rivals.append(Promoter("roses", tmp_path / name, TMPDIR=str(tmp_path / name)))
-            stack.callback(rivals[-1].kill)
-        for number in range(ROUNDS if machines == 1 else SERVER_ROUNDS):
+        left, right = rivals = [Promoter(tmp_path / name) for name in ("left", "right")]
+        for rival in rivals:
+            stack.callback(rival.kill)
+        for number in range(ROUNDS):
             before = len(_explained()[1])
             pair = rivals if number % 2 else rivals[::-1]
             for rival, version in zip(pair, (second, third), strict=True):
                 rival.start(version.version)
-            answers = [rival.answer() for rival in pair]
-            champion, changes = _explained()
-            # The best one wins in any order, and is compared with the current champion.
-            assert champion == third.version
-            assert answers[1]["promoted"]
-            assert len(changes) - before == sum(answer["promoted"] for answer in answers)
-            for entry in changes[before:]:
-                assert entry.from_version in {a["against"] for a in answers if a["promoted"]}
-            if not answers[0]["promoted"]:
-                assert answers[0]["against"] == third.version
+            _assert_none_was_stale(before, third, *[rival.answer() for rival in pair])
             _first_again(first, tmp_path)
+
+        before = len(_explained()[1])
+        writer = stack.enter_context(contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")))
+        writer.execute("BEGIN IMMEDIATE")
+        left.start(third.version)
+        until(_lock_is_held, "it does not promote")
+        left.kill()
+        writer.rollback()
+        assert _explained()[0] == first.version
+        assert len(_explained()[1]) == before
+
+        right.start(third.version)
+        until(lambda: _champion() == third.version, "it does not promote", pause=0.001)
+        right.kill()
+        champion, changes = _explained()
+        assert (champion, len(changes)) == (third.version, before + 1)
+        _first_again(first, tmp_path)
+        decision, _ = promote(Request(third, QUICK), tmp_path / "after")
+        assert decision is not None
+        assert decision.promoted
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_store")
-def test_a_promoter_killed_at_any_moment_leaves_an_explained_champion(tmp_path: Path) -> None:
-    """A process is killed somewhere in a promotion, eight times, and the next one simply works."""
-    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    first, _, third = _three_versions(tmp_path)
-    promoter = Promoter("roses", tmp_path / "whole")
-    began = time.monotonic()
-    promoter.start(third.version)
-    assert promoter.answer()["promoted"]
-    length = time.monotonic() - began
-    promoter.kill()
-    moments = np.random.default_rng(0)
-    for number in range(KILLS):
-        _first_again(first, tmp_path)
-        before = len(_explained()[1])
-        promoter = Promoter("roses", tmp_path / str(number))
-        promoter.start(third.version)
-        time.sleep(moments.uniform(0.2, 1.1) * length)
-        promoter.kill()
-        champion, changes = _explained()
-        assert champion in {first.version, third.version}
-        assert len(changes) - before == (champion == third.version)
-        decision, _ = promote(Request(third, QUICK), tmp_path / "after")
-        assert decision is not None
-        assert decision.promoted
+def test_promoters_of_two_machines_never_decide_against_a_stale_champion(tmp_path: Path) -> None:
+    """Their claims on a server keep them apart; this process is one of them."""
+    with contextlib.ExitStack() as stack:
+        os.environ["MLFLOW_TRACKING_URI"] = stack.enter_context(
+            mlflow_server(tmp_path / "mlflow.db")
+        )
+        first, second, third = _three_versions(tmp_path)
+        elsewhere = Promoter(tmp_path / "elsewhere")
+        stack.callback(elsewhere.kill)
+        for there, here in ((second, third), (third, second)):
+            _first_again(first, tmp_path)
+            before = len(_explained()[1])
+            elsewhere.start(there.version)
+            decision, _ = promote(Request(here, QUICK), tmp_path / "here" / here.version)
+            assert decision is not None
+            own: dict[str, Any] = {"promoted": decision.promoted, "against": decision.champion}
+            answers = {there: elsewhere.answer(), here: own}
+            _assert_none_was_stale(before, third, answers[second], answers[third])
 
 
 @pytest.mark.usefixtures("champion")

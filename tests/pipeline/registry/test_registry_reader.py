@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,8 @@ from patchline.pipeline.errors import ModelReferenceError, ServerAwayError, Trac
 from patchline.pipeline.registry.registry_reader import registry_reader
 from patchline.pipeline.registry.served_package import served_package
 from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.chosen import opened
 from tests.object_server import ObjectServer
 from tests.pipeline.registry.made_versions import made_package
 from tests.pipeline.serving.served import NAME, Registry, made_registry, png, serving
@@ -97,28 +97,28 @@ def test_a_store_that_is_away_is_one_sentence(
 
 @pytest.mark.slow
 def test_a_package_on_an_object_store_is_served_from_the_cache(
-    tmp_path: Path, empty_store: Path, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    empty_store: Path,
+    objects: ObjectServer,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a shared workspace, a package is downloaded once, by a process of its own."""
-    for name, value in objects.environment.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", objects.url)
     shutil.copy(empty_store, tmp_path / "mlflow.db")
-    place = f"s3://{objects.new_bucket()}/package"
-    made_package(tmp_path / "package" / "artifacts")
-    upload = "import sys; from mlflow.artifacts import *\n"
-    upload += "from mlflow.store.artifact.artifact_repository_registry import *\n"
-    upload += "get_artifact_repository(sys.argv[2]).log_artifacts(sys.argv[1])"
-    command = [sys.executable, "-c", upload, str(tmp_path / "package"), place]
-    subprocess.run(command, check=True, capture_output=True)
+    place, package = f"s3://{bucket}/package", tmp_path / "package"
+    made_package(package / "artifacts")
+    there = opened(parsed(place, "-"))
+    for file in package.glob("artifacts/*"):
+        there.upload(file, file.relative_to(package).as_posix())
+    shutil.rmtree(package)
     store = client()
     store.create_registered_model(NAME)
     store.create_model_version(NAME, source=place)
     store.set_registered_model_alias(NAME, "champion", "1")
-    shutil.rmtree(tmp_path / "package")
-    shared = f"s3://{objects.new_bucket()}/team"
-    for _ in range(2):
-        with serving(tmp_path, "--workspace", shared) as server:
-            assert server.predict(png(1)).json["version"] == "1"
-        [cached] = (tmp_path / ".patchline" / "served").glob("[!.]*")
-        assert (cached / "artifacts" / "model.onnx").is_file()
+    with serving(tmp_path, "--workspace", f"s3://{bucket}/team") as server:
+        assert server.predict(png(1)).json["version"] == "1"
+    [cached] = (tmp_path / ".patchline" / "served").glob("[!.]*")
+    assert (cached / "artifacts" / "model.onnx").is_file()
+    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert served_package(registry_reader(), NAME, "1").samefile(cached)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from patchline.pipeline.config import RunConfig
@@ -31,15 +33,20 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import TakenOverError
 from patchline.pipeline.tracking import liveness, tracked_run
 liveness.BEAT_SECONDS, liveness.STALE_SECONDS = float({stale}) / 3, float({stale})
-try:
-    with tracked_run.owned_run(RunConfig(name="roses"), Path("runs"), {{}}) as run:
-        print(run.run_id, flush=True)
-        sys.stdin.readline()
-        tracked_run.set_tags(run, {{"finished": "yes"}})
-except TakenOverError as error:
-    print(error, flush=True)
-else:
-    print("done", flush=True)
+
+def owned():
+    return tracked_run.owned_run(RunConfig(name="roses"), Path("runs"), {{}})
+
+with owned() as first:
+    try:
+        with owned() as second:
+            print(first.run_id, second.run_id, flush=True)
+            sys.stdin.readline()
+            tracked_run.set_tags(second, {{"finished": "yes"}})
+    except TakenOverError as error:
+        print(error, flush=True)
+    tracked_run.set_tags(first, {{"finished": "yes"}})
+print("done", flush=True)
 """
 
 
@@ -52,8 +59,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @contextmanager
-def _owner(stale: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a process that owns a run and beats three times in `stale`; yield both."""
+def _owner(stale: float) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Start a process that owns two runs and beats three times in `stale`; yield all."""
     process = subprocess.Popen(
         [sys.executable, "-c", _OWNER.format(stale=patient(stale))],
         stdin=subprocess.PIPE,
@@ -62,7 +69,7 @@ def _owner(stale: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
     )
     assert process.stdout
     try:
-        yield process, process.stdout.readline().strip()
+        yield process, process.stdout.readline().split()
     finally:
         process.kill()
         process.communicate(timeout=patient(60))
@@ -72,12 +79,13 @@ def _status(run_id: str) -> str:
     return str(client().get_run(run_id).info.status)
 
 
-def _suspend(process: subprocess.Popen[str], run_id: str) -> None:
-    """Stop a process right after a heartbeat, when it holds no lock on the database."""
-    before = _beat(run_id)
-    until(lambda: _beat(run_id) != before, "it does not beat", seconds=60)
-    time.sleep(patient(0.1))
-    process.send_signal(signal.SIGSTOP)
+def _suspend(process: subprocess.Popen[str]) -> None:
+    """Stop a process while it holds no lock on the database."""
+    with closing(sqlite3.connect("mlflow.db", timeout=patient(60))) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        process.send_signal(signal.SIGSTOP)
+        stopped = psutil.STATUS_STOPPED
+        until(lambda: psutil.Process(process.pid).status() == stopped, "it does not stop")
 
 
 def _beat(run_id: str) -> str:
@@ -204,19 +212,17 @@ def test_an_owner_that_was_taken_over_writes_nothing_more(
 @pytest.mark.slow
 def test_a_suspended_owner_wakes_up_to_what_has_happened() -> None:
     """Closed meanwhile: it reopens its run and finishes. Taken over: it stops, in a sentence."""
-    with _owner(4.0) as (closed, first), _owner(4.0) as (taken, second):
+    with _owner(4.0) as (process, (closed, taken)):
         store = client()
-        _suspend(closed, first)
-        _suspend(taken, second)
-        tracked_run.end_run(store, first, store.get_run(first).info.experiment_id, "KILLED")
-        run_owner.claim(store, store.get_run(second))
+        _suspend(process)
+        tracked_run.end_run(store, closed, store.get_run(closed).info.experiment_id, "KILLED")
+        run_owner.claim(store, store.get_run(taken))
         time.sleep(patient(2.2))  # nobody may claim a run sooner, and then its owner asks the store
-        for process in (closed, taken):
-            process.send_signal(signal.SIGCONT)
-        until(lambda: _status(first) == "RUNNING", "it did not reopen its run", seconds=30)
-        said = [each.communicate("continue\n", patient(60))[0].strip() for each in (closed, taken)]
-        assert said[0] == "done"
-        assert f"has taken over the run {second[:8]}" in said[1]
-        assert _status(first) == "FINISHED"
-        assert _status(second) == "RUNNING", "it belongs to the next owner"
-        assert "finished" not in store.get_run(second).data.tags
+        process.send_signal(signal.SIGCONT)
+        until(lambda: _status(closed) == "RUNNING", "it did not reopen its run", seconds=30)
+        said, done = process.communicate("continue\n", patient(60))[0].splitlines()
+        assert f"has taken over the run {taken[:8]}" in said
+        assert done == "done"
+        assert _status(closed) == "FINISHED"
+        assert _status(taken) == "RUNNING", "it belongs to the next owner"
+        assert "finished" not in store.get_run(taken).data.tags

@@ -13,12 +13,9 @@ ON_TWO_NODES = pytest.mark.skipif(bool(ray_nodes.why_not()), reason=ray_nodes.wh
 
 
 @pytest.fixture(scope="module")
-def both(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    """Return two nodes, which share an object store alone if the module says so."""
-    has_store = getattr(request.module, "HAS_STORE", False)
-    with ray_nodes.two_nodes(tmp_path_factory.mktemp("cluster"), has_store=has_store) as started:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return two nodes, which share an object store, and all files but those of the cluster."""
+    with ray_nodes.two_nodes(tmp_path_factory.mktemp("cluster")) as started:
         yield started
 
 

@@ -1,8 +1,8 @@
 """A Ray cluster of two nodes on this machine: two network namespaces that a third one joins.
 
-Needs root, `ip` of iproute2, and Ray. Each node sees only its own interfaces. The nodes share all
-files, unless there is an object store, in the third namespace: then it is all that both reach, and
-node `b` has an empty file system in place of the folder that `a` works in.
+Needs root, `ip` of iproute2, and Ray. Each node sees only its own interfaces. In the third
+namespace there is an object store. It is all that both nodes reach of the folder of the cluster:
+node `b` has an empty file system in its place. All other files they share.
 
 There can be one such cluster at a time: Ray would find the processes of another.
 """
@@ -27,7 +27,7 @@ from tests.patience import patient, until
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of a cluster that lives for a test
 PORT, _STORE_PORT = 6399, 5055
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
-_OURS = ("patchline.pipeline", "patchline.plugins.launchers", "ray_training")
+_OURS = ("patchline.pipeline", "patchline.plugins.launchers")
 
 
 @functools.cache
@@ -46,8 +46,8 @@ def why_not() -> str:
 class Cluster:
     """Two nodes, `a` with the head and `b`."""
 
-    def __init__(self, folder: Path, *, has_store: bool = False) -> None:
-        self.folder, self.has_store = folder, has_store
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.spaces = {"a": f"plra{os.getpid()}", "b": f"plrb{os.getpid()}"}
         self.hosts = {"a": "10.78.0.1", "b": "10.78.0.2"}
         self.store_space, self.store_host = f"plrs{os.getpid()}", "10.78.0.9"
@@ -65,7 +65,7 @@ class Cluster:
 
     @property
     def work(self) -> Path:
-        """The folder that `a` works in; `b` does not see it if there is a store."""
+        """The folder that `a` works in; `b` does not see it."""
         return self.folder / "work"
 
     @property
@@ -79,11 +79,11 @@ class Cluster:
         own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
         own["RAY_worker_niceness"] = "0"  # by default 15: beside other tests they would starve
         root = str(Path(__file__).resolve().parents[4])
-        store = environment_for(f"http://{self.store_host}:{_STORE_PORT}") if self.has_store else {}
+        store = environment_for(f"http://{self.store_host}:{_STORE_PORT}")
         return {**os.environ, **own, **store, "PYTHONPATH": root}
 
     def join(self) -> None:
-        """Create the namespaces, and cables to a bridge in a third one, with the store if any."""
+        """Create the namespaces, and cables to a bridge in a third one, with the store."""
         inside = ["ip", "netns", "exec", self.store_space]
         for each in (*self.spaces.values(), self.store_space):
             subprocess.run(["ip", "netns", "add", each], check=True)
@@ -106,8 +106,6 @@ class Cluster:
             ]
         for words in commands:
             subprocess.run(words, check=True)
-        if not self.has_store:
-            return
         program = "from moto.server import main; main()"
         server = [*inside, sys.executable, "-P", "-c", program, "-H", self.store_host]
         with (self.folder / "objects.log").open("ab") as log:
@@ -122,22 +120,16 @@ class Cluster:
             "the object store does not start",
         )
 
-    def cut_cable(self, *, cut: bool = True) -> None:
-        """Take down the connection between the nodes, or bring it up again."""
-        state, node = "down" if cut else "up", "b" if self.has_store else "a"
-        subprocess.run(self.command(node, "ip", "link", "set", "cable", state), check=True)
-
     def start(self, node: str, folder: Path | None = None, **variables: str) -> None:
         """Start Ray on a node, with its files below a folder of mode 0700, or in a given one."""
         head = ["--head", "--port", str(PORT), "--include-dashboard", "false"]
-        # Without a shared folder, a worker that reserves two cores runs where files have to travel.
-        cores = "1" if self.has_store and node == "a" else "2"
+        cores = "1" if node == "a" else "2"  # who reserves two is where files have to travel
         rest = ["--node-ip-address", self.hosts[node], "--num-cpus", cores, "--disable-usage-stats"]
         rest += ["--object-store-memory", "100000000"]
         rest += ["--temp-dir", str(folder or self.private / "ray")]
         place = head if node == "a" else ["--address", self.address]
         command = [*_RAY, "start", *place, *rest]
-        if self.has_store and node == "b":
+        if node == "b":
             own = f"mount -t tmpfs none {self.folder} && export HOME={self.folder}/home"
             script = f'{own} && mkdir -p "$HOME" && cd "$HOME" && exec "$@"'
             command = ["sh", "-c", script, "-", *command]
@@ -178,12 +170,8 @@ class Cluster:
             self.pids(node, "raylet/raylet") for node in self.spaces
         )
 
-    def restart(self, **of_b: str) -> None:
-        """End everything on both nodes, and start Ray again; on a busy machine it may fail once.
-
-        Args:
-            of_b: variables of the node that is not the head.
-        """
+    def restart(self) -> None:
+        """End everything on both nodes, and start Ray again; on a busy machine it may fail once."""
         for attempts_left in (2, 1, 0):
             for node in self.spaces:
                 self.kill(node)
@@ -191,7 +179,7 @@ class Cluster:
                 until(lambda: not any(map(self.pids, self.spaces)), "-", seconds=20)
             try:
                 self.start("a")
-                self.start("b", None, **of_b)
+                self.start("b")
             except subprocess.SubprocessError:
                 if not attempts_left:
                     raise
@@ -212,14 +200,9 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def two_nodes(folder: Path, *, has_store: bool = False) -> Iterator[Cluster]:
-    """Start both nodes, and end them.
-
-    Args:
-        folder: of everything that they write.
-        has_store: whether an object store is all that they share.
-    """
-    cluster = Cluster(folder, has_store=has_store)
+def two_nodes(folder: Path) -> Iterator[Cluster]:
+    """Start both nodes, which write into a folder, and end them."""
+    cluster = Cluster(folder)
     cluster.work.mkdir(parents=True, exist_ok=True)
     try:
         cluster.join()

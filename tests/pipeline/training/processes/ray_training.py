@@ -1,14 +1,14 @@
-"""Train a job on a Ray cluster: `python -m MODULE JOB SETTINGS`.
+"""Train a job on a Ray cluster: `python -m MODULE JOB`, with settings on each line of the input.
 
-Prints one JSON line for each event, and at the end the result or the error.
+Prints one JSON line for each event, and in the end of each attempt one of the kind `ended`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.errors import PipelineError
@@ -19,32 +19,43 @@ from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import chosen
 
 
-def main(file: Path, settings: str) -> int:
-    """Train, and return the exit code of the command line."""
-    job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
-    choice = PluginChoice.model_validate_json(settings)
+def attempt(job: TrainingJob, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train, and return how it has ended.
 
-    def show(event: Event) -> None:
-        sys.stdout.write(json.dumps(event) + "\n")
-        sys.stdout.flush()
-
-    is_shared = chosen.VARIABLE in os.environ
-    workspace = WORKSPACE.resolve() if is_shared else file.parent
+    Args:
+        job: what to train.
+        settings: of the launcher; `first_look` asks what the nodes are instead of training, and
+            `workspace` is the address of a shared one.
+    """
+    looks = settings.pop("first_look", False)
+    if address := settings.pop("workspace", ""):
+        chosen.use(address)
+    choice = PluginChoice.model_validate(settings)
+    needs = resources_of(job.config.training)
     try:
-        with active_launcher.using("ray", lambda: built_launcher(choice, workspace)):
-            needs = resources_of(job.config.training)
+        with active_launcher.using(
+            str(settings), lambda: built_launcher(choice, WORKSPACE.resolve())
+        ) as launcher:
+            if looks:
+                return {"code": 0, "message": launcher.introduction(MODULE, Resources())}
             result = run_worker(MODULE, job.folder, job, TrainResult, show, needs, MEMBER_MODULE)
     except PipelineError as error:
-        said = {"class": type(error).__name__, "message": str(error)}
-        show({"kind": "error", **said})
-        return error.exit_code
-    show({"kind": "result", "steps": result.steps, "threads": result.threads})
-    return 0
+        return {"code": error.exit_code, "message": str(error)}
+    return {"code": 0, "threads": result.threads}
+
+
+def show(event: Event) -> None:
+    """Print an event."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    asked = TrainingJob.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    for line in sys.stdin:
+        show({"kind": "ended", **attempt(asked, json.loads(line))})

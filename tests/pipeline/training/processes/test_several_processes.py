@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,18 @@ from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import last_blocks, probe, token_fit
 from patchline.pipeline.training.parts.fine_tuning import between_both
-from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
 from patchline.pipeline.training.processes.rank import MODULE as RANK
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import Event, read_events
 from patchline.pipeline.workers.worker_process import run_worker
-from tests.patience import patient, until
-from tests.pipeline.training.processes.training_ranks import FEATURES_TOGETHER, random_head
+from tests.patience import until
+from tests.pipeline.training.processes.training_ranks import (
+    FEATURES_TOGETHER,
+    let_ranks_do,
+    random_head,
+)
 from tests.pipeline.training.trained_jobs import (
     Make,
     StoppingWriter,
@@ -115,16 +116,7 @@ def ranks(make_shared: Make) -> Jobs:
             training={**THREE, "trainable": "head", **own},
             augmentation={"name": "light"} if name == "last" else {},
         )
-    for name, job in jobs.items():
-        (folder / f"{name}.json").write_text(job.model_dump_json(), encoding="utf-8")
-    environment = {
-        **os.environ,
-        "GLOO_SOCKET_IFNAME": interface_of(LOOPBACK),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONPATH": str(Path(__file__).parents[4]),
-    }
-    command = [sys.executable, "-P", "-m", f"{__package__}.training_ranks", str(folder), str(SIZE)]
-    subprocess.run(command, env=environment, check=True, timeout=patient(120))
+    let_ranks_do(jobs, folder, SIZE)
     return jobs
 
 
@@ -321,27 +313,27 @@ def _ranks(folder: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_whatever_is_killed_no_process_is_left_and_the_weights_are_the_same(make: Make) -> None:
+def test_whatever_is_killed_no_process_is_left_and_the_weights_are_the_same(
+    make: Make, tmp_path: Path
+) -> None:
     """SIGKILL of one process restarts all by itself; of that which started them, on a resume.
 
     None of them survives it, and none of their data-loader workers.
     """
-    training = {**RANDOM["training"], "processes": 2, "epochs": 40}
-    changes: dict[str, Any] = {**RANDOM, "training": training}
+    changes = {**RANDOM, "training": {**RANDOM["training"], "processes": 2, "epochs": 30}}
     whole = make("whole", **changes)
-    expected = run_worker(MODULE, whole.folder, whole, TrainResult, lambda _: None)
-    changes["data"] = {**RANDOM["data"], "workers": 1}
-    killed = make("killed", **changes)
+    let_ranks_do({"whole": whole}, tmp_path / "ranks", 2)
+    killed = make("killed", **{**changes, "data": {**RANDOM["data"], "workers": 1}})
+    last = killed.folder / "last.safetensors"
     victims: list[int] = []
     family: list[psutil.Process] = []
 
     def kill(event: Event) -> None:
-        done = event["done"] if event["kind"] == "progress" else 0
-        found = _ranks(killed.folder) if done > 10 else []
+        found = _ranks(killed.folder) if last.exists() and not family else []
         if found and not victims:
             victims.append(max(process.pid for process in found))
             os.kill(victims[0], signal.SIGKILL)
-        elif len(found) == 2 and done > 50 and victims[0] not in {each.pid for each in found}:
+        elif found and len(said(killed)) > 1 and event["kind"] == "progress":
             [agent] = {process.ppid() for process in found}
             family.extend(found)
             family.extend(child for each in found for child in each.children(recursive=True))
@@ -352,7 +344,9 @@ def test_whatever_is_killed_no_process_is_left_and_the_weights_are_the_same(make
     until(lambda: not any(each.is_running() for each in family), "a process is left")
     assert len(family) >= 4
     again = "A training process ended unexpectedly: all 2 were started again (restart 1 of 3)."
-    assert said(killed)[0] == again
-    result = run_worker(MODULE, killed.folder, killed, TrainResult, lambda _: None)
-    assert result.steps == expected.steps
-    assert same(*(load_file(job.folder / "last.safetensors") for job in (whole, killed)))
+    restarted, resumed = said(killed)
+    assert restarted == again
+    assert resumed.startswith("resuming from step ")
+    killed = make("killed", **changes)  # now without those workers
+    run_worker(MODULE, killed.folder, killed, TrainResult, lambda _: None)
+    assert same(*(load_file(job.folder / last.name) for job in (whole, killed)))

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -37,13 +38,30 @@ from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import last_blocks, probe
 from patchline.pipeline.training.parts.refit import Refit
+from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
 from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
+from tests.patience import patient
 from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, Stop
 
 FEATURES_TOGETHER = 5
 """Images whose features a rank computes at once."""
+
+
+def let_ranks_do(jobs: Mapping[str, TrainingJob], folder: Path, size: int) -> None:
+    """Let so many ranks do jobs; they import everything once, in a process of its own."""
+    folder.mkdir(exist_ok=True)
+    for name, job in jobs.items():
+        (folder / f"{name}.json").write_text(job.model_dump_json(), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": interface_of(LOOPBACK),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONPATH": str(Path(__file__).parents[4]),
+    }
+    command = [sys.executable, "-P", "-m", f"{__package__}.training_ranks", str(folder), str(size)]
+    subprocess.run(command, env=environment, check=True, timeout=patient(120))
 
 
 def main(rank: int, folder: Path, size: int) -> None:
