@@ -129,10 +129,11 @@ def _vit(own: dict[str, Any], **settings: Any) -> Case:
 
 
 def _base() -> Case:
-    """Return both of the published size: 86 million parameters, 224 pixels in patches of 16."""
-    theirs: Any = timm.create_model("vit_base_patch16_224", pretrained=False)
+    """Return the first blocks of both in the published width: 224 pixels in patches of 16."""
+    theirs: Any = timm.create_model("vit_base_patch16_224", pretrained=False, depth=2)
     randomise(theirs)
-    ours = built("vit", 224, 1000, size="b", embedding={"name": "conv", "patch_size": 16})
+    embedding = {"name": "conv", "patch_size": 16}
+    ours = built("vit", 224, 1000, size="b", depth=2, embedding=embedding)
     names = partial(_renamed, _TIMM)
     return ours, theirs, names, names(_values(theirs)), 224
 

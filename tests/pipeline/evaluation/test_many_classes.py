@@ -15,7 +15,7 @@ from patchline.pipeline.evaluation.confusion_matrix import confused_pairs
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport
 
-CLASSES, IMAGES = 4000, 1500
+CLASSES, IMAGES = 2000, 300
 MATRIX_BYTES = 4 * CLASSES**2
 """Of a matrix of all classes and all classes, in the smallest type that is used for one."""
 

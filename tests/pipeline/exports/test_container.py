@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -11,11 +12,13 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+import venv
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 
 from patchline.pipeline.data.reading.decoding import MAX_PIXELS
 from patchline.pipeline.errors import PackagingError
@@ -28,11 +31,10 @@ from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.serving.__main__ import main
 from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.interfaces.answering import MEMORY_FACTOR
-from tests.conftest import write_photos
+from tests.conftest import draw_photo
 from tests.environments import environment_of_wheel
 from tests.patience import patient
 from tests.pipeline.conftest import Exported
-from tests.pipeline.registry.made_versions import make_version
 
 SERVED = ServedVersion("Stripes_2.0", "3")
 ABSENT = {"torch", "torchvision", "mlflow", "prefect", "pandas", "scipy", "albumentations"}
@@ -189,39 +191,31 @@ def _confined(python: Path, public: Path) -> Path:
     return started
 
 
+_WRITE = """
+import sys
+from pathlib import Path
+from patchline.pipeline.exports.container_files import ServedVersion, write_container
+out = Path(sys.argv[2])
+out.mkdir()
+write_container(ServedVersion("stripes", "1"), Path(sys.argv[1]), out)
+"""
+
+
 @pytest.fixture
-def out_of_wheel(
-    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Path, Path]:
-    """Return what `patchline export` writes where the wheel is installed, and an image of it."""
-    work = tmp_path / "work"
-    work.mkdir()
-    shutil.copy(empty_store, work / "mlflow.db")
-    monkeypatch.chdir(work)
-    store = f"sqlite:///{work / 'mlflow.db'}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    make_version("stripes", work)
-    photos = write_photos(work / "photos", images=20)
-    (photos / "across").rename(photos / "up")
+def out_of_wheel(exported_rgb: Exported, tmp_path: Path) -> Path:
+    """Return the folder of a container that is written where the wheel is installed."""
+    out, python = tmp_path / "out", tmp_path / "venv/bin/python"
     entered = environment_of_wheel(tmp_path / "venv", tmp_path / "source")
-    arguments = ("stripes/1", "--to", "container", "--data", "photos", "--out", "out")
-    done = subprocess.run(
-        [str(tmp_path / "venv/bin/patchline"), "export", *arguments],
-        env={**entered, "MLFLOW_TRACKING_URI": store},
-        umask=0o077,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return work / "out", next(photos.rglob("*.png"))
+    command = [str(python), "-P", "-c", _WRITE, str(exported_rgb.onnx_file.parent), str(out)]
+    subprocess.run(command, env=entered, cwd=tmp_path, umask=0o077, check=True)
+    return out
 
 
 @pytest.mark.slow
-def test_it_serves_from_an_empty_environment(out_of_wheel: tuple[Path, Path]) -> None:
+def test_it_serves_from_an_empty_environment(out_of_wheel: Path) -> None:
     """The pinned libraries are all that it needs; without the token it answers nobody.
 
-    It was exported by a Patchline that was installed from its wheel, with a umask that closes files
+    It was written by a Patchline that was installed from its wheel, with a umask that closes files
     to others. The server runs with the rights of the container: as another user, without a home,
     and without a file system that it can write to; where they cannot be taken away, that is skipped
     in the end.
@@ -230,19 +224,21 @@ def test_it_serves_from_an_empty_environment(out_of_wheel: tuple[Path, Path]) ->
         public = Path(temporary)  # other users cannot reach pytest's own folders
         public.chmod(0o755)
         own = public / "out"
-        shutil.copytree(out_of_wheel[0], own)
+        shutil.copytree(out_of_wheel, own)
         own.chmod(0o755)
-        subprocess.run([sys.executable, "-m", "venv", str(public / "venv")], check=True)
+        venv.create(public / "venv", with_pip=False, symlinks=True)
         python = public / "venv" / "bin" / "python"
-        install = ["-m", "pip", "install", "-q", "--no-deps", "-r", str(own / "requirements.txt")]
-        subprocess.run([str(python), *install], check=True, capture_output=True)
-        subprocess.run([str(python), "-m", "pip", "check"], check=True, capture_output=True)
+        pip = [sys.executable, "-m", "pip", "--python", str(python)]
+        install = ["install", "-q", "--no-compile", "--no-deps", "-r", "requirements.txt"]
+        subprocess.run([*pip, *install], cwd=own, check=True, capture_output=True)
+        subprocess.run([*pip, "check"], check=True, capture_output=True)
         confined = _can_confine()
         started = _confined(python, public) if confined else python
         served = ServedVersion("stripes", "1")
         with running_server(own, served, str(started)) as (address, token):
-            image = out_of_wheel[1].read_bytes()
-            request = urllib.request.Request(f"{address}/predict", data=image)
+            image = io.BytesIO()
+            Image.fromarray(draw_photo(0, 0)).save(image, format="PNG")
+            request = urllib.request.Request(f"{address}/predict", data=image.getvalue())
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request, timeout=patient(30))
             assert refused.value.code == 401
@@ -253,7 +249,7 @@ def test_it_serves_from_an_empty_environment(out_of_wheel: tuple[Path, Path]) ->
                 label = json.loads(answer.read())["label"]
             artifacts = own / "model" / "artifacts"
             package = PackagedModel(artifacts / "model.onnx", artifacts / "model.json", 1)
-            pixels_HWC = package.pixels(image)
+            pixels_HWC = package.pixels(image.getvalue())
             best = int(package.probabilities(np.asarray(pixels_HWC)[None]).argmax())
             assert label == package.classes[best]
     if not confined:

@@ -23,6 +23,6 @@ def test_intervals_cover_for_twenty_images() -> None:
 def test_intervals_cover_as_often_as_the_table_says(
     shares: tuple[float, ...], accuracy: float, images: int
 ) -> None:
-    """In 400 samples every metric's interval holds the truth in nearly 90% or more."""
-    found = simulate_intervals(Setting(shares, accuracy), images, 400)
+    """In 150 samples every metric's interval holds the truth in nearly 90% or more."""
+    found = simulate_intervals(Setting(shares, accuracy), images, 150)
     assert {one.metric for one in found if one.covered < 0.86} == set()
