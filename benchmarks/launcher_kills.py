@@ -54,6 +54,12 @@ class Kind(NamedTuple):
     """Of the training run: two on two nodes, or one on the node without the folder."""
 
 
+def _cut_cable(cluster: Cluster, *, cut: bool = True) -> None:
+    """Take down the connection between the nodes, or bring it up again."""
+    state = "down" if cut else "up"
+    subprocess.run(cluster.command("b", "ip", "link", "set", "cable", state), check=True)
+
+
 KINDS = (
     Kind("rank of node a", lambda made, _: made.kill("a", "processes.rank")),
     Kind("rank of node b", lambda made, _: made.kill("b", "processes.rank")),
@@ -61,12 +67,12 @@ KINDS = (
     Kind("head", lambda made, _: made.kill("a", "gcs_server")),
     Kind("driver", lambda made, _: made.kill("a", "ray_driver")),
     Kind("parent", lambda _, process: os.kill(_main(process), signal.SIGKILL)),
-    Kind("connection", lambda made, _: made.cut_cable()),
+    Kind("connection", lambda made, _: _cut_cable(made)),
     Kind("raylet of node a", lambda made, _: made.kill("a", "raylet/raylet")),
     Kind("worker elsewhere", lambda made, _: made.kill("b", "pipeline.training"), 1),
     Kind("raylet of the worker elsewhere", lambda made, _: made.kill("b", "raylet/raylet"), 1),
     Kind("parent of the worker elsewhere", lambda _, p: os.kill(_main(p), signal.SIGKILL), 1),
-    Kind("connection with the worker elsewhere", lambda made, _: made.cut_cable(), 1),
+    Kind("connection with the worker elsewhere", lambda made, _: _cut_cable(made), 1),
 )
 
 
@@ -85,7 +91,7 @@ def main() -> None:
     print(machine(), flush=True)
     with (
         tempfile.TemporaryDirectory() as temporary,
-        two_nodes(Path(temporary) / "cluster", has_store=True) as cluster,
+        two_nodes(Path(temporary) / "cluster") as cluster,
     ):
         sys.exit(_kill_all(cluster, range(options.first - 1, options.first - 1 + options.kills)))
 
@@ -126,7 +132,7 @@ def kill_one(cluster: Cluster, job: TrainingJob, kind: Kind, after: int) -> str:
         Lost: if a process was left, no reason was said, or the run did not resume.
     """
     code, events = _train(cluster, job, kind, after)
-    cluster.cut_cable(cut=False)
+    _cut_cable(cluster, cut=False)
     _check_left(cluster)
     if code == 0:
         return "completed"
