@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     first = ("test_docs.py", "test_services.py", "test_doors.py", "test_down.py")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    places = {name: place for place, name in enumerate((*first, "test_separate_folders.py"))}
+    places = {name: place for place, name in enumerate((*first, "test_two_nodes.py"))}
     items.sort(key=lambda item: (places.get(item.path.name, len(places)), item.path not in slow))
     usual = float(config.getini("timeout"))
     for item in items:
