@@ -34,8 +34,8 @@ _PARAMETERS = {
 """Parameters of an address that both drivers read from a variable."""
 _SUPPORTED = ("host", *_PARAMETERS)
 _CONNECT_SECONDS = 10
-_STATEMENT_SECONDS = "60"
-"""How long a statement of Prefect may take."""
+_PREFECT_SECONDS = "60"
+"""How long a connection, and a statement, of Prefect may take: a busy machine is no outage."""
 _LOCK_KEY = 0x9A7C411E
 """Of the advisory lock for creating and migrating tables."""
 
@@ -75,7 +75,8 @@ class Database:
         prefix = "PREFECT_SERVER_DATABASE_"
         return {
             f"{prefix}CONNECTION_URL": self._with("postgresql+asyncpg", self._socket),
-            f"{prefix}TIMEOUT": _STATEMENT_SECONDS,
+            f"{prefix}CONNECTION_TIMEOUT": _PREFECT_SECONDS,
+            f"{prefix}TIMEOUT": _PREFECT_SECONDS,
             f"{prefix}SQLALCHEMY_CONNECT_ARGS_SEARCH_PATH": f"{PREFECT_SCHEMA},public",
         }
 
