@@ -327,10 +327,11 @@ def test_what_a_user_has_to_change_is_one_sentence(cluster: Cluster, make: Make)
         Path(other).chmod(0o700)
         words = "The node 10.78.0.2 cannot use the workspace s3://nodes/team"
         command.assert_refused(words, workspace=cluster.workspace)
-        for node in cluster.spaces:
-            cluster.kill(node)
-        time.sleep(1)
-        cluster.start("a", RAY_AUTH_MODE="disabled")
+    for node in cluster.spaces:  # with all that runs there
+        cluster.kill(node)
+    time.sleep(1)
+    cluster.start("a", RAY_AUTH_MODE="disabled")
+    with attempts(cluster, job, folder) as command:
         command.assert_refused("without token authentication", nodes=1)
     assert not (job.folder / "last.safetensors").exists()
     _assert_nothing_left(cluster)
