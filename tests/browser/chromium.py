@@ -135,6 +135,16 @@ class Browser:
         self.assert_shows(button)
         self._driver.find_element("xpath", f'//button[normalize-space(.)="{button}"]').click()
 
+    def submit(self, button: str, form: str) -> None:
+        """Press a button until the form with a text has closed: a busy server may refuse it."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while form in self.text():
+            self.press(button)
+            again = time.monotonic() + _BLANK_SECONDS
+            while form in self.text() and time.monotonic() < again:
+                time.sleep(0.2)
+            assert time.monotonic() < deadline, f"{form!r} stays open:\n{self.text()}"
+
     def take(self, item: str, role: str) -> None:
         """Take an item of an open menu (`menuitem`) or list (`option`)."""
         self._driver.find_element(

@@ -194,7 +194,7 @@ def test_a_promotion_is_answered_in_a_form(opened: Opened, monkeypatch: pytest.M
     window.write("Who", "Ada")
     window.write("Reason (Optional)", "looks good")
     assert champion("roses") == "1"
-    window.press("Resume")
+    window.submit("Resume", "Provide input to resume")
     window.assert_shows("Promoted")
     assert champion("roses") == "2"
     shown = servers.run("models", "roses")
