@@ -1,4 +1,7 @@
-"""Prefect's server: `python -P -m patchline.flows.services.prefect_server FOLDER LIFELINE PORT`."""
+"""Prefect's server.
+
+`python -P -m patchline.flows.prefect_api.prefect_server FOLDER LIFELINE PORT`
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import socket
 import threading
 import time
 
-from patchline.flows.services import postgres, prefect_database
+from patchline.flows.prefect_api import postgres, prefect_database
 from patchline.pipeline.local_login import ensure_secret
 from patchline.pipeline.local_services import services_folder
 from patchline.pipeline.server_access import gated_server
