@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from patchline.flows.prefect_api import prefect_database, prefect_server, prefect_settings
+from patchline.flows.prefect_api import prefect_app, prefect_database, prefect_settings
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.files.atomic_files import storage_errors
@@ -165,7 +165,7 @@ def _end_with_owner() -> None:
 def _serve(listening: socket.socket) -> None:
     threading.Thread(target=_end_with_owner, daemon=True).start()
     port, secret = listening.getsockname()[1], os.environ.pop(_VARIABLE)
-    prefect_server.serve(port, secret, "error", home=None, listening=listening)
+    prefect_app.serve(port, secret, "error", home=None, listening=listening)
 
 
 if __name__ == "__main__":

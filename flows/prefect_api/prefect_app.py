@@ -1,7 +1,4 @@
-"""Prefect's server.
-
-`python -P -m patchline.flows.prefect_api.prefect_server FOLDER LIFELINE PORT`
-"""
+"""Prefect's server as an application: behind the gate, with its garbage out of the event loop."""
 
 from __future__ import annotations
 
@@ -13,12 +10,9 @@ import threading
 import time
 
 from patchline.flows.prefect_api import postgres, prefect_database
-from patchline.pipeline.local_login import ensure_secret
-from patchline.pipeline.local_services import services_folder
 from patchline.pipeline.server_access import gated_server
 from patchline.pipeline.server_access.gate import App, Guarded
 from patchline.pipeline.server_access.limited import Limited
-from patchline.pipeline.supervision import supervised_main
 
 _COLLECT_EVERY_SECONDS = 1.0
 _FULL_COLLECTION_EVERY = 30
@@ -91,13 +85,3 @@ def _connections() -> int:
     if not postgres.is_postgres(address):
         return 0
     return of.sqlalchemy.pool_size + max(0, of.sqlalchemy.max_overflow)
-
-
-def _main() -> None:
-    folder, _, [port] = supervised_main.begin()
-    os.chdir(services_folder(folder))  # no settings of the user's are there
-    serve(int(port), ensure_secret(folder), "warning")
-
-
-if __name__ == "__main__":
-    supervised_main.main(_main)
