@@ -38,7 +38,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
 
 from benchmarks.measured_runs import PATCHLINE, machine, measured_run
-from patchline.flows.prefect_client import asking
+from patchline.flows.prefect_api.prefect_client import asking
 from patchline.flows.prefect_session import connected
 from patchline.flows.schedules import deployments
 from patchline.flows.schedules.prediction_flow import predict_flow

@@ -41,9 +41,9 @@ from pathlib import Path
 from mlflow.exceptions import MlflowException
 
 from benchmarks.measured_runs import PATCHLINE, machine
-from patchline.flows.prefect_client import asking, flow_runs
+from patchline.flows.prefect_api import postgres as database
+from patchline.flows.prefect_api.prefect_client import asking, flow_runs
 from patchline.flows.prefect_session import connected
-from patchline.flows.services import postgres as database
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.tracking import busy_server
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender

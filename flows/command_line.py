@@ -14,10 +14,10 @@ from typing import Any
 
 from cyclopts import CycloptsError, UnusedCliTokensError
 
-from patchline.flows import prefect_settings
 from patchline.flows.commands.application import application
 from patchline.flows.commands.number_lists import each_with_its_flag
 from patchline.flows.commands.switches import value_of_switch
+from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.files import workspace_folder

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from patchline.flows import prefect_settings
 from patchline.flows.notifications import events
-from patchline.flows.progress import display
+from patchline.flows.prefect_api import prefect_settings
+from patchline.flows.progress.progress_display import display
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.host import environment
 
 if TYPE_CHECKING:
-    from patchline.flows.temporary_server import TemporaryServer
+    from patchline.flows.prefect_api.temporary_server import TemporaryServer
     from patchline.pipeline.local_services import Services
 
 
@@ -51,7 +51,7 @@ def server() -> Iterator[None]:
     else:
         if services:
             display().note(f"{_silent(services)} This command starts its own.")
-        from patchline.flows.temporary_server import TemporaryServer
+        from patchline.flows.prefect_api.temporary_server import TemporaryServer
 
         _server = TemporaryServer(say=display().note)
     try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from patchline.flows.progress import shown
+from patchline.flows.progress.progress_display import shown
 from patchline.flows.python_api.run_config import extension, new_run, use_plugins
 from patchline.flows.python_api.session import check_alone, check_sections, checked, session
 from patchline.pipeline.browsing.notebook_results import (

@@ -21,8 +21,8 @@ from prefect.states import Completed
 
 from patchline.flows.approval import approval_form, requests
 from patchline.flows.approval.approval_form import Approval
-from patchline.flows.failures import RETRYING
 from patchline.flows.notifications import events
+from patchline.flows.prefect_api.failures import RETRYING
 from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.files.workspace_folder import WORKSPACE

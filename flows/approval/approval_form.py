@@ -18,7 +18,7 @@ from prefect.input import RunInput
 from prefect.input.run_input import Keyset, keyset_from_base_key, keyset_from_paused_state
 from pydantic import ValidationError
 
-from patchline.flows.prefect_client import asking
+from patchline.flows.prefect_api.prefect_client import asking
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.registry.approval.answer import ApprovalAnswer
 

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import State, StateType
 
 from patchline.flows.approval import approval_form, requests
 from patchline.flows.approval.requests import FAILED, ApprovalRequest
-from patchline.flows.prefect_client import asking
+from patchline.flows.prefect_api.prefect_client import asking
 from patchline.flows.schedules import deployments, retries
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.registry.approval.answer import expired, note_cancelled

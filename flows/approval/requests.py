@@ -15,7 +15,7 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from patchline.flows.prefect_client import asking, flow_runs
+from patchline.flows.prefect_api.prefect_client import asking, flow_runs
 from patchline.flows.schedules import deployments
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.registered_models import ModelReference

@@ -35,8 +35,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from patchline.flows.prefect_client import flow_runs
-from patchline.flows.schedules import folder_labels
+from patchline.flows.prefect_api import folder_labels
+from patchline.flows.prefect_api.prefect_client import flow_runs
 from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.run_memory.live_runs import LiveRun
 

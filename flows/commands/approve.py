@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from patchline.flows import prefect_session
 from patchline.flows.commands.promote import REFUSED
 from patchline.flows.commands.switches import Json
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.errors import ModelReferenceError, OrchestrationError
 from patchline.pipeline.registry.reasons import checked_reason
 from patchline.pipeline.registry.registered_models import champion_of, resolve, was_made_by

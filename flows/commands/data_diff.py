@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from patchline.flows.commands.switches import Json
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns, TaskChoice
 from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceError

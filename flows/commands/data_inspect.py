@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from patchline.flows.commands.run import composed
 from patchline.flows.commands.switches import Json
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline import config_files
 from patchline.pipeline.browsing.notebook_results import PAGE, TABLE
 from patchline.pipeline.config import RunConfig

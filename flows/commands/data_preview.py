@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from patchline.flows.commands.run import composed
 from patchline.flows.commands.switches import Json
-from patchline.flows.progress import shown
+from patchline.flows.progress.progress_display import shown
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError

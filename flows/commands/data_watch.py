@@ -78,7 +78,7 @@ def trigger(name: str, folder: str) -> DeploymentEventTrigger:
     """Return the trigger of a watch for other programs: the event `patchline.data.updated`."""
     from prefect.events import DeploymentEventTrigger
 
-    from patchline.flows.schedules import folder_labels
+    from patchline.flows.prefect_api import folder_labels
 
     resources = [f"patchline.watch.{name}", f"patchline.folder.{folder}"]
     if identity := folder_labels.with_id(Path()).get(folder_labels.ID):

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.terminal_words import visible

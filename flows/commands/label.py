@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from patchline.flows.commands.serve import log_to_standard_error, serving_config, url_of
 from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.services.model_server import log_to_standard_error, serving_config, url_of
 from patchline.pipeline.errors import ConfigError, UserError
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.serving.access_token import check_access, given_token

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, without_needless_negatives
 from patchline.flows.monitoring.stream_check import check_stream
-from patchline.flows.progress import shown
+from patchline.flows.progress.progress_display import shown
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.terminal_words import counted, short_path, visible
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.errors import ConfigError, DataError

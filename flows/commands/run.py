@@ -19,7 +19,7 @@ from patchline.flows.commands.switches import (
     without_needless_negatives,
 )
 from patchline.flows.commands.weights_question import with_weights
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.training.run_training import resume_training, run_training
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig

@@ -175,7 +175,7 @@ def _drift_trigger(name: str, model: str) -> DeploymentEventTrigger:
     """Return the trigger of a schedule: a drift of the images of a model, found in this folder."""
     from prefect.events import DeploymentEventTrigger
 
-    from patchline.flows.schedules import folder_labels
+    from patchline.flows.prefect_api import folder_labels
 
     return DeploymentEventTrigger(
         name=f"Patchline drift: {name}",

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from patchline.flows.commands.run import check_alone, composed
 from patchline.flows.commands.switches import Json, Switch
-from patchline.flows.progress import shown
+from patchline.flows.progress.progress_display import shown
 from patchline.flows.sweeping.run_sweep import resume_sweep, run_sweep
 from patchline.pipeline import config_errors, config_files
 from patchline.pipeline.config import RunConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from patchline.flows.commands.switches import Json, Switch
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.services import starting, stopping
 from patchline.flows.services.stopping import Supervised
 from patchline.pipeline import local_login, local_services

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from patchline.flows.commands.switches import Json, Switch
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.terminal_words import counted, visible
 from patchline.pipeline.workspace import chosen
@@ -77,7 +77,7 @@ def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False)
     folder
         Empty, or created; without it, the working directory.
     """
-    from patchline.flows.services import database_secrets
+    from patchline.flows.prefect_api import database_secrets
     from patchline.pipeline.relocation import following, importing
 
     target = (folder or Path()).resolve()

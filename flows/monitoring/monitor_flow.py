@@ -12,8 +12,8 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import Field
 
-from patchline.flows.failures import failed
 from patchline.flows.monitoring.stream_check import check_stream, tell_earlier_drifts
+from patchline.flows.prefect_api.failures import failed
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.monitoring.drift_page import effect_words

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchline.flows.notifications import events
-from patchline.flows.progress import display
+from patchline.flows.progress.progress_display import display
 from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import data_settings, merged, validated

@@ -14,11 +14,11 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
-from patchline.flows.failures import failed
 from patchline.flows.new_data import watched_folders
 from patchline.flows.notifications import events
-from patchline.flows.prefect_client import asking, flow_runs
-from patchline.flows.progress import display
+from patchline.flows.prefect_api.failures import failed
+from patchline.flows.prefect_api.prefect_client import asking, flow_runs
+from patchline.flows.progress.progress_display import display
 from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion

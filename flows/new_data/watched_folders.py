@@ -70,7 +70,7 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
 
     Call it before reading the data, so that a run requested later still waits and runs.
     """
-    from patchline.flows.prefect_client import asking
+    from patchline.flows.prefect_api.prefect_client import asking
     from patchline.flows.schedules import flow_run_queries
 
     with asking() as client:
@@ -133,8 +133,8 @@ def _retry_if_interrupted(observation: _SeenFolder, flow_run_id: UUID) -> None:
     """
     from prefect.exceptions import ObjectNotFound
 
-    from patchline.flows.failures import was_interrupted
-    from patchline.flows.prefect_client import asking
+    from patchline.flows.prefect_api.failures import was_interrupted
+    from patchline.flows.prefect_api.prefect_client import asking
     from patchline.flows.schedules import retries
 
     if observation.settled == flow_run_id:
@@ -174,7 +174,7 @@ def _start(
 
 
 def _has_unfinished_run(deployment_id: UUID) -> bool:
-    from patchline.flows.prefect_client import asking
+    from patchline.flows.prefect_api.prefect_client import asking
     from patchline.flows.schedules import flow_run_queries
 
     with asking() as client:

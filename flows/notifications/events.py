@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from patchline.flows.schedules import folder_labels
+from patchline.flows.prefect_api import folder_labels
 from patchline.pipeline import local_login
 from patchline.pipeline.automation import event_kinds
 

@@ -22,7 +22,7 @@ from prefect.events.schemas.automations import Automation, AutomationCore, Event
 from prefect.exceptions import ObjectNotFound
 from prefect.types import SecretDict
 
-from patchline.flows.prefect_client import asking
+from patchline.flows.prefect_api.prefect_client import asking
 from patchline.pipeline.automation import notifications
 from patchline.pipeline.automation.notifications import Notification
 from patchline.pipeline.errors import ConfigError

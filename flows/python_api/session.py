@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from patchline.flows import prefect_settings
+from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline import config_errors, quiet_libraries, redaction
 from patchline.pipeline.errors import ConfigError, PipelineError, RunError
 from patchline.pipeline.files import workspace_folder

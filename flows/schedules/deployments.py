@@ -31,8 +31,9 @@ from prefect.events import DeploymentTriggerTypes
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
-from patchline.flows.prefect_client import all_pages, asking
-from patchline.flows.schedules import flow_run_queries, folder_labels, work_pools
+from patchline.flows.prefect_api import folder_labels
+from patchline.flows.prefect_api.prefect_client import all_pages, asking
+from patchline.flows.schedules import flow_run_queries, work_pools
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.workspace import chosen

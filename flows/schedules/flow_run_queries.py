@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled
 
-from patchline.flows.prefect_client import flow_runs
+from patchline.flows.prefect_api.prefect_client import flow_runs
 
 _WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
 _ACTIVE = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]

@@ -14,8 +14,8 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 
-from patchline.flows.failures import was_interrupted
-from patchline.flows.prefect_client import asking, flow_runs
+from patchline.flows.prefect_api.failures import was_interrupted
+from patchline.flows.prefect_api.prefect_client import asking, flow_runs
 from patchline.flows.schedules import deployments, flow_run_queries, retries
 
 _RESUMABLE = dt.timedelta(days=1)

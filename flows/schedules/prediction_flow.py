@@ -15,8 +15,8 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import Field
 
-from patchline.flows.failures import failed
-from patchline.flows.progress import display
+from patchline.flows.prefect_api.failures import failed
+from patchline.flows.progress.progress_display import display
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel

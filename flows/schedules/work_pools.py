@@ -16,9 +16,9 @@ from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.objects import WorkPoolStatus
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
-from patchline.flows import prefect_session, prefect_settings
-from patchline.flows.prefect_client import all_pages, asking
-from patchline.flows.schedules import folder_labels
+from patchline.flows import prefect_session
+from patchline.flows.prefect_api import folder_labels, prefect_settings
+from patchline.flows.prefect_api.prefect_client import all_pages, asking
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError
 

@@ -14,7 +14,7 @@ import os
 import warnings
 from pathlib import Path
 
-from patchline.flows.services import postgres
+from patchline.flows.prefect_api import postgres
 from patchline.pipeline import quiet_libraries
 from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, with_options
 from patchline.pipeline.local_login import ensure_secret

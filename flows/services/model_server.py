@@ -5,16 +5,132 @@ It serves a registered model on loopback, as `patchline serve` does, once the ML
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import sys
 import time
+from typing import TYPE_CHECKING, Any
 
-from patchline.flows.commands.serve import serve_model
+from pydantic import ValidationError
+
+from patchline.pipeline import config_errors
+from patchline.pipeline.errors import ModelReferenceError, RunError, ServerAwayError
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.serving.access_token import given_token
 from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.supervision import supervised_main
 
+if TYPE_CHECKING:
+    from patchline.pipeline.serving.server import FirstVersion
+
 _POLL_SECONDS = 0.2
+
+
+def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
+    """Serve a model until a signal arrives; return the exit code."""
+    from patchline.pipeline.registry.served_package import served_package
+    from patchline.pipeline.serving import server
+    from patchline.pipeline.serving.alias_watch import Registry
+    from patchline.pipeline.serving.certificate import check_certificate
+    from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
+    from patchline.pipeline.serving.engine import cores
+
+    log_to_standard_error("patchline.pipeline.serving")
+    check_certificate(config)
+    registry = Registry()
+    name, alias, version = _resolved(model, registry)
+    listening = server.listening_socket(config)
+    with listening:
+        folder = served_package(registry.reader(), name, version, config.form)
+        url = url_of(config, listening.getsockname()[1])
+        first = server.FirstVersion(
+            name, alias, version, lambda: checked_package(folder, config.threads or cores())
+        )
+
+        def tell() -> None:
+            _tell(url, first, config.form, as_json=as_json)
+
+        try:
+            server.serve(first, config, listening, tell, registry)
+        except PackageRefusedError as error:
+            raise RunError(
+                f"Version {version} of '{name}' cannot be served: {error}. Name another version."
+            ) from error
+    return 0
+
+
+def _resolved(model: str, registry: Any) -> tuple[str, str | None, str]:
+    """Return the name, the alias that is followed, and the version of a reference.
+
+    Raises:
+        ModelReferenceError: if there is none; the message lists what there is.
+    """
+    from patchline.pipeline.registry.model_reference import parsed
+    from patchline.pipeline.tracking.tracking_store import store_exists
+
+    name, alias, version = parsed(model)
+    try:
+        if version is None:
+            assert alias is not None  # noqa: S101 - one of the two
+            version = registry.reader().version_of(name, alias)
+        elif registry.reader().place_of(name, version) is None:
+            version = None
+    except ServerAwayError:
+        if store_exists():
+            raise
+        version = None
+    if version is None:
+        from patchline.pipeline.registry.registered_models import resolve
+
+        resolve(model)  # MLflow takes seconds, and knows what there is instead
+        raise ModelReferenceError(f"'{model}' is not in the registry. `patchline models` lists it.")
+    return name, alias, version
+
+
+def serving_config(**settings: Any) -> ServingConfig:
+    """Return the settings.
+
+    Raises:
+        ConfigError: if one is wrong.
+    """
+    try:
+        return ServingConfig.model_validate(settings)
+    except ValidationError as error:
+        raise config_errors.sentence(error, ServingConfig) from error
+
+
+def url_of(config: ServingConfig, port: int) -> str:
+    """Return the address of a server, as a browser on this machine opens it."""
+    scheme = "https" if config.tls_certificate else "http"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)  # noqa: S104 - named
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"{scheme}://{host}:{port}"
+
+
+def _tell(url: str, first: FirstVersion, form: str | None, *, as_json: bool) -> None:
+    if as_json:
+        ready = {"url": url, "model": first.name, "version": first.version, "form": form}
+        print(json.dumps(ready), flush=True)
+        return
+    as_form = f" as {form}" if form else ""
+    follows = f" and follows the alias {first.alias}" if first.alias else ""
+    print(
+        f"Serving {first.name}, version {first.version}{as_form}, at {url}{follows}. Ctrl-C stops "
+        "it.",
+        flush=True,
+    )
+
+
+def log_to_standard_error(name: str) -> None:
+    """Show what a server logs under a name while it runs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger(name)
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def _main() -> None:

@@ -22,7 +22,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
-from patchline.flows.schedules import folder_labels
+from patchline.flows.prefect_api import folder_labels
 from patchline.flows.services import service_processes, stopping
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.supervision import heartbeat, supervised_main

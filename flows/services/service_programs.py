@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from patchline.flows import prefect_settings
+from patchline.flows.prefect_api import prefect_settings
+from patchline.flows.prefect_api.postgres import PASSWORD_VARIABLE
 from patchline.flows.services import mlflow_server, service_processes
-from patchline.flows.services.postgres import PASSWORD_VARIABLE
 from patchline.flows.services.startup_plan import StartupPlan
 from patchline.pipeline.local_login import (
     OTHER_MLFLOW_LOGINS,

@@ -11,15 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
-from patchline.flows import prefect_session, prefect_settings
-from patchline.flows.services import (
-    artifact_bucket,
-    mlflow_server,
-    postgres,
-    prefect_database,
-    service_processes,
-    store_choice,
-)
+from patchline.flows import prefect_session
+from patchline.flows.prefect_api import postgres, prefect_database, prefect_settings
+from patchline.flows.services import artifact_bucket, mlflow_server, service_processes, store_choice
 from patchline.flows.services.startup_plan import Failure, StartupPlan, failure_file, plan_file
 from patchline.pipeline.errors import ConfigError, OrchestrationError, error_class
 from patchline.pipeline.files.atomic_files import full_disk, storage_errors, write_private_text

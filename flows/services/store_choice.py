@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from patchline.flows.services import postgres
+from patchline.flows.prefect_api import postgres
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.access import check_secret
 from patchline.pipeline.redaction import split_credentials, without_credentials

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchline.flows.progress import display
+from patchline.flows.progress.progress_display import display
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.run_training import enter_workspace, in_prefect
 from patchline.pipeline.files.workspace_folder import WORKSPACE

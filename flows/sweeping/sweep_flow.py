@@ -19,8 +19,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from patchline.flows.closing import close_runs
-from patchline.flows.failures import failed
-from patchline.flows.progress import display
+from patchline.flows.prefect_api.failures import failed
+from patchline.flows.progress.progress_display import display
 from patchline.flows.sweeping import sweep_pages, trial_tasks
 from patchline.flows.sweeping.trial_tasks import TrialTasks
 from patchline.flows.training import outcome_pages, run_messages

@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from prefect.utilities.annotations import quote
 
-from patchline.flows.progress import display
+from patchline.flows.progress.progress_display import display
 from patchline.flows.training.stage_tasks import training_tags
 from patchline.flows.training.waiting_for_slots import watched
 from patchline.pipeline.errors import RunError

@@ -7,7 +7,7 @@ from typing import Any
 from prefect.runtime import flow_run
 
 from patchline.flows.notifications import events
-from patchline.flows.progress import display
+from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages
 from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.errors import TakenOverError

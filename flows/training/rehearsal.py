@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchline.flows.progress import display
+from patchline.flows.progress.progress_display import display
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.dry_run import DryRun, dry_run
 from patchline.pipeline.config import RunConfig

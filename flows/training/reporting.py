@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patchline.flows.progress import display, show_event
+from patchline.flows.progress.progress_display import display, show_event
 from patchline.pipeline.stages.context import Reporting
 
 

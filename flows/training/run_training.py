@@ -1,8 +1,8 @@
 """Train from a script, a notebook or the command line: a config in, a summary out.
 
 Nothing here parses arguments or prints; whoever calls it chooses how progress is shown
-(`patchline.flows.progress.shown`). Prefect is imported inside the functions, after the first
-message.
+(`patchline.flows.progress.progress_display.shown`). Prefect is imported inside the functions, after
+the first message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from patchline.flows.progress import display
+from patchline.flows.progress.progress_display import display
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.pipeline import local_services
 from patchline.pipeline.files.workspace_folder import WORKSPACE

@@ -16,8 +16,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 from prefect.utilities.annotations import opaque, quote
 
-from patchline.flows.failures import RETRYING
-from patchline.flows.progress import display
+from patchline.flows.prefect_api.failures import RETRYING
+from patchline.flows.progress.progress_display import display
 from patchline.flows.training.waiting_for_slots import watched
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel

@@ -14,8 +14,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from patchline.flows.closing import close_runs
-from patchline.flows.failures import failed
-from patchline.flows.progress import display
+from patchline.flows.prefect_api.failures import failed
+from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages, run_messages
 from patchline.flows.training.announcing import announce, emit, tell_failure
 from patchline.flows.training.chosen_launcher import chosen_launcher

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from prefect.exceptions import ObjectNotFound
 
-from patchline.flows.prefect_client import asking
-from patchline.flows.progress import display
+from patchline.flows.prefect_api.prefect_client import asking
+from patchline.flows.progress.progress_display import display
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.terminal_words import counted
 

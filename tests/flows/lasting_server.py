@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from patchline.flows.temporary_server import TemporaryServer
+from patchline.flows.prefect_api.temporary_server import TemporaryServer
 from patchline.pipeline.local_login import USER
 from patchline.pipeline.local_services import answers
 from tests.conftest import PREFECT_DATABASE, SERVER_SECRET

@@ -10,7 +10,8 @@ import pytest
 from prefect.context import SettingsContext
 from prefect.settings import Profile, Settings, load_profiles
 
-from patchline.flows import prefect_session, prefect_settings
+from patchline.flows import prefect_session
+from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from tests.conftest import Run, patchline
 from tests.surroundings import recording_proxy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from patchline.flows import progress
+from patchline.flows.progress import progress_display
 
 
 class _Terminal(io.StringIO):
@@ -30,9 +30,9 @@ def _training(**values: Any) -> dict[str, Any]:
 
 def _line_of(event: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
     stream = io.StringIO()
-    monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0)
-    with progress.shown(stream):
-        progress.show_event(event)
+    monkeypatch.setattr(progress_display, "_PLAIN_SECONDS", 0)
+    with progress_display.shown(stream):
+        progress_display.show_event(event)
     return stream.getvalue()
 
 
@@ -46,8 +46,8 @@ def test_a_terminal_keeps_the_bar_the_counts_and_every_word(
     """
     monkeypatch.setenv("COLUMNS", str(columns))
     stream, text = _Terminal(), "the image [red]rose[/red].jpg cannot be decoded; " * 4
-    shown = progress._bars(stream)
-    bars = progress.TerminalBars(shown)
+    shown = progress_display._bars(stream)
+    bars = progress_display.TerminalBars(shown)
     bars.note(text)
     lines = [Text.from_ansi(line).plain for line in stream.getvalue().splitlines()]
     assert {len(line) - len(line.lstrip()) for line in lines} == {9}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from patchline.flows.services import prefect_database
+from patchline.flows.prefect_api import prefect_database
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files import path_uris
 from patchline.pipeline.tracking import tracking_store

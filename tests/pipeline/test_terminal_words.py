@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from patchline.flows import progress
 from patchline.flows.commands import predict
+from patchline.flows.progress import progress_display
 from patchline.pipeline.terminal_words import (
     harmless,
     pasted_path,
@@ -34,7 +34,7 @@ def test_whatever_a_terminal_obeys_is_written_out() -> None:
     assert visible(family + persian) == family + persian
     assert visible("c\u200dat") == r"c\u200dat"
     stream = io.StringIO()
-    plain = progress.PlainLines(stream)
+    plain = progress_display.PlainLines(stream)
     plain.note(f"1 file is damaged: {ODD}")
     plain.stage(ODD)
     said = stream.getvalue() + predict._line({"image": ODD, "error": ODD})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from patchline.flows.command_line import run_command_line
-from patchline.flows.services import database_secrets
+from patchline.flows.prefect_api import database_secrets
 from patchline.pipeline.files import atomic_files, workspace_folder
 
 

@@ -207,6 +207,12 @@ _ROOMS: dict[str, dict[str, set[str]]] = {
     },
 }
 _PLUGIN_API = ("patchline.plugin_api", "patchline.pipeline.layers")
+FLOWS = (
+    *("prefect_api", "progress", "notifications", "prefect_session", "schedules", "closing"),
+    *("approval", "training", "services", "work_pools", "monitoring", "new_data", "sweeping"),
+    *("commands", "python_api", "command_line"),
+)
+"""Rooms of `flows`, and the modules directly in it; each may import those before it."""
 _NEAR_THE_LIBRARY = ("plugins/launchers/", "plugins/stores/")
 """Folders of built-in plugins that may import the library: they serve it."""
 _BARRED = {
@@ -266,7 +272,16 @@ def _broken_rule(file: str, module: str) -> str | None:
         and not module.startswith(_PLUGIN_API)
     ):
         return f"plugins import only {' and '.join(_PLUGIN_API)}"
+    if place == "flows" and below.startswith("flows."):
+        return _broken_flow(name, below.split(".")[1])
     return _broken_layer(file, below) if place == "pipeline" else None
+
+
+def _broken_flow(room: str, other: str) -> str | None:
+    """Check the direction between two rooms of `flows`."""
+    if room == other or other in FLOWS[: FLOWS.index(room)]:
+        return None
+    return f"flows.{room} may import {', '.join(FLOWS[: FLOWS.index(room)]) or 'no other room'}"
 
 
 def _broken_layer(file: str, module: str) -> str | None:

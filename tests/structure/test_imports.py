@@ -91,6 +91,10 @@ def test_every_package_says_what_it_is_for() -> None:
         ("flows/training/stage_tasks.py", "from patchline import python_api"),
         ("flows/training/stage_tasks.py", "from pipeline import config"),
         ("pipeline/models/inference.py", "import patchline.python_api"),
+        (
+            "flows/schedules/retries.py",
+            "from patchline.flows.training import run_messages",
+        ),
         ("plugins/models/vit.py", "from patchline import plugin_checks"),
         ("plugins/models/vit.py", "from patchline.pipeline.tracking import client"),
         ("plugins/models/vit.py", "from patchline.flows import failures"),

@@ -16,7 +16,7 @@ from prefect.client.orchestration import get_client
 
 from patchline.flows.approval import approval_form, expiry, opening, requests
 from patchline.flows.approval.requests import ApprovalRequest
-from patchline.flows.failures import was_interrupted
+from patchline.flows.prefect_api.failures import was_interrupted
 from patchline.flows.schedules import deployments, retries, work_pools
 from patchline.pipeline.registry.registered_models import ModelReference
 from tests.flows.approval.approval_parts import (

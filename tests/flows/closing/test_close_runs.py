@@ -24,7 +24,7 @@ from prefect.states import Cancelling, Crashed, Pending, Running, Suspended
 
 from patchline.flows import prefect_session
 from patchline.flows.closing import abandoned_prefect_runs, close_runs
-from patchline.flows.schedules import folder_labels
+from patchline.flows.prefect_api import folder_labels
 from patchline.flows.training.training_flow import training_flow
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.run_memory import live_runs

@@ -21,7 +21,8 @@ from prefect.states import Completed, Crashed, Failed, Running
 
 from patchline.flows.new_data import watch_flow, watched_folders
 from patchline.flows.notifications import events
-from patchline.flows.schedules import deployments, folder_labels, retries
+from patchline.flows.prefect_api import folder_labels
+from patchline.flows.schedules import deployments, retries
 from patchline.pipeline.automation import event_kinds, watches
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion

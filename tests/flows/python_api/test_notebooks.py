@@ -16,7 +16,7 @@ from tests.structure.pages import ROOT
 _FEW_EPOCHS = 'training={"epochs": 5}'
 _LESS = 'evaluation={"corruptions": 0, "explanations": False}'
 _PROGRESS = """
-from patchline.flows.progress import display, shown
+from patchline.flows.progress.progress_display import display, shown
 with shown():
     display().stage("Reading <b>flowers</b>")
     for done in range(1, 2001):

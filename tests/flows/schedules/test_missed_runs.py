@@ -11,7 +11,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
-from patchline.flows.failures import failed
+from patchline.flows.prefect_api.failures import failed
 from patchline.flows.schedules import deployments, missed_runs, retries
 from patchline.pipeline.errors import ServerAwayError
 from tests.flows.conftest import Command

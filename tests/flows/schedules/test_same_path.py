@@ -11,7 +11,8 @@ from uuid import UUID
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from patchline.flows.schedules import deployments, folder_labels, work_pools
+from patchline.flows.prefect_api import folder_labels
+from patchline.flows.schedules import deployments, work_pools
 from patchline.flows.services.runner import FolderWorker
 from patchline.pipeline import local_services
 from patchline.pipeline.files.workspace_identity import FILE

@@ -11,7 +11,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 
-from patchline.flows import progress
+from patchline.flows.progress import progress_display
 from patchline.flows.schedules import work_pools
 from patchline.flows.training import waiting_for_slots
 from patchline.pipeline import local_services
@@ -76,7 +76,7 @@ def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
     first = uuid4()
     client.increment_v1_concurrency_slots(["training"], first)
     said = io.StringIO()
-    with progress.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
+    with progress_display.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
         until(lambda: "waiting" in said.getvalue(), "it said nothing")
         begun.set()
     assert (

@@ -17,8 +17,8 @@ from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
+from patchline.flows.prefect_api.temporary_server import TemporaryServer
 from patchline.flows.services import service_processes
-from patchline.flows.temporary_server import TemporaryServer
 from patchline.pipeline import local_login, local_services
 from tests.browser.chromium import browser, missing
 from tests.flows.services.local_servers import Servers, proof

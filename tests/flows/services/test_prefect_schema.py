@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
-from patchline.flows.services import prefect_database
-from patchline.flows.services.prefect_schema import KEPT
+from patchline.flows.prefect_api import prefect_database
+from patchline.flows.prefect_api.prefect_schema import KEPT
 from patchline.pipeline.files import kept_schema
 
 

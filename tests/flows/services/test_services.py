@@ -31,7 +31,7 @@ from tests.postgres_server import free_port
 
 _ALLOCATING = """
 import gc, threading, time
-from patchline.flows.services.prefect_server import collect_in_own_thread
+from patchline.flows.prefect_api.prefect_app import collect_in_own_thread
 
 class Cycle:
     def __init__(self):

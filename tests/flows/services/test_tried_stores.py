@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 
 from patchline.flows.command_line import run_command_line
+from patchline.flows.prefect_api import postgres as database
 from patchline.flows.services import artifact_bucket
-from patchline.flows.services import postgres as database
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.redaction import redacted
 from tests.flows.services.buckets import check_keys_after, keys_in, new_user

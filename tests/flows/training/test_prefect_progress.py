@@ -10,8 +10,8 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from patchline.flows.training import prefect_progress
-from patchline.flows.training.prefect_progress import ProgressArtifact
+from patchline.flows.progress import prefect_progress
+from patchline.flows.progress.prefect_progress import ProgressArtifact
 from tests.patience import patient
 
 

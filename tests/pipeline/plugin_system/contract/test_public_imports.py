@@ -55,7 +55,10 @@ def test_the_shared_checks_are_the_first_of_every_kind() -> None:
     ("imports", "found"),
     [
         ("import patchline.pipeline.tracking", "entry.py:3 imports patchline.pipeline.tracking."),
-        ("import patchline.flows.progress as p", "entry.py:3 imports patchline.flows.progress."),
+        (
+            "import patchline.flows.progress.progress_display as p",
+            "entry.py:3 imports patchline.flows.progress.progress_display.",
+        ),
         (
             "def late():\n    from patchline.pipeline.errors import DataError",
             "entry.py:4 imports patchline.pipeline.errors.DataError.",

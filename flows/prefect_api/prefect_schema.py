@@ -1,6 +1,6 @@
 """The empty database of the installed Prefect, as SQL; see `patchline.pipeline.files.kept_schema`.
 
-`python -m patchline.flows.services.prefect_schema` keeps it before the first command does.
+`python -m patchline.flows.prefect_api.prefect_schema` keeps it before the first command does.
 """
 
 from __future__ import annotations

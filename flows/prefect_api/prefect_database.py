@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 
-from patchline.flows.services import database_secrets, postgres, prefect_schema
+from patchline.flows.prefect_api import database_secrets, postgres, prefect_schema
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_locks import locked

@@ -7,8 +7,9 @@ If it dies itself, its owner starts it again with the same database. The owner h
 it listens on, so that requests wait until then instead of being refused, and Prefect's client
 repeats those that were interrupted: the command continues.
 
-Run as a module, this is the server: `python -P -m patchline.flows.temporary_server SOCKET`, with
-the number of the inherited socket. The secret that clients authenticate with is in its environment.
+Run as a module, this is the server: `python -P -m patchline.flows.prefect_api.temporary_server
+SOCKET`, with the number of the inherited socket. The secret that clients authenticate with is in
+its environment.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from patchline.flows import prefect_settings
-from patchline.flows.services import prefect_database, prefect_server
+from patchline.flows.prefect_api import prefect_app, prefect_database, prefect_settings
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.files.atomic_files import storage_errors
@@ -109,7 +109,13 @@ class TemporaryServer:
     def _started(self) -> subprocess.Popen[bytes]:
         number = self._listening.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "patchline.flows.temporary_server", str(number)],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "patchline.flows.prefect_api.temporary_server",
+                str(number),
+            ],
             pass_fds=[number],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -159,7 +165,7 @@ def _end_with_owner() -> None:
 def _serve(listening: socket.socket) -> None:
     threading.Thread(target=_end_with_owner, daemon=True).start()
     port, secret = listening.getsockname()[1], os.environ.pop(_VARIABLE)
-    prefect_server.serve(port, secret, "error", home=None, listening=listening)
+    prefect_app.serve(port, secret, "error", home=None, listening=listening)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What talks to Prefect: its client, settings, servers and databases."""

@@ -1,0 +1,1 @@
+"""How a command and the Prefect UI show what a run does."""
