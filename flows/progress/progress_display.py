@@ -169,7 +169,7 @@ class MirroredDisplay:
         self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
     ) -> None:
         """Move the bar here and the progress artifact of the task."""
-        from patchline.flows.progress.progress_display import prefect_progress
+        from patchline.flows.progress import prefect_progress
 
         self._display.advance(label, done, total, beside, unit=unit)
         artifact = prefect_progress.artifact()
@@ -179,7 +179,7 @@ class MirroredDisplay:
             artifact.show(percent, words, at_once=label == _TRAINING)
 
     def _log(self, text: str) -> None:
-        from patchline.flows.progress.progress_display import prefect_progress
+        from patchline.flows.progress import prefect_progress
 
         prefect_progress.log(text)
 
@@ -316,7 +316,7 @@ def _head_row(values: dict[str, float]) -> str:
 def _log(text: str) -> None:
     """Write a line that is too much for a terminal into the flow run's log."""
     if "prefect" in sys.modules:
-        from patchline.flows.progress.progress_display import prefect_progress
+        from patchline.flows.progress import prefect_progress
 
         prefect_progress.log(text)
 
