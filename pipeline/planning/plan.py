@@ -1,6 +1,6 @@
 """The plan: from facts and the user's settings to a model and a training recipe.
 
-A pure function; `patchline.pipeline.planning.stage` collects the facts and remembers the plan.
+A pure function; `patchline.pipeline.stages.plan` collects the facts and remembers the plan.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos", classes=2, images=3)
     code = f"""
 from pathlib import Path
-from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from patchline.pipeline.data.manifests.describing_processes import rows_of
 from tests.pipeline.data.reading.test_child_processes import files_of
 root = Path({str(root)!r})
 rows = rows_of(root, files_of(root, times=20000), fewest=1)
