@@ -199,23 +199,11 @@ def test_artifacts_of_mlflow_are_no_class(tmp_path: Path, files: list[str], is_c
     assert found.empty_classes == []
 
 
-_LIST = """
-import sys
-from pathlib import Path
-from patchline.plugin_api import DataError, SourceContext
-from patchline.plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
-try:
-    ImageFolder(ImageFolderConfig(), SourceContext("photos", Path("work"))).list_images()
-except DataError as error:
-    sys.exit(str(error))
-"""
-
-
 @pytest.mark.slow  # a process that keeps to permissions
-def test_a_closed_folder_is_refused(tmp_path: Path) -> None:
-    """A folder that cannot be opened is answered with its name, at any depth."""
+def test_a_closed_folder_ends_the_command(tmp_path: Path) -> None:
+    """A folder that cannot be opened is answered with its name and exit code 2, at any depth."""
     closed = touched(tmp_path, "photos/rose/1.png", "photos/tulip/deeper/") / "photos/tulip/deeper"
-    command = [sys.executable, "-c", _LIST]
+    command = [sys.executable, "-m", "patchline.flows.command_line", "run", "photos"]
     if os.geteuid() == 0:
         setpriv = shutil.which("setpriv")
         if setpriv is None:
@@ -227,5 +215,6 @@ def test_a_closed_folder_is_refused(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     closed.chmod(0o700)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"{closed} cannot be opened (Permission denied)")
+    assert done.returncode == 2, done.stderr
+    assert f"{closed} cannot be opened (Permission denied)" in done.stderr
+    assert not (tmp_path / "mlflow.db").exists()
