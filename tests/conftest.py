@@ -296,7 +296,7 @@ def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an empty Prefect database to copy: its hundred migrations take seconds."""
     shared = shared_folder(tmp_path_factory)
     file, unfinished = shared / "empty_prefect.db", shared / "unfinished_prefect.db"
-    program = "from patchline.flows.services import prefect_database; prefect_database.upgrade()"
+    program = "from patchline.flows.prefect_api import prefect_database; prefect_database.upgrade()"
     database = {PREFECT_DATABASE: f"sqlite+aiosqlite:///{unfinished}"}
     with FileLock(shared / "empty_prefect.lock"):
         if not file.exists():

@@ -97,7 +97,7 @@ def test_every_package_says_what_it_is_for() -> None:
         ),
         ("plugins/models/vit.py", "from patchline import plugin_checks"),
         ("plugins/models/vit.py", "from patchline.pipeline.tracking import client"),
-        ("plugins/models/vit.py", "from patchline.flows import failures"),
+        ("plugins/models/vit.py", "from patchline.flows import prefect_session"),
     ],
 )
 def test_a_wrong_import_is_named(tmp_path: Path, file: str, line: str) -> None:
