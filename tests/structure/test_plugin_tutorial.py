@@ -74,6 +74,6 @@ def _run_of_the_package(folder: Path) -> str:
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("flowers")
     assert experiment
-    wanted = "tags.`plugin.patch_embedding` = 'my_stem (patchline-my-stem 0.1.0)'"
+    wanted = "tags.`patchline.plugins` LIKE '%patch_embedding my_stem (patchline-my-stem 0.1.0)%'"
     [run] = client.search_runs([experiment.experiment_id], wanted)
     return str(run.info.run_id)
