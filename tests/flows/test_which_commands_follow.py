@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.files import workspace_folder, workspace_identity
+from patchline.plugins.stores import folder as folder_store
 from tests.flows.conftest import Command
 
 
@@ -28,7 +29,7 @@ def moved(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     identity = workspace_identity.new(folder / ".patchline")
     workspace_identity.write(folder / ".patchline", identity)
     shutil.copy(empty_store, folder / "mlflow.db")
-    (tmp_path / "plug.py").write_text("VALUE = 1\n", encoding="utf-8")
+    shutil.copy(folder_store.__file__, tmp_path / "plug.py")
     new = folder.rename(tmp_path / "new")
     monkeypatch.chdir(new)
     return new

@@ -67,7 +67,7 @@ def test_another_machine_finishes_a_killed_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has the weights of a training that was never killed; a repetition computes nothing.
+    """It has the weights of a run that was never killed; a repetition computes nothing.
 
     A machine with a backup, in another bucket and with another database of runs, begins with the
     same files.
