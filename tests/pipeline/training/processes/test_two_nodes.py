@@ -223,6 +223,13 @@ def attempts(cluster: Cluster, job: TrainingJob, folder: Path) -> Iterator[Attem
         yield Attempts(cluster, process)
 
 
+def _end(cluster: Cluster) -> None:
+    """End Ray on both nodes: a node that comes back alone is not seen at once."""
+    for node in cluster.spaces:
+        cluster.kill(node)
+    time.sleep(1)
+
+
 def _assert_nothing_left(cluster: Cluster) -> None:
     until(lambda: not cluster.ours(), "processes are left", seconds=90)
 
@@ -297,10 +304,7 @@ def test_what_a_user_has_to_change_is_one_sentence(cluster: Cluster, make: Make)
     folder = cluster.folder / "refused"
     folder.mkdir()
     shared: dict[str, Any] = {"shared_folder": True}
-    with (
-        tempfile.TemporaryDirectory(prefix="plr") as other,
-        attempts(cluster, job, folder) as command,
-    ):
+    with attempts(cluster, job, folder) as command:
         command.assert_refused(
             "is a folder of one machine. Use one on an object store (--workspace"
         )
@@ -319,17 +323,17 @@ def test_what_a_user_has_to_change_is_one_sentence(cluster: Cluster, make: Make)
             command.assert_refused(words, **shared)
         finally:
             cluster.private.chmod(0o700)
+    _end(cluster)
+    with tempfile.TemporaryDirectory(prefix="plr") as other:
         Path(other).chmod(0o711)
-        cluster.kill("b")
-        time.sleep(1)
+        cluster.start("a")
         cluster.start("b", Path(other) / "ray", AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
-        command.assert_refused(f"on the node 10.78.0.2, {other}/ray, is open", **shared)
-        Path(other).chmod(0o700)
-        words = "The node 10.78.0.2 cannot use the workspace s3://nodes/team"
-        command.assert_refused(words, workspace=cluster.workspace)
-    for node in cluster.spaces:  # with all that runs there
-        cluster.kill(node)
-    time.sleep(1)
+        with attempts(cluster, job, folder) as command:
+            command.assert_refused(f"on the node 10.78.0.2, {other}/ray, is open", **shared)
+            Path(other).chmod(0o700)
+            words = "The node 10.78.0.2 cannot use the workspace s3://nodes/team"
+            command.assert_refused(words, workspace=cluster.workspace)
+        _end(cluster)
     cluster.start("a", RAY_AUTH_MODE="disabled")
     with attempts(cluster, job, folder) as command:
         command.assert_refused("without token authentication", nodes=1)
