@@ -687,6 +687,10 @@ def _info(meta: Mapping[str, Any]) -> ObjectInfo:
 # -- the plugins ------------------------------------------------------------------------------
 
 
+_reached: set[tuple[str, str]] = set()
+"""The buckets that this process has been connected to."""
+
+
 class ObjectsConfig(PluginConfig):
     """There is nothing to set: credentials come from where the provider's own tools take them."""
 
@@ -703,10 +707,6 @@ def build(_config: ObjectsConfig, context: StoreContext) -> RemoteStore:
         RemoteStore(address, patience_seconds=_FIRST_PATIENCE_SECONDS).check_reachable()
         _reached.add(key)
     return RemoteStore(address, patience_seconds=context.patience_seconds)
-
-
-_reached: set[tuple[str, str]] = set()
-"""The buckets that this process has been connected to."""
 
 
 def example(_folder: Path) -> str:

@@ -16,6 +16,7 @@ from patchline.pipeline.errors import ConfigError, DataError, PipelineError, Sto
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.workspace import chosen, remote_data
 from patchline.pipeline.workspace.address import is_address, parsed
+from patchline.plugin_api import ConflictError
 from patchline.plugin_checks import checks_of
 from patchline.plugins.stores import objects as remote_store
 from patchline.plugins.stores.objects import RemoteStore
@@ -24,19 +25,19 @@ from tests.object_server import Fault, FaultyConnection
 from tests.patience import patient
 
 
-def complaints(address: str, *only: str) -> list[str]:
-    """Return what the conformance checks find at an address, or some of them."""
-    plugin = plugin_loader.load_store(address.partition(":")[0])
-    table = checks_of(replace(plugin, example=lambda _folder: address))
-    chosen_ones = [check for check in table if not only or check.name in only]
-    assert len(chosen_ones) >= (len(only) or 9)
-    results = [check.result() for check in chosen_ones]
-    return [each.message for each in results if each.status == "failed"]
-
-
 def test_a_server_keeps_the_contract(bucket: str) -> None:
-    """A server that speaks S3's protocol does what every store does."""
-    assert complaints(f"s3://{bucket}/team/a") == []
+    """A server that speaks S3's protocol does what every store does; nothing of it is left."""
+    address = f"s3://{bucket}/team/a"
+    plugin = replace(plugin_loader.load_store("s3"), example=lambda _folder: address)
+    results = [check.result() for check in checks_of(plugin)]
+    assert len(results) == 9
+    assert [each.message for each in results if each.status == "failed"] == []
+    store = RemoteStore(parsed(address, "x"), patience_seconds=3)
+    assert list(store.list("")) == []
+    store.write("mine", b"1")
+    failed = [check.result().message for check in checks_of(plugin)][5:]
+    assert all(message.startswith(f"There are objects at {address}.") for message in failed)
+    assert store.read("mine") is not None
 
 
 def test_google_takes_conditional_writes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +47,13 @@ def test_google_takes_conditional_writes(monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.delenv(name)
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", server.key)
         monkeypatch.setattr(remote_store, "_endpoint", lambda _: server.url)
-        assert complaints("gs://bucket/team", "keeps_conditions") == []
+        store = RemoteStore(parsed("gs://bucket/team", "x"), patience_seconds=3)
+        first = store.write("split", b"1", if_absent=True)
+        with pytest.raises(ConflictError):
+            store.write("split", b"2", if_absent=True)
+        store.write("split", b"2", if_match=first)
+        with pytest.raises(ConflictError):
+            store.write("split", b"3", if_match=first)
 
 
 @pytest.fixture
