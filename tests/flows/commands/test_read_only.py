@@ -17,6 +17,7 @@ from tests.conftest import Finished, Run
 from tests.patience import patient
 
 _MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && cd "$0" && exec "$@"'
+_INSPECT = ("data", "inspect", "photos", "--out", "PAGE", "--json")
 _COMMANDS = (
     ("models", "--json"),
     ("predict", "photos/1", "PHOTO", "--json"),
@@ -24,7 +25,7 @@ _COMMANDS = (
     ("clean", "--yes"),
     ("promote", "photos"),
     ("run", "photos"),
-    ("data", "inspect", "photos", "--out", "PAGE", "--json"),
+    _INSPECT,
     ("data", "inspect", "photos"),
 )
 _SCRIPT = """
@@ -81,9 +82,11 @@ def answers(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Answ
         assert f"may not be written, and `patchline.{name}()` writes to it" in sentence
     assert json.loads(lines[-1])[0] == 1
     assert _everything(folder) == before
-    assert (page / "inspection.html").is_file()  # it goes where the user says
     done_each = [Finished(*json.loads(line)) for line in lines[: len(_COMMANDS)]]
-    return dict(zip(_COMMANDS, done_each, strict=True))
+    each = dict(zip(_COMMANDS, done_each, strict=True))
+    inspected = each[_INSPECT]
+    assert (page / "inspection.html").is_file(), inspected.err  # it goes where the user says
+    return each
 
 
 def _everything(folder: Path) -> dict[str, bytes]:
