@@ -46,13 +46,13 @@ from patchline.pipeline.data.near_duplicates.independent_images import (
 from patchline.pipeline.evaluation.corruptions.catalogue import corrupted
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
-from patchline.pipeline.monitoring.arrived_images import predicted
-from patchline.pipeline.monitoring.class_shares import class_shares
-from patchline.pipeline.monitoring.drift_tests import drift_tests
-from patchline.pipeline.monitoring.feature_test import FeatureKernel
-from patchline.pipeline.monitoring.level_spending import Period
-from patchline.pipeline.monitoring.output_tests import distances
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.plugins.tools.monitor.arrived_images import predicted
+from patchline.plugins.tools.monitor.class_shares import class_shares
+from patchline.plugins.tools.monitor.drift_tests import drift_tests
+from patchline.plugins.tools.monitor.feature_test import FeatureKernel
+from patchline.plugins.tools.monitor.level_spending import Period
+from patchline.plugins.tools.monitor.output_tests import distances
 
 Array = np.ndarray[Any, Any]
 _DRIFTED, _BATCH, _TOGETHER = 1500, 100, 10

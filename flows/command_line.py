@@ -12,9 +12,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cyclopts import CycloptsError, UnusedCliTokensError
+from cyclopts import CycloptsError, UnknownCommandError, UnusedCliTokensError
 
-from patchline.flows.commands.application import application
+from patchline.flows.commands.application import application, command_tools
 from patchline.flows.commands.number_lists import each_with_its_flag
 from patchline.flows.commands.switches import value_of_switch
 from patchline.flows.prefect_api import prefect_settings
@@ -201,6 +201,8 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
         words = " ".join(error.unused_tokens)
         return f"Unexpected argument '{words}'. Run the command with --help to list its arguments."
     sentence = " ".join(str(error).split())
+    if isinstance(error, UnknownCommandError) and (broken := command_tools().errors):
+        return " ".join((sentence, *broken))
     if "Did you mean" not in sentence and "Available" not in sentence:
         sentence += " Run the command with --help to list its arguments."
     return sentence

@@ -1,6 +1,6 @@
 """The plugin API: all that a plugin may import besides `patchline.pipeline.layers`.
 
-A plugin is an instance of one of the seven plugin classes below, registered by an entry point in
+A plugin is an instance of one of the eight plugin classes below, registered by an entry point in
 the group of its kind. Its config class derives from `PluginConfig`; its `build` creates the object
 that does the work. Importing this module imports neither torch nor pandas, so a plugin that keeps
 its heavy imports inside `build` costs nothing until it is used.
@@ -145,7 +145,12 @@ __all__ = [
     "StorageError",
     "StoreContext",
     "StorePlugin",
+    "ToolCommand",
+    "ToolEvent",
+    "ToolPlugin",
+    "ToolWork",
     "ValueRange",
+    "WorkRequest",
     "WorkerError",
     "WorkerTask",
     "answer_groups",
@@ -695,6 +700,95 @@ class StorePlugin(Generic[C]):
     example: Callable[[Path], str]
     """Returns an address for the conformance checks, given an empty folder; they write and delete
     objects below it. Raises `ConfigError` with what is needed for one, such as a variable."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    api_version: int = API_VERSION
+
+
+@dataclass(frozen=True)
+class ToolCommand:
+    """A command of a tool, `patchline WORDS`."""
+
+    words: str
+    """What is typed behind `patchline`: one word, or two of which the first is a group."""
+    function: str
+    """`package.module:function`, imported when it is called: f"{__package__}.command:export", or
+    f"{__name__}:export" in a single file. Its signature gives the arguments and flags, as cyclopts
+    reads them; a returned integer is the exit code."""
+    help: str
+    """The function's docstring up to the parameters."""
+    composed: bool = False
+    """Whether the function takes the arguments and returns the command, with plugins' settings."""
+    reads_only: bool = False
+    """Whether it works in a workspace that may not be written."""
+
+
+@dataclass(frozen=True)
+class WorkRequest:
+    """What `patchline schedule create` was given for a tool's work."""
+
+    value: str
+    """Of the flag."""
+    images: Path | None
+    out: Path | None
+    columns: Mapping[str, Any]
+    """Of a table of images, as the settings of a run name them: `label_column`."""
+
+
+@dataclass(frozen=True)
+class ToolWork:
+    """Work of a tool that a schedule repeats, chosen by a flag of `patchline schedule create`."""
+
+    kind: str
+    """What `schedule list --json` calls it: `monitor`."""
+    flag: str
+    """`--monitor`; it takes a value."""
+    help: str
+    """Of the flag."""
+    parameters: str
+    """`package.module:function`, which checks a `WorkRequest` and returns the flow's parameters as
+    JSON."""
+    flow: str
+    """`package.module:function` of the Prefect flow."""
+    description: str
+    """What it does, with the flow's parameters: `compares {data} with {model}`."""
+    formerly: tuple[str, ...] = ()
+    """Where the flow was before, as `package.module:function`; earlier schedules name it so."""
+
+
+@dataclass(frozen=True)
+class ToolEvent:
+    """An event that a tool tells, and that notifications can name."""
+
+    name: str
+    """`patchline.drift.detected`."""
+    when: str
+    """What has just happened."""
+    resource: str
+    """The id of what it is about; the part in capitals is a placeholder: `patchline.model.NAME`."""
+    payload: tuple[str, ...]
+    """The keys of the payload besides `sentence`; a key without a value is left out."""
+    sentence: str
+    """The message for people, with keys of the payload in braces."""
+    is_default: bool = False
+    """Whether a notification that names no event posts it, too."""
+    flag: str = ""
+    """A flag of `patchline schedule create` by which the event about a model starts training:
+    `--on-drift`, with the model as its value."""
+    flag_help: str = ""
+
+
+@dataclass(frozen=True)
+class ToolPlugin:
+    """A tool: commands, scheduled work and events, without a line of the core that knows of it."""
+
+    summary: str
+    commands: tuple[ToolCommand, ...] = ()
+    work: tuple[ToolWork, ...] = ()
+    events: tuple[ToolEvent, ...] = ()
+    paper: str = ""
+    config_class: type[PluginConfig] = PluginConfig
+    """Without settings: a tool's are the flags of its commands."""
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
     """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION

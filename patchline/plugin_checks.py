@@ -25,6 +25,7 @@ from patchline.pipeline.plugin_system.contract import (
     launcher_checks,
     settings_checks,
     store_checks,
+    tool_checks,
 )
 from patchline.pipeline.plugin_system.contract.checks import (
     Check,
@@ -35,7 +36,7 @@ from patchline.pipeline.plugin_system.contract.checks import (
     with_expected_failures,
 )
 from patchline.pipeline.plugin_system.plugin_loader import Plugin, kind_of
-from patchline.plugin_api import PluginConfig
+from patchline.plugin_api import PluginConfig, ToolPlugin
 
 __all__ = ["Check", "CheckError", "CheckResult", "checks_of"]
 
@@ -58,6 +59,8 @@ def checks_of(plugin: Plugin, settings: Mapping[str, Any] | None = None) -> list
             f"The plugin's expected_failed_checks is {expected!r}. Pass a mapping from the name of "
             "a check to the reason."
         )
+    if isinstance(plugin, ToolPlugin):
+        return with_expected_failures(tool_checks.table(CheckedPlugin(plugin, None)), expected)
     config = _config(plugin, settings or {})
     subject = CheckedPlugin(plugin, config)
     table = settings_checks.table(subject)

@@ -77,13 +77,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Owners(config), "owners")
 
 
+pytest_plugins = ["tests.made.servers"]
 _TOGETHER = {
     "tests/flows/services/test_services.py": "servers",
     "tests/flows/services/test_doors.py": "servers",
     "tests/flows/services/test_down.py": "servers",
     "tests/flows/services/test_tried_stores.py": "team stores",
     "tests/flows/services/test_team_stores.py": "team stores",
-    "tests/flows/monitoring/test_monitor_flow.py": "event server",
+    "tests/plugins/tools/monitor/test_monitor_flow.py": "event server",
     "tests/flows/new_data/test_data_watch.py": "event server",
     "tests/flows/notifications/test_webhooks.py": "event server",
     "tests/flows/schedules/test_missed_runs.py": "event server",

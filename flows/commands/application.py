@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from cyclopts import App, Parameter
+
+from patchline.pipeline.plugin_system.tools import Tool, Tools, imported, tools
 
 _EPILOGUE = """\
 Global flags: --debug shows the traceback of an error; --plugin FILE.py loads a plugin from a file;
@@ -26,16 +27,18 @@ class Command:
     words: str
     """What is typed behind `patchline`: `run`, `schedule run-now`."""
     path: str
-    """Where its function is: `module:function`, with the module in this folder."""
+    """Where its function is: `module:function`; a module without a package is in this folder."""
     help: str
     """What its function's docstring says before the parameters."""
     composed: bool = False
     """Whether the function takes the arguments and returns the command, with plugins' settings."""
+    tool: Tool | None = None
+    """Which tool it belongs to."""
 
     @property
     def import_path(self) -> str:
         """The path of the function from the root."""
-        return f"patchline.flows.commands.{self.path}"
+        return self.path if "." in self.path else f"patchline.flows.commands.{self.path}"
 
     def arguments_in(self, arguments: list[str]) -> list[str] | None:
         """Return what stands behind the command's words, or nothing if others are meant."""
@@ -52,9 +55,7 @@ class Command:
 
     def function(self) -> Callable[..., Any]:
         """Return the function, which imports its file."""
-        module, _, name = self.import_path.partition(":")
-        function: Callable[..., Any] = getattr(import_module(module), name)
-        return function
+        return imported(self.import_path)
 
 
 GROUPS = {
@@ -116,19 +117,9 @@ COMMANDS = (
         "Show how a trained model sees an image, step by step, in one HTML file.",
     ),
     Command(
-        "export",
-        "export:export",
-        "Write another form of a model if it agrees with the package; exits with code 3 if not.",
-    ),
-    Command(
         "serve",
         "serve:serve",
         "Serve a registered model over HTTP until Ctrl-C or SIGTERM.",
-    ),
-    Command(
-        "monitor",
-        "monitor:monitor",
-        "Check whether new images are still like those of the test; exits with code 3 if not.",
     ),
     Command(
         "label",
@@ -164,8 +155,9 @@ COMMANDS = (
     Command("down", "up:down", "Stop the services once active runs finish."),
     Command(
         "schedule create",
-        "schedule:create",
-        "Create or update a schedule that trains, predicts or monitors.",
+        "schedule:build",
+        "Create or update a schedule that trains, predicts, or does the work of a tool.",
+        composed=True,
     ),
     Command(
         "schedule list",
@@ -234,6 +226,23 @@ COMMANDS = (
 )
 
 
+def command_tools() -> Tools:
+    """Return the installed tools whose commands are no command or group of Patchline."""
+    return tools().besides({command.words.partition(" ")[0] for command in COMMANDS})
+
+
+def commands() -> list[Command]:
+    """Return the commands of Patchline, and those of the installed tools."""
+    return [
+        *COMMANDS,
+        *(
+            Command(each.words, each.function, each.help, each.composed, tool)
+            for tool in command_tools().usable
+            for each in tool.plugin.commands
+        ),
+    ]
+
+
 def _default_worth_showing(default: object) -> str | None:
     """Return what help says of a default; nothing of a switch that is off, and of an empty list."""
     if default is None or default is False or default in ((), [], {}, "", frozenset()):
@@ -257,10 +266,11 @@ def application(arguments: list[str]) -> App:
         ),
     )
     groups = {"": root}
-    for command in COMMANDS:
+    for command in commands():
         group, _, name = command.words.rpartition(" ")
         if group not in groups:
-            groups[group] = App(name=group, help=GROUPS[group])
+            summary = command.tool.plugin.summary if command.tool else GROUPS[group]
+            groups[group] = App(name=group, help=summary)
             root.command(groups[group])
         behind = command.arguments_in(arguments) if command.composed else None
         function = command.import_path if behind is None else command.build(behind)

@@ -16,7 +16,7 @@ def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = 
     Parameters
     ----------
     kind
-        model, patch_embedding, data_source, augmentation, objective, launcher or store.
+        model, patch_embedding, data_source, augmentation, objective, launcher, store or tool.
     name
         Name of the plugin: lower-case letters, digits and underscores.
     into

@@ -21,6 +21,8 @@ from patchline.flows.commands.named_plugin import (
 from patchline.flows.commands.switches import Json
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_loader import PluginEntry
+from patchline.plugin_api import ToolPlugin
 
 _IMAGE_SIZE = 224
 
@@ -68,6 +70,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
 def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bool) -> None:
     entry = named.entry
     plugin = plugin_loader.load(entry.kind, entry.name)
+    if isinstance(plugin, ToolPlugin):
+        _print_tool(entry, plugin, as_json=as_json)
+        return
     schema = plugin.config_class.model_json_schema()
     answer: dict[str, Any] = {"kind": entry.kind, "name": entry.name, "settings": schema}
     config = named.config(settings)
@@ -95,6 +100,22 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
         model = " with patch embedding ".join(config.model.names)
         print(f"\n{model}, {image_size}x{image_size} pixels, 1000 classes:\n")
         print("\n".join(f"  {name:<20} {value}" for name, value in cost.rows()))
+
+
+def _print_tool(entry: PluginEntry, plugin: ToolPlugin, *, as_json: bool) -> None:
+    """Print what a tool adds: commands, work that schedules repeat, events."""
+    parts = {
+        "commands": {f"patchline {each.words}": each.help for each in plugin.commands},
+        "schedules": {each.flag: each.help for each in plugin.work},
+        "events": {each.name: each.when for each in plugin.events},
+    }
+    if as_json:
+        print(json.dumps({"kind": entry.kind, "name": entry.name, **parts}, indent=2))
+        return
+    print(f"{entry.kind} {entry.name} ({entry.distribution} {entry.version})")
+    print(plugin.summary)
+    for part, named in parts.items():
+        print("\n".join([f"\n{part}", *(f"  {name}  {help_}" for name, help_ in named.items())]))
 
 
 def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, out: Path) -> None:

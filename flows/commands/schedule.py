@@ -5,22 +5,20 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from cyclopts import Parameter
+from pydantic import BaseModel, Field, create_model
 
 from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
 from patchline.flows.prefect_session import connected
-from patchline.pipeline.automation import (
-    event_kinds,
-    schedule_summary,
-    schedule_times,
-    scheduled_work,
-)
+from patchline.pipeline.automation import schedule_summary, schedule_times, scheduled_work
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError, OrchestrationError
+from patchline.pipeline.plugin_system.tools import Tools, tools
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -29,108 +27,180 @@ if TYPE_CHECKING:
 
     from patchline.pipeline.automation.schedule_times import Times
     from patchline.pipeline.automation.scheduled_work import ScheduledWork
+    from patchline.plugin_api import ToolEvent
 
 without_needless_negatives(TableColumns)
+_OWN_FLAGS = (
+    *("cron", "interval", "timezone", "config", "predict", "images", "out", "paused"),
+    *("work_pool", "json", "data"),
+)
+"""Flags of `schedule create` that no tool may take."""
 ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 
 
-def create(
-    name: str,
-    /,
-    *,
-    cron: str | None = None,
-    interval: str | None = None,
-    timezone: str | None = None,
-    config: Path | None = None,
-    predict: str | None = None,
-    monitor: str | None = None,
-    images: Path | None = None,
-    out: Path | None = None,
-    on_drift: str | None = None,
-    paused: Switch = False,
-    work_pool: str | None = None,
-    as_json: Json = False,
-    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
-) -> None:
-    """Create or update a schedule that trains, predicts or monitors.
+def build(_: list[str]) -> Callable[..., None]:
+    """Return the command `schedule create`, with the flags of the installed tools."""
+    chosen: Any = _flags_of_tools()
 
-    Parameters
-    ----------
-    name
-        Name of the schedule.
-    cron
-        When to run, as a five-field cron expression: "0 2 * * *" is every night at 02:00.
-    interval
-        How often to run, instead of --cron: 90s, 20m, 2h, 1d.
-    timezone
-        Time zone of the cron expression, such as Europe/Berlin. Default: this machine's.
-    config
-        Train with the settings in this YAML file; they are stored with the schedule.
-    predict
-        Predict with this model instead of training, such as flowers@champion.
-    monitor
-        Check new images with this model instead, as `patchline monitor` does.
-    images
-        Folder of images to predict or to check; to check, also a table, or recorded traffic.
-    out
-        Table for the predictions: a .csv or .parquet file.
-    on_drift
-        Train when a check finds that the images of this model have drifted, instead of at set
-        times, if the data of --config has new images by then.
-    paused
-        Create the schedule in the paused state.
-    work_pool
-        Work pool whose workers execute the runs, on any machine; see `patchline worker`. Default:
-        the runner of `patchline up` in this folder.
-    table
-        Columns of a table to check, where they cannot be guessed.
-    """
-    scheduled_work.checked_name(name)
-    times = _times(cron, interval, timezone, on_drift)
-    work = scheduled_work.scheduled_work(
-        config=config,
-        predict=predict,
-        images=images,
-        out=out,
-        monitor=monitor,
-        columns=table.model_dump(mode="json", exclude_defaults=True) if table else None,
-    )
-    if on_drift is not None:
-        on_drift = _drifting_model(on_drift, work)
-    _create(name, times, work, on_drift, paused=paused, work_pool=work_pool, as_json=as_json)
+    def create(
+        name: str,
+        /,
+        *,
+        cron: str | None = None,
+        interval: str | None = None,
+        timezone: str | None = None,
+        config: Path | None = None,
+        predict: str | None = None,
+        images: Path | None = None,
+        out: Path | None = None,
+        paused: Switch = False,
+        work_pool: str | None = None,
+        as_json: Json = False,
+        table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+        of_tools: Annotated[Any, Parameter(name="*")] = None,
+    ) -> None:
+        """Create or update a schedule that trains, predicts, or does the work of a tool.
+
+        Parameters
+        ----------
+        name
+            Name of the schedule.
+        cron
+            When to run, as a five-field cron expression: "0 2 * * *" is every night at 02:00.
+        interval
+            How often to run, instead of --cron: 90s, 20m, 2h, 1d.
+        timezone
+            Time zone of the cron expression, such as Europe/Berlin. Default: this machine's.
+        config
+            Train with the settings in this YAML file; they are stored with the schedule.
+        predict
+            Predict with this model instead of training, such as flowers@champion.
+        images
+            Folder of images to predict, or of a tool's work: also a table, or recorded traffic.
+        out
+            Table for the predictions: a .csv or .parquet file.
+        paused
+            Create the schedule in the paused state.
+        work_pool
+            Work pool whose workers execute the runs, on any machine; see `patchline worker`.
+            Default: the runner of `patchline up` in this folder.
+        table
+            Columns of a table of images for a tool, where they cannot be guessed.
+        of_tools
+            Flags of the installed tools.
+        """
+        scheduled_work.checked_name(name)
+        given = of_tools.model_dump(exclude_none=True) if of_tools else {}
+        event = _starting_event(given)
+        times = _times(cron, interval, timezone, event)
+        work = scheduled_work.scheduled_work(
+            config=config,
+            predict=predict,
+            images=images,
+            out=out,
+            tool_work=[
+                (tool, work, given[_field(work.flag)])
+                for tool, work in _tools().work()
+                if _field(work.flag) in given
+            ],
+            columns=table.model_dump(mode="json", exclude_defaults=True) if table else None,
+        )
+        if event is not None:
+            event = event.checked(work)
+        _create(name, times, work, event, paused=paused, work_pool=work_pool, as_json=as_json)
+
+    # The composed class exists only here, so the annotation is not a name that could be looked up.
+    create.__annotations__["of_tools"] = Annotated[chosen | None, Parameter(name="*")]
+    return create
 
 
-def _times(
-    cron: str | None, interval: str | None, timezone: str | None, on_drift: str | None
-) -> Times | None:
-    """Return when a schedule runs; None if a drift starts it."""
-    if on_drift is None:
-        return schedule_times.times(cron, interval, timezone)
-    for option, value in (("--cron", cron), ("--interval", interval), ("--timezone", timezone)):
-        if value is not None:
-            raise ConfigError(f"--on-drift and {option} are mutually exclusive. Give only one.")
+def _tools() -> Tools:
+    return tools().besides({f"--{each.replace('_', '-')}" for each in _OWN_FLAGS})
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _flags_of_tools() -> type[BaseModel]:
+    """Return a class with a field for each flag that a tool adds."""
+    flags = {work.flag: work.help for _, work in _tools().work()}
+    flags |= {event.flag: event.flag_help for event in _tools().events() if event.flag}
+    fields: dict[str, Any] = {
+        _field(flag): (str | None, Field(default=None, description=words))
+        for flag, words in flags.items()
+    }
+    return create_model("FlagsOfTools", **fields)
+
+
+@dataclass(frozen=True)
+class _StartingEvent:
+    """An event about a model that starts the training of a schedule, in place of a time."""
+
+    event: ToolEvent
+    model: str
+
+    @property
+    def label(self) -> dict[str, str]:
+        """The label of the schedule, by which it is recognised."""
+        return {f"patchline.{_field(self.event.flag)}": self.model}
+
+    def checked(self, work: ScheduledWork) -> _StartingEvent:
+        """Return it with the name of the registered model.
+
+        Raises:
+            ConfigError: if something else than training is to be started.
+            ModelReferenceError: if there is no such model.
+        """
+        from patchline.pipeline.registry.registered_models import resolve
+
+        if work.kind != "train":
+            raise ConfigError(
+                f"{self.event.flag} {self.model} starts a training run. Add --config FILE.yaml."
+            )
+        return replace(self, model=resolve(self.model).name)
+
+    def trigger(self, name: str) -> DeploymentEventTrigger:
+        """Return the trigger of a schedule: the event about the model, told in this folder."""
+        from prefect.events import DeploymentEventTrigger
+
+        from patchline.flows.prefect_api import folder_labels
+
+        about = self.event.resource.replace("NAME", self.model)
+        return DeploymentEventTrigger(
+            name=f"Patchline {_field(self.event.flag).removeprefix('on_')}: {name}",
+            expect={self.event.name},
+            match={"prefect.resource.id": about, **folder_labels.with_id(Path())},
+        )
+
+
+def _starting_event(given: Mapping[str, str]) -> _StartingEvent | None:
+    """Return the event that a flag names."""
+    for event in _tools().events():
+        if event.flag and _field(event.flag) in given:
+            return _StartingEvent(event, given[_field(event.flag)])
     return None
 
 
-def _drifting_model(model: str, work: ScheduledWork) -> str:
-    """Return the name of the model whose drift starts a training run.
-
-    Raises:
-        ConfigError: if something else is to be started.
-        ModelReferenceError: if there is no such model.
-    """
-    from patchline.pipeline.registry.registered_models import resolve
-
-    if work.kind != "train":
-        raise ConfigError(f"--on-drift {model} starts a training run. Add --config FILE.yaml.")
-    return resolve(model).name
+def _times(
+    cron: str | None, interval: str | None, timezone: str | None, event: _StartingEvent | None
+) -> Times | None:
+    """Return when a schedule runs; None if an event starts it."""
+    if event is None:
+        return schedule_times.times(cron, interval, timezone)
+    for option, value in (("--cron", cron), ("--interval", interval), ("--timezone", timezone)):
+        if value is not None:
+            raise ConfigError(
+                f"{event.event.flag} and {option} are mutually exclusive. Give only one."
+            )
+    return None
 
 
 def _create(
     name: str,
     times: Times | None,
     work: ScheduledWork,
-    on_drift: str | None,
+    event: _StartingEvent | None,
     *,
     paused: bool,
     work_pool: str | None,
@@ -145,13 +215,13 @@ def _create(
         labels = {deployments.KIND: "schedule", **work.labels}
         ids = {each.id for each in deployments.deployments("schedule")}
         deployment_id = deployments.deploy(
-            _flow(work, on_drift),
+            _flow(work, event),
             name,
             parameters=work.parameters,
             schedule=prefect_schedule(times) if times else None,
-            triggers=[_drift_trigger(name, on_drift)] if on_drift else [],
-            labels={**labels, **({deployments.ON_DRIFT: on_drift} if on_drift else {})},
-            description=schedule_listing.description(work, times, on_drift),
+            triggers=[event.trigger(name)] if event else [],
+            labels={**labels, **(event.label if event else {})},
+            description=schedule_listing.description(work, times, event.label if event else {}),
             paused=paused,
             work_pool=work_pool,
         )
@@ -169,22 +239,6 @@ def _create(
         print(f"Next   {shown.next_words}")
         print(f"Page   {page}")
     _note(hint)
-
-
-def _drift_trigger(name: str, model: str) -> DeploymentEventTrigger:
-    """Return the trigger of a schedule: a drift of the images of a model, found in this folder."""
-    from prefect.events import DeploymentEventTrigger
-
-    from patchline.flows.prefect_api import folder_labels
-
-    return DeploymentEventTrigger(
-        name=f"Patchline drift: {name}",
-        expect={event_kinds.DRIFT_DETECTED},
-        match={
-            "prefect.resource.id": f"patchline.model.{model}",
-            **folder_labels.with_id(Path()),
-        },
-    )
 
 
 def list_schedules(*, as_json: Json = False) -> None:
@@ -280,15 +334,14 @@ def _note(hint: str) -> None:
         print(hint, file=sys.stderr)
 
 
-def _flow(work: ScheduledWork, on_drift: str | None) -> Flow[..., Any]:
-    if on_drift is not None:
+def _flow(work: ScheduledWork, event: _StartingEvent | None) -> Flow[..., Any]:
+    if event is not None:
         from patchline.flows.new_data.watch_flow import retrain_when_new
 
         return retrain_when_new
-    if work.kind == "monitor":
-        from patchline.flows.monitoring.monitor_flow import monitor_flow
-
-        return monitor_flow
+    if work.of_tool is not None:
+        tool, own = work.of_tool
+        return cast("Flow[..., Any]", tool.load(own.flow))
     if work.kind == "train":
         from patchline.flows.training.training_flow import training_flow
 

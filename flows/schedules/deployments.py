@@ -41,8 +41,9 @@ from patchline.pipeline.workspace import chosen
 TAG = "patchline"
 KIND = "patchline.kind"
 NAME = "patchline.name"
-ON_DRIFT = "patchline.on_drift"
-"""Label of a schedule that a drift of the images of this model starts."""
+ON_EVENT = "patchline.on_"
+"""Begins the label of a schedule that an event starts: `patchline.on_drift` names the model whose
+images have drifted."""
 WATCH_FOLDER = "patchline.watch_folder"
 QUIET_SECONDS = "patchline.quiet_seconds"
 """Label of a watch: how long its folder must stay unchanged, if the user has set that."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
@@ -11,15 +14,13 @@ from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, Inter
 from patchline.flows.schedules import deployments
 from patchline.flows.schedules.prefect_schedules import next_times
 from patchline.pipeline.automation import scheduled_work
-from patchline.pipeline.automation.schedule_summary import (
-    Kind,
-    LastRun,
-    ScheduleSummary,
-    work_words,
-)
+from patchline.pipeline.automation.schedule_summary import LastRun, ScheduleSummary, work_words
 from patchline.pipeline.automation.schedule_times import Times, duration_words
 from patchline.pipeline.automation.scheduled_work import ScheduledWork
+from patchline.pipeline.plugin_system.tools import tools
+from patchline.plugin_api import ToolWork
 
+Labels = Mapping[str, Any]
 _MAX_MESSAGE_LENGTH = 300
 
 
@@ -32,14 +33,15 @@ def summary(deployment: DeploymentResponse) -> ScheduleSummary:
     schedule = deployment.schedules[0].schedule if deployment.schedules else None
     paused = deployments.is_paused(deployment)
     coming = next_times(schedule) if schedule and not paused else []
-    labels, kind = deployment.labels, _kind(deployment)
+    labels = deployment.labels
+    kind, what = _kind_and_words(deployment)
     config_file = labels.get(scheduled_work.CONFIG_FILE)
     config_state = scheduled_work.config_state(labels)
     return ScheduleSummary(
         name=deployments.name_of(deployment),
         kind=kind,
-        what=work_words(kind, deployment.parameters, labels.get(deployments.WATCH_FOLDER)),
-        trigger=_trigger(schedule, labels.get(deployments.ON_DRIFT)),
+        what=what,
+        trigger=_trigger(schedule, labels),
         timezone=schedule.timezone if isinstance(schedule, CronSchedule) else None,
         paused=paused,
         next=coming[0].astimezone().isoformat(timespec="seconds") if coming else None,
@@ -50,10 +52,13 @@ def summary(deployment: DeploymentResponse) -> ScheduleSummary:
     )
 
 
-def description(work: ScheduledWork, times: Times | None, drift_of: str | None = None) -> str:
+def description(work: ScheduledWork, times: Times | None, labels: Labels) -> str:
     """Return the text on the deployment's page in the Prefect UI, in markdown."""
-    what = work_words(work.kind, work.parameters)
-    when = f"on drift of {drift_of}" if times is None else times.words_with_zone
+    if work.of_tool is not None:
+        what = _tool_words(work.of_tool[1], work.parameters)
+    else:
+        what = work_words(work.kind, work.parameters)
+    when = _event_words(labels) if times is None else times.words_with_zone
     lines = [f"{what[0].upper()}{what[1:]}: {when}."]
     if file := work.labels.get(scheduled_work.CONFIG_FILE):
         now = dt.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
@@ -65,17 +70,39 @@ def description(work: ScheduledWork, times: Times | None, drift_of: str | None =
     return "\n\n".join(lines)
 
 
-def _kind(deployment: DeploymentResponse) -> Kind:
-    if deployment.labels[deployments.KIND] == "watch":
-        return "watch"
-    if "least_images" in deployment.parameters:
-        return "monitor"
-    return "predict" if "out" in deployment.parameters else "train"
+def _kind_and_words(deployment: DeploymentResponse) -> tuple[str, str]:
+    """Return the kind of work that a deployment does, and what it does in words."""
+    labels, parameters = deployment.labels, deployment.parameters
+    watched, flow = labels.get(deployments.WATCH_FOLDER), deployment.entrypoint or ""
+    for _, work in tools().work():
+        paths = (work.flow, *work.formerly)
+        if flow in {path.replace(":", ".") for path in paths}:
+            return work.kind, _tool_words(work, parameters)
+    if not flow.startswith("patchline.flows."):
+        return "unknown", f"runs {flow}, whose tool is not installed here"
+    if labels[deployments.KIND] == "watch":
+        kind = "watch"
+    else:
+        kind = "predict" if "out" in parameters else "train"
+    return kind, work_words(kind, parameters, watched)
 
 
-def _trigger(schedule: SCHEDULE_TYPES | None, drift_of: object) -> str:
-    if drift_of is not None:
-        return f"on drift of {drift_of}"
+def _tool_words(work: ToolWork, parameters: Mapping[str, Any]) -> str:
+    return work.description.format_map(defaultdict(lambda: "?", parameters))
+
+
+def _event_words(labels: Labels) -> str:
+    """Return which event starts a schedule; empty if none does."""
+    for key, model in labels.items():
+        if key.startswith(deployments.ON_EVENT):
+            words = key.removeprefix("patchline.").replace("_", " ")
+            return f"{words} of {model}"
+    return ""
+
+
+def _trigger(schedule: SCHEDULE_TYPES | None, labels: Labels) -> str:
+    if event := _event_words(labels):
+        return event
     if isinstance(schedule, CronSchedule):
         return schedule.cron
     if isinstance(schedule, IntervalSchedule):

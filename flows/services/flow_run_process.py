@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from patchline.pipeline.local_services import logs_folder
+from patchline.pipeline.plugin_system import tools
 from patchline.pipeline.supervision import supervised_main
 
 
@@ -24,6 +25,7 @@ def _main() -> None:
     with (logs_folder(folder) / "runs.log").open("ab") as log:  # all runs append to it
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
+    tools.keep_former_paths()
     sys.argv = ["prefect.engine"]
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
 

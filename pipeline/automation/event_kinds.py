@@ -1,6 +1,7 @@
 """The kinds of events that Patchline sends: their names, payloads and sentences.
 
-The names and payload keys are stable; docs/how_to/notifications.md lists them.
+The names and payload keys are stable; docs/how_to/notifications.md lists them, with those of the
+built-in tools.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from patchline.pipeline.plugin_system.tools import tools
 from patchline.pipeline.redaction import redacted
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,6 @@ APPROVAL_ANSWERED = "patchline.approval.answered"
 APPROVAL_EXPIRED = "patchline.approval.expired"
 DATA_CHANGED = "patchline.data.changed"
 DATA_UPDATED = "patchline.data.updated"
-DRIFT_DETECTED = "patchline.drift.detected"
 SERVICES_RESTARTED = "patchline.services.restarted"
 
 PREFIX = "patchline."
@@ -152,16 +153,6 @@ KINDS: Mapping[str, Kind] = {
         (),
         "There is new data.",
     ),
-    DRIFT_DETECTED: Kind(
-        "A check found that new images have drifted from those that a version was tested on",
-        "patchline.model.NAME",
-        (
-            *("name", "version", "stream", "check", "images", "independent_images"),
-            *("p_value", "level", "page"),
-        ),
-        "{images} new images of {stream} have drifted from those that version {version} of {name} "
-        "was tested on (check {check}, p = {p_value}).",
-    ),
     SERVICES_RESTARTED: Kind(
         "A server or the runner of `patchline up` died and was restarted",
         "patchline.service.SERVICE",
@@ -169,6 +160,15 @@ KINDS: Mapping[str, Kind] = {
         "`patchline up` restarted {service}: it {reason}.",
     ),
 }
+
+
+def kinds() -> Mapping[str, Kind]:
+    """Return the events of Patchline, and those of the installed tools, by name."""
+    of_tools = {
+        each.name: Kind(each.when, each.resource, each.payload, each.sentence)
+        for each in tools().besides(KINDS).events()
+    }
+    return {**KINDS, **of_tools}
 
 
 class _QuestionMarks(dict[str, Any]):
@@ -183,7 +183,7 @@ def complete_payload(event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 
     Credentials in URLs are removed and long texts truncated; undocumented keys are dropped.
     """
-    kind = KINDS[event]
+    kind = kinds()[event]
     for key in facts.keys() - set(kind.payload):
         logger.debug("the event %s has no key '%s'", event, key)
     kept = {key: _safe(facts[key]) for key in kind.payload if facts.get(key) not in (None, "")}

@@ -10,15 +10,15 @@ from urllib.parse import urlsplit
 from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.plugin_system.tools import tools
 
 DEFAULT_EVENTS = (
     event_kinds.RUN_FAILED,
     event_kinds.RUN_KILLED,
     event_kinds.MODEL_PROMOTED,
     event_kinds.MODEL_REFUSED,
-    event_kinds.DRIFT_DETECTED,
 )
-"""The events of a notification that names none: failures, promotions, refusals and drift."""
+"""The events of a notification that names none, besides those of tools."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 
@@ -54,8 +54,9 @@ def chosen_events(on: Sequence[str] | None) -> list[str]:
     Raises:
         ConfigError: if there is no such event.
     """
+    defaults = (*DEFAULT_EVENTS, *(each.name for each in tools().events() if each.is_default))
     words = [word.strip() for given in on or () for word in given.split(",")]
-    return sorted({_event_name(word) for word in words if word} or DEFAULT_EVENTS)
+    return sorted({_event_name(word) for word in words if word} or defaults)
 
 
 def short_names(events: Iterable[str]) -> tuple[str, ...]:
@@ -96,7 +97,7 @@ def nearest(word: str, names: Sequence[str]) -> str:
 
 def _event_name(word: str) -> str:
     full = event_kinds.PREFIX + word.removeprefix(event_kinds.PREFIX)
-    if full not in event_kinds.KINDS:
-        names = short_names(event_kinds.KINDS)
+    if full not in event_kinds.kinds():
+        names = short_names(event_kinds.kinds())
         raise ConfigError(f"There is no event '{word}'. {nearest(word, names)}")
     return full

@@ -5,11 +5,9 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from patchline.pipeline.frozen_model import FrozenModel
-
-Kind = Literal["train", "predict", "monitor", "watch"]
 
 
 class LastRun(FrozenModel):
@@ -28,7 +26,8 @@ class ScheduleSummary(FrozenModel):
     """One schedule or watch."""
 
     name: str
-    kind: Kind
+    kind: str
+    """`train`, `predict`, `watch`, what a tool calls it, or `unknown` without the tool."""
     what: str
     """What it does, in words."""
     trigger: str
@@ -94,8 +93,6 @@ def work_words(kind: str, parameters: Mapping[str, Any], watched: object = None)
     """
     if kind == "predict":
         return f"predicts {parameters.get('images')} with {parameters.get('model')}"
-    if kind == "monitor":
-        return f"compares {parameters.get('data')} with {parameters.get('model')}"
     if kind == "watch":
         return f"trains on new images in {watched}"
     data = parameters.get("config", {}).get("data", {})

@@ -1,11 +1,11 @@
-"""What a schedule does: train with the settings of a file, predict with a model, or monitor one.
+"""What a schedule does: train with the settings of a file, predict with a model, or use a tool.
 
 Everything is checked when the schedule is created, not when it first runs at night.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,24 +14,26 @@ from patchline.pipeline.config import NAME_RULE, is_name
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.plugin_system.tools import Tool
 from patchline.pipeline.workspace.address import of_path
+from patchline.plugin_api import ToolWork, WorkRequest
 
 CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
 
-
-LEAST_IMAGES = 20
-"""Fewest independent new images of a check that a schedule makes."""
+OfTool = tuple[Tool, ToolWork]
 
 
 @dataclass(frozen=True)
 class ScheduledWork:
     """What a schedule does each time it runs."""
 
-    kind: Literal["train", "predict", "monitor"]
+    kind: str
+    """`train`, `predict`, or what a tool calls it."""
     parameters: dict[str, Any]
     """The flow's parameters, as JSON."""
     labels: dict[str, str] = field(default_factory=dict)
     """Names the config file that the settings came from."""
+    of_tool: OfTool | None = None
 
 
 def checked_name(name: str) -> str:
@@ -51,7 +53,7 @@ def scheduled_work(
     predict: str | None,
     images: Path | None,
     out: Path | None,
-    monitor: str | None = None,
+    tool_work: Sequence[tuple[Tool, ToolWork, str]] = (),
     columns: Mapping[str, Any] | None = None,
 ) -> ScheduledWork:
     """Return the work that the options ask for, after checking all of it.
@@ -59,29 +61,26 @@ def scheduled_work(
     Args:
         config: file with the settings to train with.
         predict: names the model that predicts.
-        images: to predict or to check.
-        out: table for the predictions.
-        monitor: names the model whose images are checked.
-        columns: of a table of images to check, as the settings of a run name them.
+        images: to predict, or for a tool.
+        out: table for the predictions, or for a tool.
+        tool_work: what the flags of tools ask for, each with the flag's value.
+        columns: of a table of images for a tool, as the settings of a run name them.
 
     Raises:
         ConfigError: if an option is missing or excluded by another, or the config file is wrong.
         DataError: if there is nothing to train on or to predict.
-        ModelReferenceError: if there is no such model, or it cannot be monitored.
+        ModelReferenceError: if there is no such model.
         PluginError: if a plugin is unknown or broken.
     """
-    chosen = {"--config": config, "--predict": predict, "--monitor": monitor}
-    given = [option for option, value in chosen.items() if value is not None]
+    core = {"--config": config, "--predict": predict}
+    given = [option for option, value in core.items() if value is not None]
+    given += [work.flag for _, work, _ in tool_work]
     if len(given) > 1:
-        verbs = {"--config": "trains", "--predict": "predicts", "--monitor": "monitors"}
-        listed = " and ".join(f"{option} {verbs[option]}" for option in given)
-        raise ConfigError(f"{listed}. Give only one of them.")
-    if monitor is not None:
-        if out is not None:
-            raise ConfigError("--out is for predictions. Leave it out with --monitor.")
-        if images is None:
-            raise ConfigError(f"--monitor {monitor} also needs --images FOLDER. Add it.")
-        return _monitoring(monitor, images, columns or {})
+        listed = " and ".join(given)
+        raise ConfigError(f"{listed} are mutually exclusive. Give only one of them.")
+    for tool, work, model in tool_work:
+        request = WorkRequest(model, images, out, columns or {})
+        return ScheduledWork(work.kind, tool.load(work.parameters)(request), {}, (tool, work))
     _check_no_columns(columns or {})
     if predict is None:
         for option, value in (("--images", images), ("--out", out)):
@@ -90,7 +89,7 @@ def scheduled_work(
         if config is None:
             raise ConfigError(
                 "Set what to do: --config FILE.yaml to train, --predict MODEL --images FOLDER "
-                "--out FILE to predict, or --monitor MODEL --images FOLDER to monitor."
+                "--out FILE to predict, or a flag of a tool, which --help lists."
             )
         return _training(config)
     if images is None or out is None:
@@ -151,34 +150,9 @@ def _prediction(model: str, images: Path, out: Path) -> ScheduledWork:
     return ScheduledWork("predict", parameters)
 
 
-def _monitoring(model: str, images: Path, columns: Mapping[str, Any]) -> ScheduledWork:
-    from patchline.pipeline.registry.registered_models import resolve
-
-    data = of_path(images) or str(images.resolve() if images.exists() else images)
-    if not of_path(images) and not images.is_dir():  # a folder may start empty
-        _check_stream(images, data, columns)
-    resolve(model)
-    parameters = {"model": model, "data": data, "least_images": LEAST_IMAGES}
-    return ScheduledWork("monitor", {**parameters, **({"columns": columns} if columns else {})})
-
-
 def _check_no_columns(columns: Mapping[str, Any]) -> None:
     for name in columns:
         raise ConfigError(
-            f"--data.{name.replace('_', '-')} is for a table of images to check. Add --monitor "
-            "MODEL, or set it in the file of --config."
+            f"--data.{name.replace('_', '-')} is for a table that a tool reads. Set it in the file "
+            "of --config, or add the tool's flag."
         )
-
-
-def _check_stream(images: Path, data: str, columns: Mapping[str, Any]) -> None:
-    """Refuse what holds no images to check."""
-    from patchline.pipeline import config_files
-    from patchline.pipeline.data.manifests.source_listing import listing_of
-    from patchline.pipeline.prediction.image_files import check_images
-
-    own = config_files.data_settings(data, None)
-    config = config_files.validated(config_files.merged(own, {"data": dict(columns)}))
-    if config.data.source in ("image_folder", "archive"):
-        check_images([images])
-    else:
-        listing_of(config, WORKSPACE.resolve(), labelled=False)  # as the check lists them

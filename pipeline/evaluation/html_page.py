@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+_PACKAGE = "patchline.pipeline.evaluation"
 _THUMBNAIL_SIDE = 160
 _LOSSLESS_SIDE = 48
 _JPEG_QUALITY = 84
@@ -26,9 +27,15 @@ _LARGE_PICTURE_WIDTH = 1400
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def render(template: str, **values: Any) -> str:
-    """Render a template of this package; every value is escaped."""
-    environment = page_environment("patchline.pipeline.evaluation")
+def render(template: str, *, package: str = _PACKAGE, **values: Any) -> str:
+    """Render a template of a package, which may include those of this one.
+
+    Args:
+        template: the file's name.
+        package: beside whose modules the file is.
+        values: of the template, each of which is escaped.
+    """
+    environment = page_environment(*{package: None, _PACKAGE: None})
     environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda number: f"{number:.3f}"
     environment.filters["count"] = lambda number: f"{number:,}"

@@ -32,10 +32,18 @@ from patchline.plugin_api import (
     PatchEmbeddingPlugin,
     PluginConfig,
     StorePlugin,
+    ToolPlugin,
 )
 
 Kind = Literal[
-    "model", "patch_embedding", "data_source", "augmentation", "objective", "launcher", "store"
+    "model",
+    "patch_embedding",
+    "data_source",
+    "augmentation",
+    "objective",
+    "launcher",
+    "store",
+    "tool",
 ]
 Plugin = (
     ModelPlugin[Any]
@@ -45,6 +53,7 @@ Plugin = (
     | ObjectivePlugin[Any]
     | LauncherPlugin[Any]
     | StorePlugin[Any]
+    | ToolPlugin
 )
 
 KINDS: dict[Kind, type] = {
@@ -55,6 +64,7 @@ KINDS: dict[Kind, type] = {
     "objective": ObjectivePlugin,
     "launcher": LauncherPlugin,
     "store": StorePlugin,
+    "tool": ToolPlugin,
 }
 _DISTRIBUTION = "patchline"
 FILES_VARIABLE = "PATCHLINE_PLUGIN_FILES"
@@ -221,10 +231,16 @@ def load(kind: Kind, name: str) -> Plugin:
     Raises:
         PluginError: if it is unknown, cannot be imported, or is not a plugin of that kind.
     """
-    entry = find(kind, name)
-    if entry.target.endswith(".py"):
-        return _load_file(entry.target)
-    return _load_entry(entry)
+    return load_entry(find(kind, name))
+
+
+def load_entry(entry: PluginEntry) -> Plugin:
+    """Import an installed plugin.
+
+    Raises:
+        PluginError: if it cannot be imported, or is not a plugin of its kind.
+    """
+    return _load_file(entry.target) if entry.target.endswith(".py") else _load_entry(entry)
 
 
 @cache
@@ -267,8 +283,8 @@ def _load_file(file: str) -> Plugin:
     if not isinstance(plugin, tuple(KINDS.values())):
         raise PluginError(
             f"{origin} has no plugin. Assign a ModelPlugin, PatchEmbeddingPlugin, "
-            "DataSourcePlugin, AugmentationPlugin, ObjectivePlugin, LauncherPlugin or StorePlugin "
-            "to the name 'plugin'."
+            "DataSourcePlugin, AugmentationPlugin, ObjectivePlugin, LauncherPlugin, StorePlugin or "
+            "ToolPlugin to the name 'plugin'."
         )
     _check_api_version(plugin, origin)
     return cast("Plugin", plugin)

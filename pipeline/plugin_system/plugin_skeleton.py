@@ -20,14 +20,15 @@ from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, installe
 
 _TEMPLATES = Path(__file__).parent / "plugin_skeletons"
 _OF_KIND: dict[Kind, tuple[str, str]] = {
-    # what its files import, and what chooses the plugin in `patchline run`
-    "model": ("patchline pydantic torch", "--model.name $name"),
-    "patch_embedding": ("patchline pydantic torch", "--model.patch-embedding.name $name"),
-    "data_source": ("patchline pillow pydantic", "--data.source $name --data.path labels.csv"),
-    "augmentation": ("albumentations numpy patchline pydantic", "--augmentation.name $name"),
-    "objective": ("patchline pydantic torch", "--objective.name $name"),
-    "launcher": ("patchline pydantic", "--launcher.name $name"),
-    "store": ("patchline", "--workspace $name://team"),
+    # what its files import, and a command that uses the plugin
+    "model": ("patchline pydantic torch", "run --model.name $name"),
+    "patch_embedding": ("patchline pydantic torch", "run --model.patch-embedding.name $name"),
+    "data_source": ("patchline pillow pydantic", "run --data.source $name --data.path labels.csv"),
+    "augmentation": ("albumentations numpy patchline pydantic", "run --augmentation.name $name"),
+    "objective": ("patchline pydantic torch", "run --objective.name $name"),
+    "launcher": ("patchline pydantic", "run --launcher.name $name"),
+    "store": ("patchline", "run --workspace $name://team"),
+    "tool": ("patchline prefect", "$words ."),
 }
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", re.ASCII)
 _LONGEST_NAME = 40
@@ -70,15 +71,17 @@ def write_package(kind: str, name: str, into: Path) -> WrittenPackage:
 
 def _fields(kind: Kind, name: str) -> dict[str, str]:
     """Return the values of the templates' placeholders."""
-    dependencies, flags = _OF_KIND[kind]
+    dependencies, command = _OF_KIND[kind]
+    words = name.replace("_", "-")
     return {
         "kind": kind,
         "kind_in_words": kind.replace("_", " "),
         "name": name,
+        "words": words,
         "distribution": _distribution(name),
         "package": f"patchline_{name}",
         "dependencies": ", ".join(f'"{each}"' for each in dependencies.split()),
-        "run_command": f"patchline run {Template(flags).substitute(name=name)}",
+        "run_command": f"patchline {Template(command).substitute(name=name, words=words)}",
     }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files import workspace_folder
+from patchline.pipeline.plugin_system.tools import tools
 
 READERS = frozenset(
     {"models", "predict", "explain", "plugins", "workspace", "down", "notify list"}
@@ -34,7 +35,13 @@ def check(arguments: list[str]) -> None:
     words = [argument for argument in arguments if not argument.startswith("-")]
     removes = any(argument.split("=")[0] == "--yes" for argument in arguments)
     dry = "--dry-run" in arguments or (words[:1] == ["clean"] and not removes)
-    if not words or dry or words[0] in READERS or " ".join(words[:2]) in READERS:
+    readers = READERS | {
+        command.words
+        for tool in tools().usable
+        for command in tool.plugin.commands
+        if command.reads_only
+    }
+    if not words or dry or words[0] in readers or " ".join(words[:2]) in readers:
         return
     has_words = words[0] in {"schedule", "data", "notify"}
     command = " ".join(words[:2] if has_words else words[:1])

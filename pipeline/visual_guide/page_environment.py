@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from patchline.pipeline.terminal_words import visible
 
 
 @functools.cache
-def page_environment(package: str) -> Environment:
-    """Return the environment for the templates beside the modules of a package.
+def page_environment(*packages: str) -> Environment:
+    """Return the environment for the templates beside the modules of some packages.
 
     A process compiles each template once.
 
@@ -20,7 +20,7 @@ def page_environment(package: str) -> Environment:
     direction of text, so they are written out as on a terminal.
     """
     return Environment(
-        loader=PackageLoader(package, ""),
+        loader=ChoiceLoader([PackageLoader(package, "") for package in packages]),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,

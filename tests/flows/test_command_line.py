@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from patchline.flows.commands.application import COMMANDS
+from patchline.flows.commands.application import commands
 from tests.conftest import patchline, patchline_here
 from tests.structure.pages import ROOT
 
@@ -31,7 +31,7 @@ def test_help_and_version_are_printed_by_a_process(tmp_path: Path) -> None:
     """
     shown = patchline("--help", cwd=tmp_path)
     assert shown.code == 0
-    for command in COMMANDS:
+    for command in commands():
         assert f"│ {command.words.split()[0]}" in shown.out
     assert patchline_here("--version", cwd=tmp_path).out.strip() == "0.1.0"
     assert "No models are registered yet." in patchline_here("models", cwd=tmp_path).out

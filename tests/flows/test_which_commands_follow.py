@@ -10,7 +10,7 @@ import pytest
 
 from patchline.pipeline.files import workspace_folder, workspace_identity
 from patchline.plugins.stores import folder as folder_store
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 
 
 @pytest.fixture(autouse=True)

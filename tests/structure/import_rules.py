@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ PACKAGES: dict[str, set[str]] = {
     "server_access": set(),
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
-    "relocation": {"run_memory", "tracking"},
+    "relocation": {"run_memory", "tracking", "plugin_system"},
     "probing": {"models", "metrics", "labels"},
     "initial_weights": {
         "data",
@@ -127,19 +128,7 @@ PACKAGES: dict[str, set[str]] = {
         "packaging",
     },
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
-    "exports": {"serving", "registry", "packaging", "metrics", "models", "data", "tracking"},
-    "monitoring": {
-        "labelling",
-        "serving",
-        "registry",
-        "packaging",
-        "evaluation",
-        "metrics",
-        "models",
-        "data",
-        "visual_guide",
-    },
-    "automation": {"prediction", "registry", "packaging", "data"},
+    "automation": {"prediction", "registry", "packaging", "data", "plugin_system"},
     "browsing": {
         "inspection",
         "registry",
@@ -209,11 +198,17 @@ _ROOMS: dict[str, dict[str, set[str]]] = {
 _PLUGIN_API = ("patchline.plugin_api", "patchline.pipeline.layers")
 FLOWS = (
     *("prefect_api", "progress", "notifications", "prefect_session", "schedules", "closing"),
-    *("approval", "training", "services", "work_pools", "monitoring", "new_data", "sweeping"),
+    *("approval", "training", "services", "work_pools", "new_data", "sweeping"),
     *("commands", "python_api", "command_line"),
 )
 """Rooms of `flows`, and the modules directly in it; each may import those before it."""
-_NEAR_THE_LIBRARY = ("plugins/launchers/", "plugins/stores/")
+_TOOLS = "plugins/tools/"
+_PUBLIC_FLOWS = (
+    *("closing.close_runs", "commands.switches", "notifications.events", "prefect_api.failures"),
+    *("prefect_session", "progress.progress_display"),
+)
+"""What tools may import of `flows`."""
+_NEAR_THE_LIBRARY = ("plugins/launchers/", "plugins/stores/", _TOOLS)
 """Folders of built-in plugins that may import the library: they serve it."""
 _BARRED = {
     "pipeline": {"prefect", "flows", "plugins", "the Python API"},
@@ -262,6 +257,8 @@ def _broken_rule(file: str, module: str) -> str | None:
     if top == ROOT_PACKAGE and target not in (*FOLDERS, *_PUBLIC):
         target = "the Python API"
     place = "pipeline" if name in _PUBLIC else folder
+    if _tool_of(file) or _tool_of(below.replace(".", "/")):
+        return _broken_tool(file, below)
     if target in _BARRED[place]:
         return f"{place} never imports {target}"
     library = target in ("pipeline", *_PUBLIC)
@@ -275,6 +272,39 @@ def _broken_rule(file: str, module: str) -> str | None:
     if place == "flows" and below.startswith("flows."):
         return _broken_flow(name, below.split(".")[1])
     return _broken_layer(file, below) if place == "pipeline" else None
+
+
+def _broken_tool(file: str, below: str) -> str | None:
+    """Check an import in a tool, or of one: what it may use is the library and a part of flows."""
+    own = _tool_of(file)
+    if below.startswith("plugins."):
+        is_own = own and own == _tool_of(below.replace(".", "/"))
+        return None if is_own else "no other plugin imports a tool, and a tool no other plugin"
+    if not own:
+        return None
+    if below.startswith("flows.") and not below.removeprefix("flows.").startswith(_PUBLIC_FLOWS):
+        return f"tools import only {', '.join(_PUBLIC_FLOWS)} of flows"
+    return "tools never import the Python API" if below == "python_api" else None
+
+
+def _tool_of(path: str) -> str:
+    """Return the name of the tool that a path below the root is in; empty if it is in none."""
+    name, _, file = path.removeprefix(_TOOLS).partition("/")
+    return name if path.startswith(_TOOLS) and file else ""
+
+
+def tools_named(root: Path) -> list[str]:
+    """Return each line outside a tool's folder that names a module of the tool as a text."""
+    tools = [folder.parent.name for folder in sorted((root / _TOOLS).glob("*/tool.py"))]
+    names = re.compile(rf"plugins[./]tools[./]({'|'.join(tools)})\b")
+    found = []
+    for folder in (*FOLDERS, ROOT_PACKAGE):
+        for file in sorted((root / folder).rglob("*.py")):
+            relative = file.relative_to(root).as_posix()
+            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+                if (named := names.search(line)) and named[1] != _tool_of(relative):
+                    found.append(f"{relative}:{number} names the tool {named[1]}")
+    return found
 
 
 def _broken_flow(room: str, other: str) -> str | None:

@@ -90,7 +90,10 @@ def test_the_default_of_data_ignore_is_listed() -> None:
 
 def test_names_of_flows_and_states_are_those_in_the_code() -> None:
     """A page calls them as the Prefect UI does."""
-    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "flows").rglob("*.py")]
+    files = [
+        file for folder in ("flows", "plugins/tools") for file in (ROOT / folder).rglob("*.py")
+    ]
+    sources = [file.read_text(encoding="utf-8") for file in files]
     named = [
         (page.name, name)
         for page in PAGES

@@ -38,10 +38,10 @@ def own_files() -> tuple[object, str]:
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from patchline.pipeline.exports.container_files import ServedVersion, write_container
     from patchline.pipeline.plugin_system import plugin_loader
     from patchline.pipeline.run_memory import stage_keys
     from patchline.pipeline.tracking import provenance
+    from patchline.plugins.tools.export.container_files import ServedVersion, write_container
 
     with TemporaryDirectory() as made:
         artifacts, out = Path(made, "artifacts"), Path(made, "out")

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.import_rules import PACKAGES, folders_without_rules, import_cycles, violations
+from tests.structure.import_rules import (
+    PACKAGES,
+    folders_without_rules,
+    import_cycles,
+    tools_named,
+    violations,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,6 +22,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_import_points_the_right_way() -> None:
     """Flows and plugins import the library; the library imports neither."""
     assert violations(ROOT) == []
+
+
+def test_nothing_but_a_tool_names_its_modules(tmp_path: Path) -> None:
+    """A tool is found by its entry point: no text outside its folder leads to a module of it."""
+    assert tools_named(ROOT) == []
+    for file, text in (
+        ("plugins/tools/export/tool.py", ""),
+        ("flows/other.py", 'MODULE = "patchline.plugins.tools.export.latency"'),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    assert tools_named(tmp_path) == ["flows/other.py:1 names the tool export"]
 
 
 def test_the_rules_themselves_have_no_cycle() -> None:
@@ -98,6 +116,11 @@ def test_every_package_says_what_it_is_for() -> None:
         ("plugins/models/vit.py", "from patchline import plugin_checks"),
         ("plugins/models/vit.py", "from patchline.pipeline.tracking import client"),
         ("plugins/models/vit.py", "from patchline.flows import prefect_session"),
+        ("plugins/tools/export/latency.py", "from patchline.flows.training import training_flow"),
+        ("plugins/tools/export/latency.py", "from patchline.plugins.tools.monitor import shifts"),
+        ("plugins/tools/export/latency.py", "from patchline.plugins.models import vit"),
+        ("plugins/models/vit.py", "from patchline.plugins.tools.monitor import shifts"),
+        ("pipeline/models/inference.py", "from patchline.plugins.tools.monitor import shifts"),
     ],
 )
 def test_a_wrong_import_is_named(tmp_path: Path, file: str, line: str) -> None:

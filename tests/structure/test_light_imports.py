@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from patchline.flows.commands.application import COMMANDS
+from patchline.flows.commands.application import commands
 
 HEAVY = ("torch", "pandas", "mlflow", "prefect", "albumentations", "sklearn", "matplotlib", "cv2")
 _SCRIPT = """
@@ -37,7 +37,7 @@ LIGHT = [
     ["plugins", "show", "image_folder", "--json"],
     ["plugins", "show", "vit", "--picture", "x.png"],
     ["plugins", "show", "conv", "--photo", "x.png"],
-    *(help_ for each in COMMANDS if (help_ := [*each.words.split(), "--help"]) not in _HELP),
+    *(help_ for each in commands() if (help_ := [*each.words.split(), "--help"]) not in _HELP),
 ]
 
 

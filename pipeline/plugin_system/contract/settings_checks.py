@@ -125,7 +125,7 @@ def traits(side: int) -> DataTraits:
 
 def foreign_imports(plugin: Plugin) -> Iterator[tuple[Path, int, str]]:
     """Yield file, line and module of each import of a private Patchline module by a plugin."""
-    builds = (plugin.build, getattr(plugin, "build_batch", None))
+    builds = (getattr(plugin, "build", None), getattr(plugin, "build_batch", None))
     build_modules = {_module_of(build) for build in builds if build is not None}
     pending = {getattr(plugin.config_class, "__module__", ""), *build_modules}
     home = {name.partition(".")[0] for name in pending} - {"patchline"}

@@ -37,7 +37,7 @@ from tests.flows.approval.approval_parts import (
     versions,
 )
 from tests.flows.commands.photo_stores import entered_store
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 from tests.pipeline.registry.made_versions import QUICK
 
 

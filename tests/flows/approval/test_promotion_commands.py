@@ -12,7 +12,7 @@ import yaml
 
 from tests.conftest import write_photos
 from tests.flows.commands.photo_stores import entered_store
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 from tests.pipeline.registry.made_versions import make_version
 
 QUICK = ("--promotion.no-package-check", "--promotion.min-images", "10")

@@ -6,14 +6,14 @@ import inspect
 
 import pytest
 
-from patchline.flows.commands.application import COMMANDS
+from patchline.flows.commands.application import commands
 from patchline.flows.commands.number_lists import each_with_its_flag
-from tests.flows import conftest
+from tests.made import servers as conftest
 
 
 def test_a_line_of_the_list_of_commands_is_what_the_help_says() -> None:
     """Of each command but those whose flags are composed, which takes seconds."""
-    for command in (each for each in COMMANDS if not each.composed):
+    for command in (each for each in commands() if not each.composed):
         text = inspect.getdoc(command.function()) or ""
         described, _, _ = text.partition("\n\nParameters\n")
         assert " ".join(described.split()) == command.help

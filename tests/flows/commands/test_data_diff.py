@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from tests.conftest import write_photos
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 
 
 def test_it_names_what_changed(run_here: Command, tmp_path: Path) -> None:

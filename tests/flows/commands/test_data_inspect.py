@@ -9,7 +9,7 @@ import pytest
 
 import patchline
 from tests.conftest import Run, write_photos
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 
 
 def test_findings_are_named_for_people_and_programs(run_here: Command, tmp_path: Path) -> None:

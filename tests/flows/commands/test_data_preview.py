@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import write_photos
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 
 NONE = ("--preset", "none")
 """Nothing is measured, which takes some seconds."""

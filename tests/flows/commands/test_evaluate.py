@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from patchline.pipeline.tracking.tracking_store import client
 from tests.conftest import write_photos
 from tests.flows.commands.photo_stores import class_photos, entered_store, manifest_of
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 from tests.pipeline.registry.made_versions import CLASSES, make_version
 
 

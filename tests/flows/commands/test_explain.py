@@ -16,7 +16,7 @@ from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.registry.package_download import package_folder
 from tests.conftest import draw_photo
 from tests.flows.commands.photo_stores import entered_store
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 from tests.pipeline.registry.made_versions import CLASSES, make_version
 
 IMAGE = "photos/up/bird.png"

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.registry.registered_models import class_tags, task_tag
 from tests.conftest import write_photos
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 from tests.pipeline.registry.made_versions import CLASSES, made_package
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from patchline.pipeline.plugin_system.plugin_loader import KINDS
 from patchline.plugin_api import API_VERSION
 from tests.conftest import Finished, write_photos
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 
 _SOUND = '''"""Eight patches a side."""
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.plugin_system.plugin_loader import KINDS
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 
 FLAGS = {
-    "patch_embedding": "--model.patch-embedding.name mine",
-    "data_source": "--data.source mine --data.path labels.csv",
-    "model": "--model.name mine",
-    "store": "--workspace mine://team",
+    "patch_embedding": "run --model.patch-embedding.name mine",
+    "data_source": "run --data.source mine --data.path labels.csv",
+    "model": "run --model.name mine",
+    "store": "run --workspace mine://team",
+    "tool": "mine .",
 }
 
 
@@ -30,7 +31,7 @@ def test_files_and_next_commands_are_told(run_here: Command, tmp_path: Path) -> 
         assert answer["next"] == [
             f"pip install -e {folder}",
             f"patchline plugins check {kind} mine",
-            f"patchline run {FLAGS.get(kind, f'--{kind}.name mine')}",
+            f"patchline {FLAGS.get(kind, f'run --{kind}.name mine')}",
             f"python -m pytest {folder}",
         ]
     (tmp_path / "my plugins").mkdir()

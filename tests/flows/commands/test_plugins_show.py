@@ -13,7 +13,7 @@ from PIL import Image
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.model_cost import ModelCost, model_cost
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 
 SHIFTED = {"size": "mini", "patch_embedding": {"name": "shifted"}}
 CCT = {"patch_embedding": {"name": "cct", "num_layers": 1}}

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 import patchline
 from patchline.pipeline.prediction import batch_prediction
 from tests.conftest import Finished, write_photos
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 from tests.pipeline.registry.made_versions import made_package
 
 CLASSES = ("across", "down", "rising")

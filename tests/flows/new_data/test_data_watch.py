@@ -29,8 +29,8 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.tracking import tracked_run
 from tests.conftest import draw_photo, write_photos
-from tests.flows.conftest import Command
 from tests.flows.lasting_server import LastingServer
+from tests.made.servers import Command
 from tests.patience import until
 
 

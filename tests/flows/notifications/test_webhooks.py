@@ -22,8 +22,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from patchline.flows.notifications import events, webhooks
 from patchline.pipeline.automation import event_kinds
-from tests.flows.conftest import Command
 from tests.flows.lasting_server import LastingServer
+from tests.made.servers import Command
 from tests.patience import patient, until
 
 _EMITTING = """
@@ -248,7 +248,7 @@ def test_what_is_delivered_twice_arrives_once(server: str, monkeypatch: pytest.M
 
     def deliver() -> bool:
         resource = "patchline.model.delivered"
-        return events.deliver(event_kinds.DRIFT_DETECTED, resource, facts, own)
+        return events.deliver("patchline.drift.detected", resource, facts, own)
 
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     assert not deliver()

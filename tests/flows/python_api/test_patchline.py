@@ -21,7 +21,7 @@ from patchline.pipeline.browsing.run_summary import RunSummary
 from patchline.pipeline.registry.config import PromotionConfig
 from tests.conftest import Run, draw_photo, write_photos
 from tests.flows.commands.photo_stores import class_photos, entered_store
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 from tests.pipeline.registry.made_versions import CLASSES, make_version
 
 GATES = {"package_check": False, "min_images": 10}

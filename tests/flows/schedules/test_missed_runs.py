@@ -14,7 +14,6 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Runni
 from patchline.flows.prefect_api.failures import failed
 from patchline.flows.schedules import deployments, missed_runs, retries
 from patchline.pipeline.errors import ServerAwayError
-from tests.flows.conftest import Command
 from tests.flows.schedules.schedule_parts import (
     PREDICTING,
     every_minute,
@@ -22,6 +21,7 @@ from tests.flows.schedules.schedule_parts import (
     only_one,
     runs_of,
 )
+from tests.made.servers import Command
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

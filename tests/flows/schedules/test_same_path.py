@@ -16,8 +16,8 @@ from patchline.flows.schedules import deployments, work_pools
 from patchline.flows.services.runner import FolderWorker
 from patchline.pipeline import local_services
 from patchline.pipeline.files.workspace_identity import FILE
-from tests.flows.conftest import Command
 from tests.flows.schedules.schedule_parts import every_minute, only_one
+from tests.made.servers import Command
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

@@ -19,8 +19,8 @@ from patchline.flows.schedules import deployments
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from tests.conftest import write_photos
-from tests.flows.conftest import Command
 from tests.flows.schedules.schedule_parts import every_minute, only_one
+from tests.made.servers import Command
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 

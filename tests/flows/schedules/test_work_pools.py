@@ -17,7 +17,7 @@ from patchline.flows.training import waiting_for_slots
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError
 from tests.conftest import write_photos
-from tests.flows.conftest import Command
+from tests.made.servers import Command
 from tests.patience import until
 
 

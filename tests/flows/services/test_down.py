@@ -12,8 +12,8 @@ import pytest
 from patchline.flows.services import service_processes, stopping
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.files import file_locks
-from tests.flows.conftest import Command
 from tests.flows.services.local_servers import Servers, ended, nap, recorded_services
+from tests.made.servers import Command
 from tests.patience import patient
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from patchline.pipeline import local_login
 from tests.conftest import write_photos
-from tests.flows.conftest import Command
 from tests.flows.services.local_servers import Servers, page, serving
 from tests.flows.training.runs import TINY
+from tests.made.servers import Command
 
 STORE_PASSWORD, HOOK_TOKEN, HUSHED = "Pl4@nted/store", "pl4nted-hook-token", "pl4nted-variable"
 SECRETS = (STORE_PASSWORD, quote(STORE_PASSWORD, safe=""), HOOK_TOKEN, HUSHED)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_photos
-from tests.flows.conftest import Command
 from tests.flows.training.runs import Begun, only_run, store_of
+from tests.made.servers import Command
 from tests.patience import until
 
 _CONFIG = """

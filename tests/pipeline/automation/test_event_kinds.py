@@ -20,7 +20,7 @@ def test_the_page_describes_each_event_as_the_code_does() -> None:
         name: (when, resource, tuple(re.findall(r"`(\w+)`", payload)))
         for name, when, resource, payload in _ROW.findall(_PAGE.read_text(encoding="utf-8"))
     }
-    kinds = event_kinds.KINDS.items()
+    kinds = event_kinds.kinds().items()
     assert described == {name: (kind.when, kind.resource, kind.payload) for name, kind in kinds}
     for name, kind in kinds:
         words = dict.fromkeys(kind.payload, "WORD")

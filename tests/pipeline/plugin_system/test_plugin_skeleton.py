@@ -126,7 +126,7 @@ def test_the_files_are_tidy(letters: int, tmp_path: Path) -> None:
     """The linter and the formatter find nothing, however long the name is."""
     options = ["--no-cache", "--config", str(ROOT / "pyproject.toml"), "."]
     for number, kind in enumerate(KINDS):
-        folder = write_package(kind, "rstuvwx"[number] * letters, tmp_path).folder
+        folder = write_package(kind, "rstuvwxy"[number] * letters, tmp_path).folder
         for command in (["check"], ["format", "--check"]):
             subprocess.run([find_ruff_bin(), *command, *options], cwd=folder, check=True)
 

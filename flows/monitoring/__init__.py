@@ -1,1 +1,0 @@
-"""Checks of new images: what a command and a schedule do about their result."""

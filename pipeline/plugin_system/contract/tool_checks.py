@@ -1,0 +1,109 @@
+"""Conformance checks of a tool: what it names is there, and looking at it costs nothing."""
+
+from __future__ import annotations
+
+import json
+import string
+import subprocess
+import sys
+from collections.abc import Iterator
+from inspect import getdoc
+from pathlib import Path
+
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.contract.checks import Check, CheckedPlugin, checks, require
+from patchline.pipeline.plugin_system.tools import imported
+from patchline.plugin_api import ToolPlugin
+
+_HEAVY = {"torch", "pandas", "mlflow", "prefect", "albumentations", "sklearn", "matplotlib", "cv2"}
+_LISTED = """
+import json, runpy, sys
+from importlib import import_module
+target = sys.argv[1]
+runpy.run_path(target) if target.endswith(".py") else import_module(target.partition(":")[0])
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def table(subject: CheckedPlugin) -> list[Check]:
+    """Return the checks of a tool."""
+    return checks(
+        subject,
+        names_what_exists,
+        help_is_what_the_command_says,
+        schedules_a_flow,
+        tells_what_its_events_carry,
+        is_listed_at_once,
+    )
+
+
+def names_what_exists(subject: CheckedPlugin) -> None:
+    """Every function that it names can be imported."""
+    for path in _paths(subject.plugin):
+        require(
+            callable(imported(path)), f"{path} is no function. Name one as package.module:function."
+        )
+
+
+def help_is_what_the_command_says(subject: CheckedPlugin) -> None:
+    """The line in `--help` is the beginning of the function's docstring."""
+    for command in subject.plugin.commands:
+        if command.composed:
+            continue
+        said = " ".join((getdoc(imported(command.function)) or "").split("\n\n")[0].split())
+        require(
+            said == command.help,
+            f"`patchline {command.words}` has the help '{command.help}', and {command.function} "
+            f"begins with '{said}'. Make them the same.",
+        )
+
+
+def schedules_a_flow(subject: CheckedPlugin) -> None:
+    """What a schedule repeats is a flow at the top level of the module that it names."""
+    for work in subject.plugin.work:
+        function = getattr(imported(work.flow), "fn", None)
+        path = function and f"{function.__module__}:{function.__qualname__}"
+        require(
+            path == work.flow,
+            f"{work.flow} is no Prefect flow that is defined there. Decorate it with prefect.flow.",
+        )
+        require(work.flag.startswith("--"), f"The flag is '{work.flag}'. Begin it with two dashes.")
+
+
+def tells_what_its_events_carry(subject: CheckedPlugin) -> None:
+    """The sentence of an event uses keys of its payload, and names begin with `patchline.`."""
+    for event in subject.plugin.events:
+        keys = {key for _, key, _, _ in string.Formatter().parse(event.sentence) if key is not None}
+        unknown = sorted(keys - set(event.payload))
+        require(
+            not unknown,
+            f"The sentence of {event.name} uses {', '.join(unknown)}, which its payload lacks.",
+        )
+        for name in (event.name, event.resource):
+            require(
+                name.startswith("patchline."),
+                f"{name} belongs to an event. Begin it with 'patchline.'.",
+            )
+
+
+def is_listed_at_once(subject: CheckedPlugin) -> None:
+    """The module of the plugin imports neither torch nor pandas, MLflow, Prefect and the like."""
+    for entry in plugin_loader.installed("tool"):
+        if entry.error is None and plugin_loader.load_entry(entry) is subject.plugin:
+            words = [sys.executable, "-c", _LISTED, entry.target]
+            done = subprocess.run(
+                words, capture_output=True, text=True, check=False, cwd=Path(sys.prefix)
+            )
+            require(done.returncode == 0, f"Its module cannot be imported: {done.stderr[-200:]}")
+            heavy = _HEAVY & set(json.loads(done.stdout.splitlines()[-1]))
+            require(
+                not heavy,
+                f"Its module imports {', '.join(sorted(heavy))}, and every `patchline --help` "
+                "waits for that. Import them in the functions that it names.",
+            )
+
+
+def _paths(plugin: ToolPlugin) -> Iterator[str]:
+    yield from (command.function for command in plugin.commands)
+    for work in plugin.work:
+        yield from (work.parameters, work.flow)

@@ -1,0 +1,1 @@
+"""Built-in tools: a folder each, with library, flow, command and page."""

@@ -1,0 +1,213 @@
+"""List the exports of a version on its pages in MLflow, and keep those that a server may serve.
+
+A version's own page and that of its run get a table of its exports, with what was measured of each;
+a tag of each form says the same in a few words. `patchline serve MODEL --form FORM` finds the files
+among the artifacts of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from patchline.pipeline.packaging.processor_check import RECORD_FILE
+from patchline.pipeline.registry.registered_models import ModelReference, run_of, write_record
+from patchline.pipeline.registry.served_package import (
+    EXPORT_FOLDER,
+    EXPORTS_RECORD,
+    EXPORTS_TAG,
+    SERVED_FORMS,
+)
+from patchline.pipeline.tracking.tracking_store import client
+from patchline.plugins.tools.export.agreement import percent
+from patchline.plugins.tools.export.export_record import ExportRecord, TriedForm
+
+logger = logging.getLogger(__name__)
+
+NOTE_TAG = "mlflow.note.content"
+FORM_TAG = "patchline.export."
+"""Of a version and of its run, with the form behind it: what was measured, in a few words."""
+_TITLE = "### Exports"
+_TIMES = "Times of one thread on "
+_SERVE = "`patchline serve MODEL --form "
+_OWN_SECTION = re.compile(
+    rf"^{_TITLE}[ \t\r]*$"
+    r"(?:\n[ \t\r]*$)*(?:\n\|.*$)*(?:\n[ \t\r]*$)*"
+    rf"(?:\n{re.escape(_TIMES)}.*$)?(?:\n{re.escape(_SERVE)}.*$)?",
+    re.MULTILINE,
+)
+"""What `_section` has written: the title, one table and the sentences below it."""
+_DESCRIBING = (RECORD_FILE, "README.md")
+_LONGEST = 4000
+Row = Mapping[str, Any]
+
+
+def list_export(reference: ModelReference, record: ExportRecord, folder: Path) -> str:
+    """List an export, or its refusal, on the pages of its version and of the version's run.
+
+    A refusal does not replace an export of the same form that was written before.
+
+    Args:
+        reference: of the version.
+        record: of the export.
+        folder: that was written; nothing is read there if the export was refused.
+
+    Returns:
+        What the pages lack of it, as a clause; empty if nothing.
+    """
+    from mlflow.exceptions import MlflowException
+
+    store = client()
+    try:
+        version = store.get_model_version(reference.name, reference.version)
+        rows = exports_in(version.tags)
+        if record.chosen is None and rows.get(record.form, {}).get("folder"):
+            return ""
+        run_id, missing = _run(reference)
+        place = _kept(run_id, record, folder) if run_id and record.chosen is not None else ""
+        rows[record.form] = _row(record, place)
+        write_record(reference, EXPORTS_RECORD, json.dumps(rows))
+        words = _in_words(rows[record.form])
+        key = FORM_TAG + record.form
+        store.set_model_version_tag(reference.name, reference.version, key, words)
+        section = _section(rows)
+        text = _with_section(version.description or "", section)
+        store.update_model_version(reference.name, reference.version, text)
+        if run_id:
+            store.set_tag(run_id, key, words)
+            before = store.get_run(run_id).data.tags.get(NOTE_TAG, "")
+            store.set_tag(run_id, NOTE_TAG, _with_section(before, section))
+    except (MlflowException, OSError) as error:
+        logger.warning("The export could not be listed in MLflow: %s", error)
+        return f"it is not listed in MLflow ({str(error).splitlines()[0][:200]})"
+    return missing
+
+
+def exports_in(tags: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the exports that the tags of a version list, by form; none if a tag is damaged."""
+    try:
+        rows = json.loads(tags.get(EXPORTS_TAG, "{}"))
+    except ValueError:
+        return {}
+    if not isinstance(rows, dict):
+        return {}
+    return {str(form): dict(row) for form, row in rows.items() if isinstance(row, dict)}
+
+
+def _run(reference: ModelReference) -> tuple[str, str]:
+    """Return the id of the version's run, or nothing and why, as a clause."""
+    from mlflow.exceptions import MlflowException
+
+    from patchline.pipeline.errors import ModelReferenceError
+
+    try:
+        return str(client().get_run(run_of(reference)).info.run_id), ""
+    except (ModelReferenceError, MlflowException):
+        return "", (
+            "its version has no run in MLflow that would hold its files, so `patchline serve "
+            "--form` cannot find it"
+        )
+
+
+def _kept(run_id: str, record: ExportRecord, folder: Path) -> str:
+    """Log what describes an export, and its files if a server may serve it; return their folder."""
+    files = [file for file in folder.iterdir() if file.is_file()]
+    if record.form not in SERVED_FORMS:
+        files = [file for file in files if file.name in _DESCRIBING]
+    content = record.model_dump_json().encode()
+    number = hashlib.sha256(content).hexdigest()[:8]
+    place = f"{EXPORT_FOLDER}/{record.form}-{number}"
+    with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
+        for file in files:
+            shutil.copyfile(file, Path(scratch) / file.name)
+        client().log_artifacts(run_id, scratch, place)
+    return place
+
+
+def _row(record: ExportRecord, place: str) -> dict[str, Any]:
+    """Return what the pages say of an export."""
+    best = record.chosen or max(record.tried, key=lambda each: each.agreement.labels.value)
+    return {
+        "folder": place,
+        "refused": record.chosen is None,
+        "name": best.name,
+        **_agreement(best),
+        "bytes": best.bytes,
+        "speedup": best.speedup,
+        "batches": {
+            str(each.batch_size): [each.form_milliseconds, each.package_milliseconds]
+            for each in best.latency
+        },
+        "processor": record.processor.name,
+    }
+
+
+def _agreement(form: TriedForm) -> dict[str, Any]:
+    labels = form.agreement.labels
+    return {
+        "same": [labels.value, labels.low, labels.high],
+        "images": labels.n,
+        "largest": form.agreement.largest_difference,
+        "labels": "same labels" if form.agreement.is_multi_label else "same label",
+    }
+
+
+def _in_words(row: Row) -> str:
+    state = "refused: " if row["refused"] else ""
+    text = f"{state}{row['labels']} on {percent(row['same'][0])} of {row['images']:,} images"
+    return f"{text}, {row['speedup']:.2g} times as fast" if row["batches"] else text
+
+
+def _section(rows: Mapping[str, Row]) -> str:
+    """Return the table of all exports, in Markdown."""
+    sizes = sorted({int(size) for row in rows.values() for size in row["batches"]})
+    timed = "".join(f" | batch of {size}, ms" for size in sizes)
+    lines = [
+        _TITLE,
+        "",
+        f"| form | same label as the package (95% interval) | largest difference{timed} | MB |",
+        f"|---|---|---{'|---' * len(sizes)}|---|",
+    ]
+    for form, row in sorted(rows.items()):
+        value, low, high = row["same"]
+        same = f"{percent(value)} of {row['images']:,} ({percent(low)} to {percent(high)})"
+        largest = "not known" if row["largest"] is None else f"{row['largest']:.2g}"
+        times = "".join(f" | {_times(row['batches'].get(str(size)))}" for size in sizes)
+        name = f"`{form}`, refused" if row["refused"] else f"`{form}`"
+        lines.append(f"| {name} | {same} | {largest}{times} | {row['bytes'] / 1e6:.1f} |")
+    processors = ", ".join(sorted({str(row["processor"]) for row in rows.values()}))
+    lines += [
+        "",
+        f"{_TIMES}{processors}; in parentheses, those of the package in turn.",
+    ]
+    served = [form for form in SERVED_FORMS if rows.get(form, {}).get("folder")]
+    if served:
+        lines.append(f"{_SERVE}{served[0]}` serves the export.")
+    return "\n".join(lines)
+
+
+def _times(milliseconds: list[float] | None) -> str:
+    if milliseconds is None:
+        return "not measured"
+    return f"{milliseconds[0]:.3g} ({milliseconds[1]:.3g})"
+
+
+def _with_section(text: str, section: str) -> str:
+    """Return a text with the section in the place of an earlier one, or at its end.
+
+    What a person has written above or below that stays. If there is no room, the text has no
+    section.
+    """
+    earlier = _OWN_SECTION.search(text)
+    before = text[: earlier.start()] if earlier else text
+    after = text[earlier.end() :] if earlier else ""
+    parts = [before.rstrip(), section, after.strip("\r\n")]
+    joined = "\n\n".join(part for part in parts if part)
+    return joined if len(joined) <= _LONGEST else "\n\n".join(filter(None, parts[::2]))

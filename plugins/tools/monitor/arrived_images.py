@@ -1,0 +1,295 @@
+"""The images of a stream: those of a folder, an archive, a table, or the traffic of a server.
+
+Shapes: N images, H, W and C of an image, K classes or labels, D features.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+from unicodedata import normalize
+
+import numpy as np
+import pandas as pd
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.scan_memory import ScanMemory
+from patchline.pipeline.data.manifests.source_listing import listing_of
+from patchline.pipeline.data.near_duplicates.independent_images import ComparedPictures
+from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.models.reference_images import ReferenceImages
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.registry.version_records import VersionRecords
+from patchline.pipeline.terminal_words import counted, visible
+from patchline.plugins.tools.monitor.given_labels import (
+    LABEL_TABLES,
+    Labels,
+    LabelsTable,
+    labels_table,
+    listed_labels,
+    place_of,
+    with_task_of,
+)
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str, int, int], None]
+_FOLDERS = ("image_folder", "archive")
+_BATCH = 64
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a version computes for some images.
+
+    Attributes:
+        positions: of the images that could be read, among those that were asked for.
+        probabilities_NK: of these.
+        features_ND: of these; None if they are not known.
+        pictures: of these, by key, as far as they are there.
+    """
+
+    positions: Array
+    probabilities_NK: Array
+    features_ND: Array | None
+    pictures: ComparedPictures
+
+    def of(self, places: Array) -> Computed:
+        """Return what is computed for some of these images."""
+        features_ND = None if self.features_ND is None else self.features_ND[places]
+        return replace(
+            self,
+            positions=self.positions[places],
+            probabilities_NK=self.probabilities_NK[places],
+            features_ND=features_ND,
+        )
+
+
+class ArrivedImages(Protocol):
+    """The images of a stream, before anything is computed.
+
+    Attributes:
+        keys: identify each image, now and at the next check.
+        names: what each is called.
+        groups: of each, such as its patient; empty where there is none.
+        labels: of each, whether the model has them or not; None where they are not known.
+        labels_problem: why the table of labels gives none; empty if it can be read.
+        notes: what a person should know, such as images that are left out.
+    """
+
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    groups: tuple[str, ...]
+    labels: tuple[Labels | None, ...]
+    labels_problem: str
+    notes: tuple[str, ...]
+
+    def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
+        """Return what the version computes for some of them."""
+
+    def picture(self, position: int) -> Array | None:
+        """Return an image, uint8 (H, W, C); None if it is not there."""
+
+
+class ImageFiles:
+    """Images that a data source lists; those that the version was made with are left out.
+
+    Args:
+        records: of the version.
+        reference: of the version.
+        config: its section `data` names the source.
+        workspace: the folder `.patchline`.
+        on_progress: called while the files are read.
+
+    Raises:
+        DataError: if the source cannot be read, or no image is left.
+    """
+
+    def __init__(
+        self,
+        records: VersionRecords,
+        reference: ReferenceImages,
+        config: RunConfig,
+        workspace: Path,
+        on_progress: Progress,
+    ) -> None:
+        self._package = records.package
+        config = with_task_of(self._package, config)
+        listing = listing_of(config, workspace, labelled=False)
+        self._root = listing.root
+
+        def reading(done: int, total: int) -> None:
+            on_progress("Reading images", done, total)
+
+        memory = ScanMemory(listing.root, workspace)
+        manifest = manifests.scan(listing, reading, labelled=False, memory=memory)
+        manifest = with_unfit_damaged(manifest, self._package.mapping)
+        notes = []
+        is_other = manifest["path"].str.fullmatch(LABEL_TABLES)
+        unusable = int(((manifest["status"] != "ok") & ~is_other).sum())
+        if unusable:
+            notes.append(f"{counted(unusable, 'file')} left out: no image, or damaged")
+        rows = manifests.usable(manifest)
+        rows = without_copies(rows, notes)
+        rows = since_training(rows, records, reference, notes)
+        if rows.empty:
+            why = "; ".join(notes) or "it is empty"
+            raise DataError(
+                f"No image of {listing.root} is left to compare ({why}). Give a folder with images "
+                "that have arrived since the model was trained."
+            )
+        self.keys = tuple(rows["sha256"])
+        self.names = tuple(rows["path"])
+        self.groups = tuple(rows["group"].fillna("").astype(str))
+        if config.data.source in _FOLDERS:
+            self._take_folder_labels(notes)
+        else:
+            table = listed_labels(config, workspace)
+            self.labels = tuple(
+                table.by_path.get(place_of(self._root, path)) for path in self.names
+            )
+            self.labels_problem = table.problem
+        self.notes = tuple(notes)
+
+    def _take_folder_labels(self, notes: list[str]) -> None:
+        """Take an image's label from a table in the folder, or from the name of a folder around it.
+
+        If the table cannot be read, what it corrects is not known, so no image has a label.
+        """
+        table = labels_table(self._root) if self._root.is_dir() else LabelsTable({})
+        named: Counter[str] = Counter()
+        labels: list[Labels | None] = []
+        classes = {normalize("NFC", name): name for name in self._package.classes}
+        for path in self.names:
+            given = table.by_path.get(path)
+            if given is None and not table.problem and not self._package.is_multi_label:
+                folders = [normalize("NFC", part) for part in Path(path).parts[:-1]]
+                around = [classes[part] for part in folders if part in classes]
+                named.update(around[-1:])
+                given = tuple(around[-1:]) or None
+            labels.append(given)
+        if named:
+            examples = ", ".join(f"'{visible(name)}'" for name, _ in named.most_common(_NAMED))
+            notes.append(
+                f"{counted(named.total(), 'label')} taken from the names of folders ({examples})"
+            )
+        self.labels, self.labels_problem = tuple(labels), table.problem
+
+    def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
+        """Decode and predict images."""
+        positions: list[int] = []
+        probabilities: list[Array] = []
+        features: list[Array] = []
+        pictures = ComparedPictures()
+        for start in range(0, len(chosen), _BATCH):
+            batch, pixels = chosen[start : start + _BATCH], []
+            for place, position in enumerate(batch, start=start):
+                pixels_HWC = self._pixels(position)
+                if pixels_HWC is not None:
+                    positions.append(place)
+                    pixels.append(pixels_HWC)
+                    pictures.add(self.keys[position], pixels_HWC, size_before(pixels_HWC))
+            if pixels:
+                outputs = predicted(self._package, np.stack(pixels))
+                probabilities.append(outputs[0])
+                features += outputs[1:]
+            on_progress("Predicting", start + len(batch), len(chosen))
+        classes = len(self._package.classes)
+        return Computed(
+            np.array(positions, np.int64),
+            np.concatenate(probabilities) if probabilities else np.zeros((0, classes), np.float32),
+            np.concatenate(features) if features else None,
+            pictures,
+        )
+
+    def picture(self, position: int) -> Array | None:
+        """Return the image as the network takes it."""
+        pixels_HWC = self._pixels(position)
+        return None if pixels_HWC is None else np.asarray(pixels_HWC)
+
+    def _pixels(self, position: int) -> Array | None:
+        try:
+            with root_image_bytes(self._root, self.names[position]) as data:
+                return self._package.pixels(data, paths=False)
+        except (UndecodableImageError, OSError):
+            return None  # changed or removed since the files were read
+
+
+def size_before(pixels_HWC: Array) -> tuple[int, int]:
+    """Return the height and the width that an image had before it was resized."""
+    original: tuple[int, int] | None = getattr(pixels_HWC, "original", None)
+    return original or (pixels_HWC.shape[0], pixels_HWC.shape[1])
+
+
+def predicted(package: PackagedModel, pixels_BHWC: Array) -> list[Array]:
+    """Return the probabilities of images, and their features if the package has that output."""
+    names = [package.output_names[0]]
+    if "features" in package.output_names:
+        names.append("features")
+    return package.named_outputs(pixels_BHWC, names)
+
+
+def without_copies(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """Return each file once: copies would count as evidence of their own."""
+    is_copy = rows["sha256"].duplicated()
+    copies = int(is_copy.sum())
+    if copies:
+        notes.append(f"{counted(copies, 'exact copy', 'exact copies')} left out")
+    return rows[~is_copy]
+
+
+def since_training(
+    rows: pd.DataFrame, records: VersionRecords, reference: ReferenceImages, notes: list[str]
+) -> pd.DataFrame:
+    """Return the images that had no part in the training and the test of a version.
+
+    Args:
+        rows: of a manifest; columns sha256 and group, and pixels where they are known.
+        records: of the version.
+        reference: of the version.
+        notes: receives how many are left out, and why.
+    """
+    return _untested(_unseen(rows, records, notes), records, reference, notes)
+
+
+def _unseen(rows: pd.DataFrame, records: VersionRecords, notes: list[str]) -> pd.DataFrame:
+    """Return the images that the version was not fitted on: it is more certain about those."""
+    if not records.is_recorded:
+        notes.append(
+            f"whether {records.label} was trained on some of these images is not known, because "
+            "its training data is no longer recorded"
+        )
+    is_seen = records.has_seen(rows)
+    them = "it" if is_seen.sum() == 1 else "them"
+    why = f"the model used {them} for training or model selection"
+    return _without(rows, is_seen, why, notes)
+
+
+def _untested(
+    rows: pd.DataFrame, records: VersionRecords, reference: ReferenceImages, notes: list[str]
+) -> pd.DataFrame:
+    """Return the images that the version was not tested on.
+
+    Those of the reference would be in both samples, and the accuracy on test images is that of the
+    test, whatever arrives.
+    """
+    is_own = records.has_tested(rows) | rows["sha256"].isin(reference.sha256)
+    them = "it" if is_own.sum() == 1 else "them"
+    return _without(rows, is_own, f"{records.label} was validated or tested on {them}", notes)
+
+
+def _without(
+    rows: pd.DataFrame, is_left_out: pd.Series[bool], why: str, notes: list[str]
+) -> pd.DataFrame:
+    """Return the other rows, and note how many are left out."""
+    count = int(is_left_out.sum())
+    if count:
+        notes.append(f"{counted(count, 'image')} left out, because {why}")
+    return rows[~is_left_out]

@@ -1,0 +1,309 @@
+"""Check a stream: `patchline monitor MODEL DATA`.
+
+The package predicts, so neither torch nor a plugin of the model is needed.
+
+Shapes: M reference images, N images, K classes or labels, D features.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import DataError, ModelReferenceError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.models.reference_images import (
+    REFERENCE_IMAGES_FILE,
+    ReferenceImages,
+    load_reference_images,
+)
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.registry.version_records import VersionRecords, available_records
+from patchline.pipeline.serving.traffic_recorder import is_traffic
+from patchline.pipeline.terminal_words import by_number, counted
+from patchline.plugins.tools.monitor.arrived_images import (
+    ArrivedImages,
+    Computed,
+    ImageFiles,
+    Progress,
+)
+from patchline.plugins.tools.monitor.check_journal import CheckJournal, StreamCheck, period_of
+from patchline.plugins.tools.monitor.class_shares import class_shares
+from patchline.plugins.tools.monitor.drift_page import PageImages, write_page
+from patchline.plugins.tools.monitor.drift_tests import drift_tests, fewest_images
+from patchline.plugins.tools.monitor.feature_test import FeatureKernel
+from patchline.plugins.tools.monitor.independence import (
+    independent_images,
+    independent_reference,
+)
+from patchline.plugins.tools.monitor.level_spending import Period
+from patchline.plugins.tools.monitor.recorded_traffic import RecordedTraffic
+from patchline.plugins.tools.monitor.shifts import (
+    ConfidenceShift,
+    LabelShift,
+    confidence,
+    label_shifts,
+    mean_estimate,
+    predicted,
+    predictions_of,
+)
+from patchline.plugins.tools.monitor.stream_accuracy import stream_accuracy
+
+Array = np.ndarray[Any, Any]
+LEAST_IMAGES = 20
+
+
+class MonitorChoices(FrozenModel):
+    """How a stream is monitored."""
+
+    false_alarms: float | None = None
+    """Probability of any false alarm in a period of checks; by default that of earlier checks, or
+    0.05."""
+    checks: int | None = None
+    """Checks in a period; by default as before, or 365."""
+    least_images: int = LEAST_IMAGES
+    """Fewest independent new images of a check; with fewer, nothing is tested or spent."""
+
+
+class TooFewImagesError(DataError):
+    """A stream with too few new images: whether they have drifted is not known."""
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """The result of `patchline monitor`.
+
+    Attributes:
+        reference: the version.
+        stream: what was looked at.
+        check: the check.
+        is_new: whether it was made now; otherwise no image is new since then, and only its
+            accuracy is that of the labels there are now.
+    """
+
+    reference: ModelReference
+    stream: str
+    check: StreamCheck
+    is_new: bool
+
+
+def reference_of(records: VersionRecords) -> ReferenceImages:
+    """Return what the images of a version's streams are compared with.
+
+    Raises:
+        ModelReferenceError: if the version holds none.
+    """
+    reference = load_reference_images(records.folder / "artifacts" / REFERENCE_IMAGES_FILE)
+    if reference is None or not len(reference):
+        raise ModelReferenceError(
+            f"Whether images have drifted is not known: the package of {records.label} holds no "
+            f"{REFERENCE_IMAGES_FILE}, the reference to compare them with. Train and register the "
+            "model again."
+        )
+    return reference
+
+
+def monitor(
+    version: ModelReference,
+    config: RunConfig,
+    stream: str,
+    choices: MonitorChoices,
+    workspace: Path,
+    on_progress: Progress,
+) -> Monitored:
+    """Compare the images of a stream that are new since the last check with the reference.
+
+    Args:
+        version: of the model.
+        config: its section `data` names the source.
+        stream: identifies the stream.
+        choices: of the user.
+        workspace: the folder `.patchline`.
+        on_progress: called as images are read and predicted.
+
+    Raises:
+        ModelReferenceError: if the version is not there, or holds no reference.
+        TooFewImagesError: if too few images are new.
+        DataError: if the stream cannot be read.
+        ConfigError: if the rate is not that of earlier checks.
+    """
+    records = available_records(version)
+    reference = reference_of(records)
+    journal = CheckJournal(workspace, records.label, stream)
+    with journal.alone():
+        earlier = journal.checks()
+        period = period_of(earlier, choices.false_alarms, choices.checks)
+        arrived = _arrived(records, reference, config, workspace, on_progress)
+        checked = {key for check in earlier for key in check.keys}
+        new = [place for place, key in enumerate(arrived.keys) if key not in checked]
+        predictions = {
+            key: prediction
+            for check in earlier
+            for key, prediction in zip(check.keys, check.predictions, strict=False)
+        }
+        if not new and earlier:
+            accuracy = stream_accuracy(
+                records.package, reference, arrived, predictions, on_progress
+            )
+            update = {"accuracy": accuracy.accuracy, "accuracy_unknown": accuracy.unknown}
+            last = earlier[-1].model_copy(update=update)
+            return Monitored(version, stream, last, is_new=False)
+        _check_enough(new, earlier, stream, choices.least_images)
+        computed = arrived.computed(new, on_progress)
+        chosen = [new[place] for place in computed.positions]
+        _check_enough(chosen, earlier, stream, choices.least_images)
+        number = len(earlier) + 1
+        keys = tuple(arrived.keys[place] for place in chosen)
+        groups = [arrived.groups[place] for place in chosen]
+        independence = independent_images(
+            keys, groups, computed.pictures, records, reference, on_progress
+        )
+        tested, before = computed.of(independence.places), independent_reference(reference)
+        _check_enough_independent(tested, before, len(chosen), stream, period, choices)
+        kernel = FeatureKernel(before.features_MD) if before.has_features else None
+        result = _tested(records.package, before, tested, kernel, period.level, _seed(keys))
+        own = predictions_of(records.package, computed.probabilities_NK)
+        predictions.update(zip(keys, own, strict=True))
+        accuracy = stream_accuracy(records.package, reference, arrived, predictions, on_progress)
+        check = StreamCheck(
+            number=number,
+            at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            false_alarms=period.false_alarms,
+            checks=period.checks,
+            spent=period.spent(number),
+            images=len(chosen),
+            independent_images=len(tested.positions),
+            reference_images=len(reference),
+            independent_reference_images=len(before),
+            independence_unknown=independence.unknown,
+            **result,
+            **_shifts(records.package, before, tested),
+            accuracy=accuracy.accuracy,
+            accuracy_unknown=accuracy.unknown,
+            notes=(*arrived.notes, *_note_few(len(tested.positions))),
+            page=journal.file_of(number, ".html"),
+            keys=keys,
+            predictions=tuple(own),
+        )
+        images = PageImages(
+            names=[arrived.names[new[place]] for place in tested.positions],
+            picture=lambda place: arrived.picture(new[tested.positions[place]]),
+            computed=tested,
+            kernel=kernel,
+        )
+        write_page(check, earlier, stream, records, before, images)
+        journal.write(check)
+    return Monitored(version, stream, check, is_new=True)
+
+
+def _arrived(
+    records: VersionRecords,
+    reference: ReferenceImages,
+    config: RunConfig,
+    workspace: Path,
+    on_progress: Progress,
+) -> ArrivedImages:
+    """Return the images of a stream: recorded traffic, or what a data source lists."""
+    folder = Path(config.data.path or "")
+    if config.data.path is not None and is_traffic(folder):
+        return RecordedTraffic(records, reference, folder)
+    return ImageFiles(records, reference, config, workspace, on_progress)
+
+
+def _check_enough(new: Sequence[int], earlier: list[StreamCheck], stream: str, least: int) -> None:
+    least = max(least, 1)
+    if len(new) >= least:
+        return
+    since = f" since check {earlier[-1].number}" if earlier else ""
+    are = "is" if len(new) == 1 else "are"
+    raise TooFewImagesError(
+        f"Only {counted(len(new), 'image')} of {stream} {are} new{since} and can be compared, but "
+        f"a check needs at least {least}: whether they have drifted is not known, and nothing of "
+        "the false-alarm rate is spent. Wait for more, or set a smaller --least-images."
+    )
+
+
+def _check_enough_independent(
+    tested: Computed,
+    reference: ReferenceImages,
+    images: int,
+    stream: str,
+    period: Period,
+    choices: MonitorChoices,
+) -> None:
+    """Refuse fewer independent images than the user wants, or than could show any drift."""
+    has_features = reference.has_features and tested.features_ND is not None
+    fewest = fewest_images(reference, period.level, has_features=has_features)
+    least, count = max(choices.least_images, fewest), len(tested.positions)
+    if count >= least:
+        return
+    remedy = "Wait for more."
+    if count >= fewest:
+        remedy = (
+            f"Wait for more, or set --least-images to {fewest:,} or more; a few images show only a "
+            "gross drift."
+        )
+    raise TooFewImagesError(
+        f"Only {count:,} of {counted(images, 'new image')} of {stream} "
+        f"{by_number(count, 'is', 'are')} independent (near duplicates and groups are counted "
+        f"once), but a check needs at least {least:,}: whether they have drifted is not known, and "
+        f"nothing of the false-alarm rate is spent. {remedy}"
+    )
+
+
+def _note_few(independent: int) -> list[str]:
+    if independent >= LEAST_IMAGES:
+        return []
+    images = counted(independent, "independent image")
+    return [f"{images} can show only a gross drift; wait for more"]
+
+
+def _tested(
+    package: PackagedModel,
+    reference: ReferenceImages,
+    computed: Computed,
+    kernel: FeatureKernel | None,
+    level: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Return the tests, and what explains a drift, by the fields of `StreamCheck`."""
+    outputs = computed.probabilities_NK, computed.features_ND
+    classes = package.classes
+    tests = drift_tests(reference, *outputs, level, seed=seed, classes=classes, kernel=kernel)
+    shares = None
+    if tests.drift and not package.is_multi_label:
+        shares = class_shares(reference, *outputs, classes, seed=seed)
+    return {"tests": tests, "class_shares": shares}
+
+
+def _seed(keys: Sequence[str]) -> int:
+    """Return a seed that depends on the images alone, so that a repeated check is the same."""
+    return int(hashlib.sha256("\n".join(sorted(keys)).encode()).hexdigest()[:12], 16)
+
+
+def _shifts(
+    package: PackagedModel,
+    reference: ReferenceImages,
+    computed: Computed,
+) -> dict[str, Any]:
+    """Return what has shifted, by the fields of `StreamCheck`."""
+    before_MK = predicted(reference.probabilities_MK, package.thresholds_K)
+    now_NK = predicted(computed.probabilities_NK, package.thresholds_K)
+    many = package.is_multi_label
+    certain_M = confidence(reference.probabilities_MK, before_MK, is_multi_label=many)
+    certain_N = confidence(computed.probabilities_NK, now_NK, is_multi_label=many)
+    shifts: tuple[LabelShift, ...] = label_shifts(package.classes, before_MK, now_NK)
+    return {
+        "labels": shifts,
+        "confidence": ConfidenceShift(
+            before=mean_estimate(certain_M), now=mean_estimate(certain_N)
+        ),
+    }

@@ -1,0 +1,1 @@
+"""What tests use: models, commands, servers."""
