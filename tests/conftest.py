@@ -85,6 +85,7 @@ _TOGETHER = {
     "tests/flows/services/test_tried_stores.py": "team stores",
     "tests/flows/services/test_team_stores.py": "team stores",
     "tests/plugins/tools/monitor/test_monitor_flow.py": "event server",
+    "tests/plugins/tools/test_tools.py": "event server",
     "tests/flows/new_data/test_data_watch.py": "event server",
     "tests/flows/notifications/test_webhooks.py": "event server",
     "tests/flows/schedules/test_missed_runs.py": "event server",

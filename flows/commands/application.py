@@ -27,7 +27,8 @@ class Command:
     words: str
     """What is typed behind `patchline`: `run`, `schedule run-now`."""
     path: str
-    """Where its function is: `module:function`; a module without a package is in this folder."""
+    """Where its function is: `module:function`, with the module in this folder unless it belongs
+    to a tool."""
     help: str
     """What its function's docstring says before the parameters."""
     composed: bool = False
@@ -38,7 +39,7 @@ class Command:
     @property
     def import_path(self) -> str:
         """The path of the function from the root."""
-        return self.path if "." in self.path else f"patchline.flows.commands.{self.path}"
+        return self.path if self.tool else f"patchline.flows.commands.{self.path}"
 
     def arguments_in(self, arguments: list[str]) -> list[str] | None:
         """Return what stands behind the command's words, or nothing if others are meant."""

@@ -19,7 +19,7 @@ _HEAVY = {"torch", "pandas", "mlflow", "prefect", "albumentations", "sklearn", "
 _LISTED = """
 import json, runpy, sys
 from importlib import import_module
-target = sys.argv[1]
+target, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
 runpy.run_path(target) if target.endswith(".py") else import_module(target.partition(":")[0])
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
@@ -90,7 +90,7 @@ def is_listed_at_once(subject: CheckedPlugin) -> None:
     """The module of the plugin imports neither torch nor pandas, MLflow, Prefect and the like."""
     for entry in plugin_loader.installed("tool"):
         if entry.error is None and plugin_loader.load_entry(entry) is subject.plugin:
-            words = [sys.executable, "-c", _LISTED, entry.target]
+            words = [sys.executable, "-c", _LISTED, entry.target, json.dumps(sys.path)]
             done = subprocess.run(
                 words, capture_output=True, text=True, check=False, cwd=Path(sys.prefix)
             )

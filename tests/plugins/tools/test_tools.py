@@ -1,0 +1,164 @@
+"""A tool outside the tree has commands, scheduled work and events; one that fails hurts nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from patchline.flows.notifications import events
+from patchline.flows.schedules import deployments, schedule_listing
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.tools import keep_former_paths, tools
+from tests.flows.lasting_server import LastingServer
+from tests.made.servers import Command
+from tests.patience import until
+
+_TOOL = """
+from patchline.plugin_api import ToolCommand, ToolPlugin, ToolWork
+plugin = ToolPlugin(
+    "A tool",
+    commands=(ToolCommand({words!r}, "json:dumps", "Dump.", reads_only=True),),
+    work=(ToolWork("dump", {flag!r}, "Dump.", "json:dumps", "json:dumps", "dumps"),),
+)
+"""
+
+
+@pytest.fixture
+def _server(event_server: LastingServer) -> Iterator[None]:
+    with temporary_settings({PREFECT_API_URL: event_server.url()}):
+        yield
+        events.flush()
+
+
+def install(site: Path, name: str, text: str) -> None:
+    """Put a package with a tool into a folder of Python's path."""
+    write_text(site / f"{name}_tool.py", f'"""A tool."""\n{text}')
+    info = site / f"{name}_tool-1.dist-info"
+    write_text(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}-tool\nVersion: 1\n")
+    write_text(info / "entry_points.txt", f"[patchline.tools]\n{name} = {name}_tool:plugin\n")
+
+
+def made(name: str) -> DeploymentResponse:
+    """Return the deployment of a schedule."""
+    [each] = [each for each in deployments.deployments() if deployments.name_of(each) == name]
+    return each
+
+
+@pytest.mark.usefixtures("_server")
+def test_an_installed_package_adds_a_command_scheduled_work_and_an_event(
+    run_here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: SyncPrefectClient
+) -> None:
+    """That of `plugins new`, installed by pip; once it is gone, its schedule says so."""
+    folder = run_here.json("plugins", "new", "tool", "inbox")["folder"]
+    offline = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", "site")
+    subprocess.run([sys.executable, "-m", "pip", "install", *offline, f"./{folder}"], check=True)
+    with monkeypatch.context() as path:
+        path.syspath_prepend(tmp_path / "site")
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "1.jpg").touch()
+        assert run_here.out("inbox", "new") == "1 images wait in new.\n"
+        assert run_here.json("plugins", "check", "tool", "inbox")["passed"]
+        assert "patchline.inbox.waiting" in run_here.json("plugins", "show", "inbox")["events"]
+        hourly = ("schedule", "create", "hourly", "--interval", "1h", "--inbox")
+        assert "There is no folder" in run_here.refusal(*hourly, "old")
+        run_here.out(*hourly, "new")
+        [listed] = run_here.json("schedule", "list")["schedules"]
+        assert (listed["kind"], listed["what"]) == ("inbox", f"counts the images in {tmp_path}/new")
+        webhook = ("--webhook", "http://127.0.0.1:1/", "--on", "inbox.waiting")
+        assert "inbox.waiting" in run_here.out("notify", "create", "team", *webhook)
+        flow = load_flow_from_entrypoint(str(made("hourly").entrypoint))
+        assert flow(**made("hourly").parameters) == 1
+        events.flush()
+        asked = {"filter": {"event": {"name": ["patchline.inbox.waiting"]}}}
+        until(
+            lambda: client.request("POST", "/events/filter", json=asked).json()["events"],
+            "the event has not arrived",
+        )
+    [listed] = run_here.json("schedule", "list")["schedules"]
+    assert listed["kind"] == "unknown"
+    assert "whose tool is not installed here" in listed["what"]
+    assert "There is no event" in run_here.refusal("notify", "create", "team", *webhook)
+    run_here.out("schedule", "remove", "hourly")
+
+
+@pytest.mark.usefixtures("_server", "tmp_path")
+def test_schedules_of_an_earlier_version_find_the_flow_where_it_is_now(
+    client: SyncPrefectClient,
+) -> None:
+    """They name the place where the flow of `monitor` was before it became a tool."""
+    former = "patchline.flows.monitoring.monitor_flow.monitor_flow"
+    keep_former_paths()
+    flow = load_flow_from_entrypoint(former)
+    assert flow.name == "Monitor new images"
+    made_id = deployments.deploy(
+        flow,
+        "old",
+        parameters={"model": "flowers", "data": "inbox"},
+        labels={deployments.KIND: "schedule"},
+        description="",
+    )
+    whole = client.request("GET", f"/deployments/{made_id}").json()
+    kept = ("name", "flow_id", "tags", "labels", "parameters", "parameter_openapi_schema")
+    again = {**{key: whole[key] for key in kept}, "entrypoint": former}
+    client.request("POST", "/deployments/", json=again)
+    shown = schedule_listing.summary(made("old"))
+    assert made("old").entrypoint == former
+    assert (shown.kind, shown.what) == ("monitor", "compares inbox with flowers")
+    deployments.remove(made_id)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("broken", "import nothing_like_it", "No module named 'nothing_like_it'"),
+        ("number", "plugin = 3", "is a int, not a ToolPlugin"),
+        ("fast", _TOOL.format(words="run fast", flag="--x"), "'run' belongs to Patchline"),
+        ("zeal", _TOOL.format(words="monitor", flag="--x"), "'monitor' belongs to the tool"),
+        ("drift", _TOOL.format(words="dump", flag="--on-drift"), "'--on-drift' belongs to"),
+    ],
+)
+def test_a_tool_that_cannot_be_used_is_named_where_its_command_is_asked_for(
+    run_here: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    text: str,
+    sentence: str,
+) -> None:
+    """Everything else works as before."""
+    install(tmp_path / "site", name, text)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert sentence in run_here.refusal("dumped", "1")
+    code, out, err = run_here("monitor", "--help")
+    assert (code, err) == (0, "")
+    assert "Check whether new images" in out
+
+
+def test_a_flag_of_the_core_is_not_taken(
+    run_here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of the tool is there, its schedules are not."""
+    install(tmp_path / "site", "cron", _TOOL.format(words="dump all", flag="--cron"))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert "Dump." in run_here.out("dump", "--help")
+    assert "five-field cron expression" in run_here.out("schedule", "create", "--help")
+
+
+def test_a_single_file_is_a_tool(run_here: Command, tmp_path: Path) -> None:
+    """Its command is that of the file, in this process and in those that it starts."""
+    text = _TOOL.format(words="dump", flag="--dump").replace(
+        '"json:dumps", "Dump."', '__name__ + ":said", "Say."', 1
+    )
+    write_text(tmp_path / "own.py", f'{text}\ndef said():\n    print("said")\n')
+    assert run_here.out("dump", "--plugin", "own.py") == "said\n"
+    assert [each.name for each in tools().usable if each.name == "own"]
+    assert plugin_loader.plugin_files() == [tmp_path / "own.py"]
