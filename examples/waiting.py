@@ -1,6 +1,6 @@
 """How many images wait in a folder: the smallest tool worth having.
 
-Try it:  patchline waiting flowers/daisy --plugin examples/waiting.py
+Try it:  patchline waiting flowers --plugin examples/waiting.py
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from patchline.plugin_api import IMAGE_SUFFIXES, ToolCommand, ToolPlugin
 
 def waiting(folder: Path, /) -> None:
     """Count the images that wait in a folder."""
-    images = sum(file.suffix.lower() in IMAGE_SUFFIXES for file in folder.iterdir())
+    images = sum(file.suffix.lower() in IMAGE_SUFFIXES for file in folder.rglob("*"))
     print(f"{images} images wait in {folder}.")
 
 

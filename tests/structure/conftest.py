@@ -38,6 +38,7 @@ def trained(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path
 
     folder = tmp_path_factory.mktemp("trained") / "workspace"
     shutil.copytree(finished_run.folder, folder)
+    shutil.copytree(ROOT / "examples", folder / "examples")
     (folder / "photos").rename(folder / "flowers")
     store = f"sqlite:///{folder / 'mlflow.db'}"
     MlflowClient(store, store).rename_registered_model("photos", "flowers")

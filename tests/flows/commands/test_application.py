@@ -8,7 +8,7 @@ import pytest
 
 from patchline.flows.commands.application import commands
 from patchline.flows.commands.number_lists import each_with_its_flag
-from tests.made import servers as conftest
+from tests.made.servers import Command
 
 
 def test_a_line_of_the_list_of_commands_is_what_the_help_says() -> None:
@@ -21,7 +21,7 @@ def test_a_line_of_the_list_of_commands_is_what_the_help_says() -> None:
 
 @pytest.mark.parametrize("asked", ["--help run", "plugins --help check conv_stem"])
 def test_help_has_the_settings_of_plugins_and_no_default_that_says_nothing(
-    run_here: conftest.Command, monkeypatch: pytest.MonkeyPatch, asked: str
+    run_here: Command, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     """Help may be asked for wherever that is; what only runs record is left out."""
     monkeypatch.setenv("COLUMNS", "400")
