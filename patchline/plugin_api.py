@@ -786,6 +786,8 @@ class ToolPlugin:
     commands: tuple[ToolCommand, ...] = ()
     work: tuple[ToolWork, ...] = ()
     events: tuple[ToolEvent, ...] = ()
+    python: Mapping[str, str] = field(default_factory=dict)
+    """`package.module:function` of what `patchline.python_api` calls, by its name there."""
     paper: str = ""
     config_class: type[PluginConfig] = PluginConfig
     """Without settings: a tool's are the flags of its commands."""

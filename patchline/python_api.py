@@ -24,6 +24,7 @@ from patchline.pipeline.browsing.notebook_results import (
     decision_of,
     run_of,
 )
+from patchline.pipeline.plugin_system.tools import tool_function
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -267,9 +268,7 @@ def explain(
         ConfigError: for no image, more than two, or a label that is not a class.
     """
     with session(), shown():
-        from patchline.flows.commands.explain import explain_images
-
-        page, answers, name = explain_images(
+        page, answers, name = tool_function("explain")(
             model,
             [Path(image) for image in images],
             labels=[label] if isinstance(label, str) else label,

@@ -113,11 +113,6 @@ COMMANDS = (
         "Evaluate a registered model on labelled images and write a report.",
     ),
     Command(
-        "explain",
-        "explain:explain",
-        "Show how a trained model sees an image, step by step, in one HTML file.",
-    ),
-    Command(
         "serve",
         "serve:serve",
         "Serve a registered model over HTTP until Ctrl-C or SIGTERM.",

@@ -122,6 +122,20 @@ def imported(path: str) -> Callable[..., Any]:
     return function
 
 
+def tool_function(name: str) -> Callable[..., Any]:
+    """Import the function by which a tool serves the Python API.
+
+    Raises:
+        PluginError: if no installed tool has one of that name.
+    """
+    here = tools()
+    for tool in here.usable:
+        if name in tool.plugin.python:
+            return tool.load(tool.plugin.python[name])
+    reasons = " ".join(here.errors) or "Install the package that has it."
+    raise PluginError(f"No installed tool has `patchline.{name}`. {reasons}")
+
+
 def keep_former_paths() -> None:
     """Let the paths by which earlier schedules name the flows of tools lead to where they are."""
     for _, work in tools().work():

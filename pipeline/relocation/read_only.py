@@ -17,7 +17,7 @@ from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.plugin_system.tools import tools
 
 READERS = frozenset(
-    {"models", "predict", "explain", "plugins", "workspace", "down", "notify list"}
+    {"models", "predict", "plugins", "workspace", "down", "notify list"}
     | {"schedule list", "data inspect", "data diff", "data preview"}
 )
 """Commands that need not write to the workspace."""

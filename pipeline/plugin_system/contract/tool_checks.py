@@ -107,3 +107,4 @@ def _paths(plugin: ToolPlugin) -> Iterator[str]:
     yield from (command.function for command in plugin.commands)
     for work in plugin.work:
         yield from (work.parameters, work.flow)
+    yield from plugin.python.values()

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.flows import load_flow_from_entrypoint
@@ -75,7 +77,7 @@ def test_an_installed_package_adds_a_command_scheduled_work_and_an_event(
         assert (listed["kind"], listed["what"]) == ("inbox", f"counts the images in {tmp_path}/new")
         webhook = ("--webhook", "http://127.0.0.1:1/", "--on", "inbox.waiting")
         assert "inbox.waiting" in run_here.out("notify", "create", "team", *webhook)
-        flow = load_flow_from_entrypoint(str(made("hourly").entrypoint))
+        flow: Flow[..., Any] = load_flow_from_entrypoint(str(made("hourly").entrypoint))
         assert flow(**made("hourly").parameters) == 1
         events.flush()
         asked = {"filter": {"event": {"name": ["patchline.inbox.waiting"]}}}
@@ -97,7 +99,7 @@ def test_schedules_of_an_earlier_version_find_the_flow_where_it_is_now(
     """They name the place where the flow of `monitor` was before it became a tool."""
     former = "patchline.flows.monitoring.monitor_flow.monitor_flow"
     keep_former_paths()
-    flow = load_flow_from_entrypoint(former)
+    flow: Flow[..., Any] = load_flow_from_entrypoint(former)
     assert flow.name == "Monitor new images"
     made_id = deployments.deploy(
         flow,
@@ -106,7 +108,7 @@ def test_schedules_of_an_earlier_version_find_the_flow_where_it_is_now(
         labels={deployments.KIND: "schedule"},
         description="",
     )
-    whole = client.request("GET", f"/deployments/{made_id}").json()
+    whole = client.read_deployment(made_id).model_dump(mode="json")
     kept = ("name", "flow_id", "tags", "labels", "parameters", "parameter_openapi_schema")
     again = {**{key: whole[key] for key in kept}, "entrypoint": former}
     client.request("POST", "/deployments/", json=again)

@@ -1,0 +1,1 @@
+"""How a trained model sees an image, step by step: the command."""
