@@ -43,12 +43,12 @@ from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.splits.split import assign
 from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.labelling import ranking as ranked_by
-from patchline.pipeline.labelling.image_order import EVERY
-from patchline.pipeline.labelling.ranking import fitted_head, ranking
 from patchline.pipeline.labels.answer_columns import ANSWER_SOURCE, RANDOM
 from patchline.pipeline.metrics.image_groups import share
 from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.plugins.tools.label import ranking as ranked_by
+from patchline.plugins.tools.label.image_order import EVERY
+from patchline.plugins.tools.label.ranking import fitted_head, ranking
 
 Array = np.ndarray[Any, Any]
 _BATCH = 20

@@ -118,11 +118,6 @@ COMMANDS = (
         "Serve a registered model over HTTP until Ctrl-C or SIGTERM.",
     ),
     Command(
-        "label",
-        "label:label",
-        "Label the images of a folder on a local page, those that help most first, until Ctrl-C.",
-    ),
-    Command(
         "models",
         "models:models",
         "List registered models with their versions, aliases and metrics.",

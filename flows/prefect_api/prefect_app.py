@@ -10,9 +10,9 @@ import threading
 import time
 
 from patchline.flows.prefect_api import postgres, prefect_database
-from patchline.pipeline.server_access import gated_server
-from patchline.pipeline.server_access.gate import App, Guarded
-from patchline.pipeline.server_access.limited import Limited
+from patchline.pipeline.web import gated_server
+from patchline.pipeline.web.gate import App, Guarded
+from patchline.pipeline.web.limited import Limited
 
 _COLLECT_EVERY_SECONDS = 1.0
 _FULL_COLLECTION_EVERY = 30

@@ -6,20 +6,16 @@ It serves a registered model on loopback, as `patchline serve` does, once the ML
 from __future__ import annotations
 
 import json
-import logging
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from patchline.pipeline import config_errors
 from patchline.pipeline.errors import ModelReferenceError, RunError, ServerAwayError
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.serving.access_token import given_token
-from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.supervision import supervised_main
+from patchline.pipeline.web.access_token import given_token
+from patchline.pipeline.web.config import ServingConfig
+from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
 
 if TYPE_CHECKING:
     from patchline.pipeline.serving.server import FirstVersion
@@ -32,15 +28,15 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     from patchline.pipeline.registry.served_package import served_package
     from patchline.pipeline.serving import server
     from patchline.pipeline.serving.alias_watch import Registry
-    from patchline.pipeline.serving.certificate import check_certificate
     from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
     from patchline.pipeline.serving.engine import cores
+    from patchline.pipeline.web.certificate import check_certificate
 
     log_to_standard_error("patchline.pipeline.serving")
     check_certificate(config)
     registry = Registry()
     name, alias, version = _resolved(model, registry)
-    listening = server.listening_socket(config)
+    listening = listening_socket(config)
     with listening:
         folder = served_package(registry.reader(), name, version, config.form)
         url = url_of(config, listening.getsockname()[1])
@@ -88,27 +84,6 @@ def _resolved(model: str, registry: Any) -> tuple[str, str | None, str]:
     return name, alias, version
 
 
-def serving_config(**settings: Any) -> ServingConfig:
-    """Return the settings.
-
-    Raises:
-        ConfigError: if one is wrong.
-    """
-    try:
-        return ServingConfig.model_validate(settings)
-    except ValidationError as error:
-        raise config_errors.sentence(error, ServingConfig) from error
-
-
-def url_of(config: ServingConfig, port: int) -> str:
-    """Return the address of a server, as a browser on this machine opens it."""
-    scheme = "https" if config.tls_certificate else "http"
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)  # noqa: S104 - named
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    return f"{scheme}://{host}:{port}"
-
-
 def _tell(url: str, first: FirstVersion, form: str | None, *, as_json: bool) -> None:
     if as_json:
         ready = {"url": url, "model": first.name, "version": first.version, "form": form}
@@ -121,16 +96,6 @@ def _tell(url: str, first: FirstVersion, form: str | None, *, as_json: bool) -> 
         "it.",
         flush=True,
     )
-
-
-def log_to_standard_error(name: str) -> None:
-    """Show what a server logs under a name while it runs."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger = logging.getLogger(name)
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
 
 
 def _main() -> None:

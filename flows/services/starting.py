@@ -34,11 +34,11 @@ from patchline.pipeline.local_services import (
 )
 from patchline.pipeline.redaction import redacted, without_credentials
 from patchline.pipeline.registry import model_reference
-from patchline.pipeline.server_access import sign_in_links
 from patchline.pipeline.supervision import free_ports
 from patchline.pipeline.tracking import team_stores
 from patchline.pipeline.tracking.team_stores import TeamStores
 from patchline.pipeline.tracking.tracking_store import absolute_store, without_login
+from patchline.pipeline.web import sign_in_links
 
 Say = Callable[[str], None]
 

@@ -18,12 +18,13 @@ from pydantic import ValidationError
 from patchline.pipeline import config_errors
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.serving import server
-from patchline.pipeline.serving.access_token import check_access, given_token
 from patchline.pipeline.serving.alias_watch import Registry
-from patchline.pipeline.serving.certificate import check_certificate
 from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
-from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.engine import cores
+from patchline.pipeline.web.access_token import check_access, given_token
+from patchline.pipeline.web.certificate import check_certificate
+from patchline.pipeline.web.config import ServingConfig
+from patchline.pipeline.web.listening import listening_socket
 
 _SETTINGS: dict[str, type] = {
     "host": str,
@@ -43,7 +44,8 @@ _SETTINGS: dict[str, type] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM; return the exit code."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
-    logging.getLogger("patchline.pipeline.serving").setLevel(logging.INFO)
+    for name in ("patchline.pipeline.serving", "patchline.pipeline.web"):
+        logging.getLogger(name).setLevel(logging.INFO)
     given = _parser().parse_args(arguments)
     try:
         _serve(given)
@@ -77,7 +79,7 @@ def _serve(given: argparse.Namespace) -> None:
     config = _config(given)
     check_access(config)
     check_certificate(config)
-    with server.listening_socket(config) as listening:
+    with listening_socket(config) as listening:
         first = server.FirstVersion(
             given.name,
             None,

@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from patchline.pipeline.serving.access_control import AccessControl, left_unread
 from patchline.pipeline.serving.interfaces import (
     feedback_api,
     interface_description,
@@ -24,9 +23,11 @@ from patchline.pipeline.serving.interfaces import (
     predict_api,
     status_api,
 )
-from patchline.pipeline.serving.interfaces.answering import Server, json_response, server_of
+from patchline.pipeline.serving.interfaces.answering import Server, server_of
 from patchline.pipeline.serving.model_host import ModelHost
-from patchline.pipeline.serving.refusal import Refusal
+from patchline.pipeline.web.access_control import AccessControl, left_unread
+from patchline.pipeline.web.json_bodies import json_response
+from patchline.pipeline.web.refusal import Refusal
 
 logger = logging.getLogger(__name__)
 

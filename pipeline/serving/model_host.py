@@ -17,13 +17,13 @@ from typing import Any
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.checked_package import Checked
-from patchline.pipeline.serving.client_presence import Scope, while_present
-from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.engine import FAILED, Engine, Image, cores
-from patchline.pipeline.serving.refusal import Refusal, bad_request, busy
 from patchline.pipeline.serving.request_options import Options
-from patchline.pipeline.serving.server_metrics import ServerMetrics
 from patchline.pipeline.serving.traffic_recorder import TrafficRecorder
+from patchline.pipeline.web.client_presence import Scope, while_present
+from patchline.pipeline.web.config import ServingConfig
+from patchline.pipeline.web.refusal import Refusal, bad_request, busy
+from patchline.pipeline.web.server_metrics import ServerMetrics
 
 _FIRST_RATE = 50.0
 """Images per second, until it is measured."""
@@ -75,9 +75,6 @@ class Throughput:
         if self._requests:
             self._busy_seconds += now - self._busy_since
         self._busy_since = now
-
-
-VERSION_HEADER = "patchline-model-version"
 
 
 @dataclass(frozen=True)

@@ -15,39 +15,19 @@ from dataclasses import dataclass
 import cv2
 import uvicorn
 
-from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.serving.alias_watch import AliasWatch, Registry
 from patchline.pipeline.serving.application import application
-from patchline.pipeline.serving.certificate import CertificateRenewal
 from patchline.pipeline.serving.checked_package import Checked
-from patchline.pipeline.serving.config import MEBIBYTE, ServingConfig
 from patchline.pipeline.serving.model_host import ModelHost
-from patchline.pipeline.serving.ready_server import ReadyServer, uvicorn_config
-from patchline.pipeline.serving.server_metrics import ServerMetrics
 from patchline.pipeline.serving.traffic_recorder import TrafficRecorder
+from patchline.pipeline.web.certificate import CertificateRenewal
+from patchline.pipeline.web.config import MEBIBYTE, ServingConfig
+from patchline.pipeline.web.ready_server import ReadyServer, uvicorn_config
+from patchline.pipeline.web.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
 _CERTIFICATE_CHECK_SECONDS = 60.0
-_BACKLOG = 1024
-
-
-def listening_socket(config: ServingConfig) -> socket.socket:
-    """Return a socket that listens where the settings say.
-
-    Raises:
-        ConfigError: if the address is taken, or is none of this machine.
-    """
-    is_ipv6 = ":" in config.host
-    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    try:
-        return socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"The server cannot listen on {config.host}, port {config.port} ({reason.lower()}). "
-            "Choose another --port, or correct --host."
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.chromium import browser, missing
-from tests.pipeline.labelling.labelled import labelling, rows_of, write_images
+from tests.plugins.tools.label.labelled import labelling, rows_of, write_images
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 

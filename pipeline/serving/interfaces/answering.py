@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response
 
-from patchline.pipeline.serving.interfaces.given_images import (
-    FORM,
-    JSON,
-    TENSORS,
-    json_bytes,
-    media_type,
-)
-from patchline.pipeline.serving.model_host import VERSION_HEADER, ModelHost
-from patchline.pipeline.serving.request_body import BodyMemory, BodyShare, read_body
+from patchline.pipeline.serving.interfaces.given_images import FORM, JSON, TENSORS
+from patchline.pipeline.serving.model_host import ModelHost
+from patchline.pipeline.web.json_bodies import media_type
+from patchline.pipeline.web.request_body import BodyMemory, BodyShare, read_body
 
 _FEW_BYTES = 1 << 15
 """A larger body is parsed in a thread, so that other requests are read meanwhile."""
@@ -69,21 +63,3 @@ def server_of(request: Request) -> Server:
     """Return the server that a request was sent to."""
     server: Server = request.app.state.server
     return server
-
-
-def json_response(
-    content: Mapping[str, Any],
-    version: str | None = None,
-    *,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-) -> Response:
-    """Return a JSON answer; its header names the version of the model, too."""
-    body = json_bytes(content)
-    named = {VERSION_HEADER: version} if version is not None else {}
-    return Response(
-        body,
-        status,
-        {"cache-control": "no-store", **named, **(headers or {})},
-        media_type="application/json",
-    )

@@ -26,14 +26,15 @@ from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.files.access import check_no_link, check_own_folder
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.workspace_folder import make_private_file
-from patchline.pipeline.labelling.answer import FEEDBACK, Answer, Suggestion, now
-from patchline.pipeline.labelling.answers_table import AnswersTable
-from patchline.pipeline.labelling.new_class import checked_class
+from patchline.pipeline.labels.answers.answer import FEEDBACK, Answer, Suggestion, now
+from patchline.pipeline.labels.answers.answers_table import AnswersTable
+from patchline.pipeline.labels.answers.new_class import checked_class
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task
-from patchline.pipeline.serving.interfaces.answering import json_response, server_of
+from patchline.pipeline.serving.interfaces.answering import server_of
 from patchline.pipeline.serving.interfaces.given_images import check_names, given_images
-from patchline.pipeline.serving.refusal import Refusal, bad_request
 from patchline.pipeline.serving.request_options import Options
+from patchline.pipeline.web.json_bodies import json_response
+from patchline.pipeline.web.refusal import Refusal, bad_request
 
 router = APIRouter(include_in_schema=False)
 

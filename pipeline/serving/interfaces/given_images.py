@@ -11,8 +11,9 @@ from typing import Any
 
 from patchline.pipeline.packaging.packaged_model import bytes_of_base64
 from patchline.pipeline.serving.interfaces.multipart_form import parts_of
-from patchline.pipeline.serving.refusal import Refusal, bad_request
 from patchline.pipeline.serving.request_options import TOP_K, Options
+from patchline.pipeline.web.json_bodies import media_type
+from patchline.pipeline.web.refusal import Refusal, bad_request
 
 OPTIONS = ("top_k", "map", "coverage")
 """Names of the options, in a query, a form or a JSON object."""
@@ -41,11 +42,6 @@ class GivenImages:
     options: Options
     is_list: bool
     """Whether the client sent a list, which is answered with a list."""
-
-
-def media_type(content_type: str) -> str:
-    """Return the type in a Content-Type header, without parameters."""
-    return content_type.partition(";")[0].strip().lower()
 
 
 def given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> GivenImages:
@@ -141,15 +137,6 @@ def json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise bad_request(f"The body is {shown_value(content)} in JSON. Send an object.")
     return content
-
-
-def json_bytes(content: Mapping[str, Any]) -> bytes:
-    """Return an object in JSON.
-
-    Half a surrogate pair that a client has sent, which has no UTF-8, becomes its escape again.
-    """
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    return text.encode(errors="backslashreplace")
 
 
 def _of_json(body: bytes, query: Mapping[str, str]) -> GivenImages:

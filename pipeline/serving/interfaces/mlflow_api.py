@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving.interfaces.answering import json_response, server_of
+from patchline.pipeline.serving.interfaces.answering import server_of
 from patchline.pipeline.serving.interfaces.given_images import (
     OPTIONS,
     check_names,
@@ -20,11 +20,11 @@ from patchline.pipeline.serving.interfaces.given_images import (
     decoded_base64,
     given_images,
     json_object,
-    media_type,
     options_of,
 )
-from patchline.pipeline.serving.refusal import bad_request
 from patchline.pipeline.serving.request_options import Options
+from patchline.pipeline.web.json_bodies import json_response, media_type
+from patchline.pipeline.web.refusal import bad_request
 
 router = APIRouter(tags=["mlflow"])
 

@@ -15,14 +15,15 @@ from starlette.responses import Response
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.serving.interfaces import tensors
-from patchline.pipeline.serving.interfaces.answering import json_response, server_of
+from patchline.pipeline.serving.interfaces.answering import server_of
 from patchline.pipeline.serving.interfaces.given_images import JSON, TENSORS, check_names
 from patchline.pipeline.serving.interfaces.predict_api import shown
 from patchline.pipeline.serving.interfaces.status_api import thresholds_of
 from patchline.pipeline.serving.interfaces.tensors import InferenceRequest, Tensor
 from patchline.pipeline.serving.model_host import Served
-from patchline.pipeline.serving.refusal import bad_request
 from patchline.pipeline.serving.request_options import Options
+from patchline.pipeline.web.json_bodies import json_response
+from patchline.pipeline.web.refusal import bad_request
 
 router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 

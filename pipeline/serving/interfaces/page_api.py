@@ -11,8 +11,8 @@ from starlette.responses import Response
 from patchline.pipeline.serving.interfaces.answering import server_of
 from patchline.pipeline.serving.interfaces.given_images import GivenImages
 from patchline.pipeline.serving.interfaces.predict_api import answered_images, one_answer
-from patchline.pipeline.serving.refusal import bad_request
 from patchline.pipeline.serving.request_options import Options
+from patchline.pipeline.web.refusal import bad_request
 
 router = APIRouter(include_in_schema=False)
 

@@ -10,10 +10,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.serving.interfaces.answering import Server, json_response, server_of
+from patchline.pipeline.serving.interfaces.answering import Server, server_of
 from patchline.pipeline.serving.interfaces.given_images import GivenImages, given_images
 from patchline.pipeline.serving.model_host import Answers
 from patchline.pipeline.serving.request_options import Options
+from patchline.pipeline.web.json_bodies import json_response
 
 router = APIRouter(tags=["predict"])
 

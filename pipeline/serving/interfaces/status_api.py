@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.serving.interfaces.answering import json_response, server_of
+from patchline.pipeline.serving.interfaces.answering import server_of
 from patchline.pipeline.serving.model_host import ModelHost
-from patchline.pipeline.serving.server_metrics import CONTENT_TYPE
+from patchline.pipeline.web.json_bodies import json_response
+from patchline.pipeline.web.server_metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["status"])
 

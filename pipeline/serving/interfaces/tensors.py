@@ -22,13 +22,13 @@ from patchline.pipeline.serving.interfaces.given_images import (
     OPTIONS,
     check_number,
     decoded_base64,
-    json_bytes,
     json_object,
     options_of,
     shown_value,
 )
-from patchline.pipeline.serving.refusal import bad_request
 from patchline.pipeline.serving.request_options import Options
+from patchline.pipeline.web.json_bodies import json_bytes
+from patchline.pipeline.web.refusal import bad_request
 
 LENGTH_HEADER = "inference-header-content-length"
 INPUT = "image"

@@ -23,7 +23,7 @@ from patchline.pipeline.packaging.package_files import (
     SERVER_FILE,
     WEIGHTS_FILE,
 )
-from patchline.pipeline.serving.access_token import TOKEN_VARIABLE
+from patchline.pipeline.web.access_token import TOKEN_VARIABLE
 from patchline.plugins.tools.export.import_closure import Closure, closure_of
 from patchline.plugins.tools.export.pinned_requirements import pinned_requirements
 

@@ -9,7 +9,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.label_task import AUTO
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.labelling.answers_table import table_labels
+from patchline.pipeline.labels.answers.answers_table import table_labels
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 

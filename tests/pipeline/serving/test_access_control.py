@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.serving.certificate import CertificateRenewal
-from patchline.pipeline.serving.config import ServingConfig
+from patchline.pipeline.web.certificate import CertificateRenewal
+from patchline.pipeline.web.config import ServingConfig
 from tests.conftest import patchline_here
 from tests.patience import patient
 from tests.pipeline.serving.served import NAME, Registry, Serving, png, serving

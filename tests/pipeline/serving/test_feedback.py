@@ -12,8 +12,8 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.serving.interfaces.feedback_api import opened_table
 from patchline.pipeline.serving.traffic_recorder import PARTS
 from patchline.pipeline.serving.traffic_recorder import rows_of as recorded
-from tests.pipeline.labelling.labelled import rows_of
 from tests.pipeline.serving.served import Registry, Serving, png, serving
+from tests.plugins.tools.label.labelled import rows_of
 
 
 def test_a_corrected_image_is_kept_with_its_label(registry: Registry, server: Serving) -> None:

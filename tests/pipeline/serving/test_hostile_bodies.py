@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from patchline.pipeline.serving.interfaces.given_images import json_object
-from patchline.pipeline.serving.refusal import Refusal
+from patchline.pipeline.web.refusal import Refusal
 from tests.patience import patient, until
 from tests.pipeline.serving.served import Registry, Reply, Serving, png, serving
 from tests.pipeline.serving.test_limits import connected, everything, head

@@ -14,7 +14,6 @@ import pytest
 from onnx import numpy_helper
 
 from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
-from tests.pipeline.labelling.labelled import rows_of
 from tests.pipeline.registry.made_versions import CLASSES, made_package
 from tests.pipeline.serving.served import (
     NAME,
@@ -25,6 +24,7 @@ from tests.pipeline.serving.served import (
     serving,
 )
 from tests.pipeline.serving.test_predict import b64
+from tests.plugins.tools.label.labelled import rows_of
 
 THRESHOLDS = (0.15, 0.97, 0.95)
 

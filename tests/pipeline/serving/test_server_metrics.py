@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patchline.pipeline.serving.server_metrics import ServerMetrics
+from patchline.pipeline.web.server_metrics import ServerMetrics
 
 
 def test_only_the_last_versions_are_counted_by_class() -> None:

@@ -13,9 +13,9 @@ import pytest
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.registry import served_package
 from patchline.pipeline.serving.alias_watch import AliasWatch
-from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.model_host import ModelHost, Served
-from patchline.pipeline.serving.server_metrics import ServerMetrics
+from patchline.pipeline.web.config import ServingConfig
+from patchline.pipeline.web.server_metrics import ServerMetrics
 
 
 class _Elsewhere:

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.model_host import ModelHost, Served, Throughput
-from patchline.pipeline.serving.refusal import Refusal
-from patchline.pipeline.serving.server_metrics import ServerMetrics
+from patchline.pipeline.web.config import ServingConfig
+from patchline.pipeline.web.refusal import Refusal
+from patchline.pipeline.web.server_metrics import ServerMetrics
 
 
 def test_requests_at_the_same_time_share_their_seconds() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.serving import traffic_recorder
-from patchline.pipeline.serving.server_metrics import ServerMetrics
 from patchline.pipeline.serving.traffic_recorder import (
     PARTS,
     TrafficRecorder,
@@ -22,6 +21,7 @@ from patchline.pipeline.serving.traffic_recorder import (
     is_traffic,
     rows_of,
 )
+from patchline.pipeline.web.server_metrics import ServerMetrics
 from tests.patience import until
 from tests.pipeline.serving.served import NAME, Registry, png, serving
 

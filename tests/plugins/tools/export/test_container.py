@@ -25,8 +25,8 @@ from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.serving.__main__ import main
-from patchline.pipeline.serving.config import ServingConfig
 from patchline.pipeline.serving.interfaces.answering import MEMORY_FACTOR
+from patchline.pipeline.web.config import ServingConfig
 from patchline.plugins.tools.export.comparison_images import ComparisonImages
 from patchline.plugins.tools.export.container_files import ServedVersion
 from patchline.plugins.tools.export.container_form import check_server, running_server

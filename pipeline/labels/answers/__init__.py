@@ -1,0 +1,1 @@
+"""The table of labels that people give, which a page, a server and an editor write to."""

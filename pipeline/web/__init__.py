@@ -1,0 +1,1 @@
+"""What pages and servers share: who may ask, limits, bodies, and how browsers sign in."""

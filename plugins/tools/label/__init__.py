@@ -1,0 +1,1 @@
+"""A page to label the images of a folder on, those that help most first."""

@@ -1,0 +1,215 @@
+"""The features of images, and what a model predicts for them: of a package, or of weights at hand.
+
+Shapes: N images, B images of a batch, D features, K classes; H, W and C of an image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import cv2
+import numpy as np
+import pandas as pd
+
+from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
+from patchline.pipeline.data.reading.image_file import image_bytes
+from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.pipeline.labels.answers.answer import Suggestion
+from patchline.plugins.tools.label.pool import PoolImage
+from patchline.plugins.tools.label.server.kept_features import KeptFeatures
+
+if TYPE_CHECKING:
+    from patchline.pipeline.initial_weights.local_weights import WeightsAtHand
+    from patchline.pipeline.packaging.packaged_model import PackagedModel
+    from patchline.plugins.tools.label.server.frozen_network import FrozenNetwork
+
+Array = np.ndarray[Any, Any]
+_BATCH = 32
+_FOLDER = "labelling"
+"""In the workspace."""
+_UNREADABLE = UndecodableImageError, cv2.error, MemoryError
+
+
+class Described(NamedTuple):
+    """What is known of some images."""
+
+    keys: list[str]
+    features_ND: Array
+    """Each of length 1."""
+    thumbnails: Thumbnails
+    sides_N: Array
+    """The shorter side of each image in pixels."""
+    suggestions: dict[str, Suggestion]
+    classes: tuple[str, ...]
+    """Of the model; empty if it predicts none."""
+    images: int
+    """Number of images, those that cannot be read included."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Described]) -> Described:
+        """Return what is known of all images, without the suggestions."""
+        return cls(
+            [key for part in parts for key in part.keys],
+            np.concatenate([part.features_ND for part in parts]),
+            Thumbnails(
+                np.concatenate([part.thumbnails.luma_NHW for part in parts]),
+                np.concatenate([part.thumbnails.chroma_NHWC for part in parts]),
+            ),
+            np.concatenate([part.sides_N for part in parts]),
+            {},
+            parts[0].classes,
+            sum(part.images for part in parts),
+        )
+
+
+class FeatureSource(Protocol):
+    """A network whose features order the images.
+
+    Attributes:
+        name: in a few words.
+    """
+
+    name: str
+
+    def described(self, images: Sequence[PoolImage]) -> Iterator[Described]:
+        """Yield what is known of all images that can be read, in parts."""
+
+
+class _DecodedPart:
+    """Decoded images of a part."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.digests: list[str] = []
+        self.new: dict[str, Array] = {}
+        """As the network takes them, those without results, by digest."""
+        self.sides: list[int] = []
+        self._collector = ThumbnailCollector()
+
+    def add(self, key: str, digest: str, decoded_HWC: Array) -> None:
+        """Add an image as it was decoded."""
+        self.keys.append(key)
+        self.digests.append(digest)
+        self.sides.append(min(decoded_HWC.shape[:2]))
+        self._collector.add(key, b"", decoded_HWC)
+
+    def described(
+        self,
+        features_ND: Array,
+        suggestions: Sequence[Suggestion],
+        classes: Sequence[str],
+        images: int,
+    ) -> Described:
+        """Return what is known of these images."""
+        lengths_N1 = np.linalg.norm(features_ND, axis=1, keepdims=True)
+        return Described(
+            self.keys,
+            (features_ND / np.maximum(lengths_N1, 1e-12)).astype(np.float32),
+            self._collector.of(pd.Series(self.keys, dtype=str)),
+            np.array(self.sides),
+            dict(zip(self.keys, suggestions, strict=False)),
+            tuple(classes),
+            images,
+        )
+
+
+class PackageFeatures:
+    """The features and the predictions of a registered model.
+
+    Args:
+        package: the model.
+        name: of its version.
+        workspace: keeps what was computed.
+    """
+
+    def __init__(self, package: PackagedModel, name: str, workspace: Path) -> None:
+        self._package, self.name, self._workspace = package, name, workspace
+        last = "features" if "features" in package.output_names else package.output_names[0]
+        self._outputs = [package.output_names[0], last]
+
+    def described(self, images: Sequence[PoolImage]) -> Iterator[Described]:
+        """Yield what is known of all images that can be read; features, or else probabilities."""
+        package = self._package
+        own = "".join(_sha256(file.read_bytes()) for file in package.files)
+        folder = self._workspace / _FOLDER / _sha256(own.encode())[:32]
+        kept = KeptFeatures(folder, ("probabilities", "features"))
+        for batch in _batches(images):
+            part = _DecodedPart()
+            for image in batch:
+                with contextlib.suppress(*_UNREADABLE), image_bytes(image.file) as data:
+                    digest, decoded_HWC = _sha256(data), decode_image(data, 3)
+                    if digest not in kept:
+                        part.new[digest] = np.asarray(package.pixels(data))
+                    part.add(image.key, digest, decoded_HWC)
+            if not part.keys:
+                continue
+            if part.new:
+                pixels_BHWC = np.stack(list(part.new.values()))
+                kept.add(list(part.new), package.named_outputs(pixels_BHWC, self._outputs))
+            probabilities_BK, features_BD = kept.of(part.digests)
+            suggested = [self._suggestion(each) for each in probabilities_BK]
+            yield part.described(features_BD, suggested, package.classes, len(batch))
+
+    def _suggestion(self, probabilities_K: Array) -> Suggestion:
+        package = self._package
+        if package.thresholds_K is None:
+            best = int(probabilities_K.argmax())
+            return Suggestion((package.classes[best],), float(probabilities_K[best]))
+        given = np.flatnonzero(probabilities_K >= package.thresholds_K)
+        least = probabilities_K[given].min() if len(given) else 1 - probabilities_K.max()
+        labels = tuple(sorted(package.classes[each] for each in given))
+        return Suggestion(labels, float(least))
+
+
+class WeightFeatures:
+    """The features of weights that are on this machine already.
+
+    Args:
+        weights: the file.
+        workspace: keeps what was computed.
+    """
+
+    def __init__(self, weights: WeightsAtHand, workspace: Path) -> None:
+        self._weights, self._workspace = weights, workspace
+        self.name = Path(weights.reference).name
+
+    def described(self, images: Sequence[PoolImage]) -> Iterator[Described]:
+        """Yield what is known of all images that can be read."""
+        network = self._network
+        side = network.image.height, network.image.width
+        kept = KeptFeatures(self._workspace / _FOLDER / network.digest, ("features",))
+        for batch in _batches(images):
+            part = _DecodedPart()
+            for image in batch:
+                with contextlib.suppress(*_UNREADABLE), image_bytes(image.file) as data:
+                    digest = _sha256(data)
+                    decoded_HWC = decode_image(data, network.image.channels)
+                    if digest not in kept:
+                        part.new[digest] = resize_image(decoded_HWC, *side, "crop")
+                    part.add(image.key, digest, decoded_HWC)
+            if not part.keys:
+                continue
+            if part.new:
+                kept.add(list(part.new), [network.features(np.stack(list(part.new.values())))])
+            [features_BD] = kept.of(part.digests)
+            yield part.described(features_BD, (), (), len(batch))
+
+    @functools.cached_property
+    def _network(self) -> FrozenNetwork:
+        from patchline.plugins.tools.label.server.frozen_network import FrozenNetwork
+
+        return FrozenNetwork.of(self._weights.reference, self._workspace)
+
+
+def _batches(images: Sequence[PoolImage]) -> Iterator[Sequence[PoolImage]]:
+    return (images[start : start + _BATCH] for start in range(0, len(images), _BATCH))
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
