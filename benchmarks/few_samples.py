@@ -29,7 +29,7 @@ from patchline.pipeline.metrics.image_groups import ImageGroups, share
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.metrics.mean_average_precision import mean_average_precision, ranked_labels
 from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map
-from patchline.pipeline.sweeping.gain import gain_of_shares
+from patchline.plugins.tools.sweep.gain import gain_of_shares
 
 Array = np.ndarray[Any, Any]
 Generator = np.random.Generator

@@ -39,21 +39,21 @@ from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.metrics.intervals import mean_of_repeats
 from patchline.pipeline.models.stored_logits import logits_of
-from patchline.pipeline.sweeping.rungs import rungs
-from patchline.pipeline.sweeping.search import score_of, settings_words
-from patchline.pipeline.sweeping.space import SearchSpace
-from patchline.pipeline.sweeping.study import (
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.parts.launching import job_of
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.plugins.tools.sweep.rungs import rungs
+from patchline.plugins.tools.sweep.search import score_of, settings_words
+from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.study import (
     StudyIdentity,
     StudyOptions,
     TrialRecord,
     best_of,
     open_study,
 )
-from patchline.pipeline.training.loop import Training
-from patchline.pipeline.training.part import TrainingPart
-from patchline.pipeline.training.parts.launching import job_of
-from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers.event_log import EventWriter
 
 _FAR = 1000
 """Added to the seed of the fits that are tested."""

@@ -74,12 +74,6 @@ COMMANDS = (
         composed=True,
     ),
     Command(
-        "sweep",
-        "sweep:build",
-        "Search for better settings than the plan's, and register the best model.",
-        composed=True,
-    ),
-    Command(
         "plugins list",
         "plugins_list:list_plugins",
         "List the installed plugins without importing them.",

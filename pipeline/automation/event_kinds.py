@@ -21,8 +21,6 @@ RUN_FINISHED = "patchline.run.finished"
 RUN_FAILED = "patchline.run.failed"
 RUN_KILLED = "patchline.run.killed"
 RUN_SKIPPED = "patchline.run.skipped"
-SWEEP_STARTED = "patchline.sweep.started"
-SWEEP_FINISHED = "patchline.sweep.finished"
 MODEL_REGISTERED = "patchline.model.registered"
 MODEL_PROMOTED = "patchline.model.promoted"
 MODEL_REFUSED = "patchline.model.refused"
@@ -85,18 +83,6 @@ KINDS: Mapping[str, Kind] = {
         "patchline.model.NAME",
         ("name", "new_images", "asked", "removed", "relabelled", "reason"),
         "Training of {name} was skipped: {reason}",
-    ),
-    SWEEP_STARTED: Kind(
-        "A search over settings has started and opened its MLflow run",
-        "patchline.run.RUN_ID",
-        ("name", "run_id", "data"),
-        "The search for settings of {name} has started.",
-    ),
-    SWEEP_FINISHED: Kind(
-        "A search over settings has finished",
-        "patchline.run.RUN_ID",
-        ("name", "run_id", "version", "trials", "verdict"),
-        "The search for settings of {name} has finished after {trials} trials: {verdict}",
     ),
     MODEL_REGISTERED: Kind(
         "A version was registered",

@@ -215,14 +215,9 @@ def _states() -> dict[Path, tuple[str, str]]:
             run.info.run_id,
             run.info.status,
         )
-        for command in _COMMANDS
-        for run in all_runs(f"tags.`mlflow.source.name` = '{command}'")
-        if FOLDER_TAG in run.data.tags
+        for run in all_runs(f"tags.`{FOLDER_TAG}` LIKE '%{RUNS}%'")
+        if liveness.folder_of(run).parent.name == RUNS  # those of nested runs lie deeper
     }
-
-
-_COMMANDS = ("patchline run", "patchline sweep")
-"""Sources of runs with a folder of their own; that of a search holds its trials."""
 
 
 def _name(folder: Path) -> str:

@@ -65,7 +65,7 @@ class RunRequest(FrozenModel):
 
 @dataclass(frozen=True)
 class RunKind:
-    """What is resumed: a training run, or a search over settings, which consists of many."""
+    """What is resumed: a training run, or what a tool makes of many."""
 
     command: str
     """That starts one; the source of its MLflow run."""

@@ -1,4 +1,4 @@
-"""Runs that are nested in MLflow under another: folds of a run, trials and final fits of a search.
+"""Runs that are nested in MLflow under another, such as the folds of a run.
 
 A key tells the runs of one parent apart. The run of a key is opened once: a process that resumes
 the parent continues it, whatever has become of the process that opened it.
@@ -19,8 +19,8 @@ from patchline.pipeline.tracking.tracking_store import all_runs, client
 PARENT_TAG, FOLD_TAG = "mlflow.parentRunId", "patchline.fold"
 KEY_TAG = "patchline.nested"
 """The key of a nested run among those of its parent."""
-FINAL_FIT = "patchline sweep (final fit)"
-"""Source of the runs of a search that may make a version; they are whole training runs."""
+FINAL = "final "
+"""Beginning of the key of a run that may make a version; such runs are whole training runs."""
 _FOLDS = "folds"
 
 

@@ -128,20 +128,6 @@ PACKAGES: dict[str, set[str]] = {
         "data",
         "tracking",
     },
-    "sweeping": {
-        "stages",
-        "browsing",
-        "packaging",
-        "planning",
-        "training",
-        "evaluation",
-        "metrics",
-        "data",
-        "plugin_system",
-        "run_memory",
-        "tracking",
-        "workers",
-    },
     "visual_guide": {"plugin_system", "layers", "metrics", "models", "data"},
     "stages": {
         "data",
@@ -187,16 +173,19 @@ _ROOMS: dict[str, dict[str, set[str]]] = {
 _PLUGIN_API = ("patchline.plugin_api", "patchline.pipeline.layers")
 FLOWS = (
     *("prefect_api", "progress", "notifications", "prefect_session", "schedules", "closing"),
-    *("approval", "training", "services", "work_pools", "new_data", "sweeping"),
+    *("approval", "training", "services", "work_pools", "new_data"),
     *("commands", "python_api", "command_line"),
 )
 """Rooms of `flows`, and the modules directly in it; each may import those before it."""
 _TOOLS = "plugins/tools/"
 _PUBLIC_FLOWS = (
-    *("closing.close_runs", "commands.switches", "notifications.events", "prefect_api.failures"),
-    *("prefect_session", "progress.progress_display"),
+    *("closing.close_runs", "commands.run", "commands.switches", "notifications.events"),
+    *("prefect_api.failures", "prefect_session", "progress.progress_display"),
+    *("training.announcing", "training.chosen_launcher", "training.dry_run"),
+    *("training.outcome_pages", "training.reporting", "training.run_messages"),
+    *("training.run_training", "training.stage_tasks", "training.waiting_for_slots"),
 )
-"""What tools may import of `flows`."""
+"""What tools may import of `flows`; of `training`, all that makes a training but its own flow."""
 _NEAR_THE_LIBRARY = ("plugins/launchers/", "plugins/stores/", _TOOLS)
 """Folders of built-in plugins that may import the library: they serve it."""
 _BARRED = {

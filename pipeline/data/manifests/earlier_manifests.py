@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.tracking.nested_runs import FINAL_FIT
+from patchline.pipeline.tracking.nested_runs import FINAL, KEY_TAG
 from patchline.pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 UNLABELLED_FOLDER = "unlabelled"
 """Of a run's artifacts: the manifest of its unlabelled images."""
-_TRAINED_BY = ("patchline run", FINAL_FIT)
+_TRAININGS = ("tags.`mlflow.source.name` = 'patchline run'", f"tags.`{KEY_TAG}` LIKE '{FINAL}%'")
 _PAGE = 20
 
 
@@ -26,9 +26,8 @@ def manifest_of_last_run(
 ) -> pd.DataFrame | None:
     """Return the manifest of the newest finished training of an experiment.
 
-    That is one of `patchline run`, or the final fit of a search that was registered: of the runs of
-    a search, only that one has a manifest. Runs whose manifest is missing from the store are
-    skipped.
+    That is one of `patchline run`, or the one of several nested runs that was registered: of those,
+    only that one has a manifest. Runs whose manifest is missing from the store are skipped.
 
     Args:
         experiment: its name.
@@ -48,8 +47,8 @@ def manifest_of_last_run(
         return None
     newest = [
         training
-        for source in _TRAINED_BY
-        if (training := _newest(store, stored.experiment_id, source, params or {})) is not None
+        for kind in _TRAININGS
+        if (training := _newest(store, stored.experiment_id, kind, params or {})) is not None
     ]
     return max(newest, key=lambda training: training.ended).manifest if newest else None
 
@@ -63,12 +62,12 @@ class _Trained(NamedTuple):
 
 
 def _newest(
-    store: MlflowClient, experiment_id: str, source: str, params: Mapping[str, str]
+    store: MlflowClient, experiment_id: str, kind: str, params: Mapping[str, str]
 ) -> _Trained | None:
-    """Return the newest finished run of a source that has a manifest."""
+    """Return the newest finished run that has a manifest, of those that a condition names."""
     conditions = [
         "attributes.status = 'FINISHED'",
-        f"tags.`mlflow.source.name` = '{source}'",
+        kind,
         *(f"params.`{key}` = '{value}'" for key, value in params.items()),
     ]
     token: str | None = None

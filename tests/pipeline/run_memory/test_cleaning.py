@@ -115,11 +115,11 @@ def test_checkpoints_of_finished_runs_go_and_their_weights_stay(workspace: Path)
 
 
 @pytest.mark.parametrize(("status", "goes"), [("FINISHED", True), ("KILLED", False)])
-def test_checkpoints_of_the_trials_of_a_search_go_once_it_is_finished(
+def test_checkpoints_in_the_run_of_a_tool_go_once_it_is_finished(
     workspace: Path, status: str, *, goes: bool
 ) -> None:
-    """Those of a search that may be resumed stay."""
-    trial = add_run(workspace, "1", status, command="patchline sweep") / "trials/1" / CHECKPOINT
+    """Those of one that may be resumed stay."""
+    trial = add_run(workspace, "1", status, command="patchline other") / "trials/1" / CHECKPOINT
     trial.parent.mkdir(parents=True)
     trial.write_bytes(b"c" * 1000)
     assert ("runs/1/trials/1/training/last.safetensors" in names(workspace)) is goes

@@ -17,6 +17,7 @@ from patchline.pipeline.data.manifests.manifest import with_task
 from patchline.pipeline.data.manifests.new_images import compare
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, encoded
 from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.nested_runs import KEY_TAG
 
 Images = list[tuple[int, str]]
 """Content and class of each file."""
@@ -71,13 +72,10 @@ def test_the_same_pixels_in_another_file_are_not_new() -> None:
     assert (found.new, found.removed, found.images) == (1, 0, 2)
 
 
-FINAL_FIT = "patchline sweep (final fit)"
-
-
 def _finished(
-    folder: Path, images: Images | None, command: str = FINAL_FIT, fails: bool = False
+    folder: Path, images: Images | None, key: str = "final 1", fails: bool = False
 ) -> None:
-    opened = tracked_run.NewRun("photos", "any", command, {}, {})
+    opened = tracked_run.NewRun("photos", "any", "patchline other", {}, {KEY_TAG: key})
     with tracked_run.open_run(opened, folder / "runs") as run:
         if images:
             manifests.save(_manifest(images), folder / f"{run.run_id}.parquet")
@@ -94,15 +92,15 @@ def _labels_of_last_run() -> str | None:
 def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
     """Failed runs, runs without a manifest and evaluations do not count; the newest does.
 
-    The registered final fit of a search counts, the search itself does not.
+    Of nested runs, those count that may make a version.
     """
     with tracked_run.owned_run(RunConfig(name="photos"), tmp_path / "runs", {}) as run:
         manifests.save(_manifest([(1, "x")]), tmp_path / "own.parquet")
         tracked_run.log_data(run, "photos", "0" * 32, tmp_path / "own.parquet")
     assert _labels_of_last_run() == "x"
     _finished(tmp_path, [(1, "a"), (2, "b")])
-    _finished(tmp_path, [(1, "c")], "patchline sweep")
-    _finished(tmp_path, [(1, "c")], "patchline evaluate")
+    _finished(tmp_path, [(1, "c")], "trial 1")
+    _finished(tmp_path, [(1, "c")], "")
     _finished(tmp_path, None)
     with pytest.raises(AssertionError):
         _finished(tmp_path, [(3, "c")], fails=True)

@@ -21,15 +21,12 @@ from prefect.runtime import flow_run
 from patchline.flows.closing import close_runs
 from patchline.flows.prefect_api.failures import failed
 from patchline.flows.progress.progress_display import display
-from patchline.flows.sweeping import sweep_pages, trial_tasks
-from patchline.flows.sweeping.trial_tasks import TrialTasks
 from patchline.flows.training import outcome_pages, run_messages
 from patchline.flows.training.announcing import announce, emit, tell_failure
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.reporting import reporting
 from patchline.flows.training.stage_tasks import as_task
 from patchline.pipeline import quiet_libraries, redaction
-from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.browsing.outcome import Outcome
 from patchline.pipeline.browsing.pages import write_pages
 from patchline.pipeline.browsing.run_summary import RunSummary
@@ -55,15 +52,22 @@ from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.stages.stage import AnyStage
 from patchline.pipeline.stages.train import TRAIN, TrainInputs
-from patchline.pipeline.sweeping import final_fits, mlflow_pages, search
-from patchline.pipeline.sweeping.config import SweepConfig
-from patchline.pipeline.sweeping.final_fits import PlannedFit, TestedFit
-from patchline.pipeline.sweeping.outline import SearchOutline
-from patchline.pipeline.sweeping.request import COMMAND, SWEEP, SweepRequest
-from patchline.pipeline.sweeping.result import SweepResult
-from patchline.pipeline.sweeping.search import SearchClock, TrialInputs
-from patchline.pipeline.sweeping.space import SearchSpace
-from patchline.pipeline.sweeping.study import (
+from patchline.pipeline.tracking import nested_runs, provenance, tracked_run
+from patchline.pipeline.tracking.tracked_run import NewRun, TrackedRun
+from patchline.pipeline.training.machine import cached_machine, choose_device
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers import prewarm, worker_start
+from patchline.pipeline.workspace import chosen
+from patchline.plugins.tools.sweep import final_fits, mlflow_pages, search, sweep_pages, trial_tasks
+from patchline.plugins.tools.sweep.config import SweepConfig
+from patchline.plugins.tools.sweep.final_fits import PlannedFit, TestedFit
+from patchline.plugins.tools.sweep.outline import SearchOutline
+from patchline.plugins.tools.sweep.request import COMMAND, SWEEP, SweepRequest
+from patchline.plugins.tools.sweep.result import SweepResult
+from patchline.plugins.tools.sweep.search import SearchClock, TrialInputs
+from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.study import (
     JOURNAL_FILE,
     Study,
     StudyIdentity,
@@ -72,15 +76,10 @@ from patchline.pipeline.sweeping.study import (
     best_of,
     open_study,
 )
-from patchline.pipeline.sweeping.summary import SweepSummary, best_trial, summary_of
-from patchline.pipeline.sweeping.whole_fit import check_test_labels, whole_fit
-from patchline.pipeline.tracking import nested_runs, provenance, tracked_run
-from patchline.pipeline.tracking.tracked_run import NewRun, TrackedRun
-from patchline.pipeline.training.machine import cached_machine, choose_device
-from patchline.pipeline.training.parts import launching
-from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import prewarm, worker_start
-from patchline.pipeline.workspace import chosen
+from patchline.plugins.tools.sweep.summary import SweepSummary, best_trial, summary_of
+from patchline.plugins.tools.sweep.tool import SWEEP_FINISHED, SWEEP_STARTED
+from patchline.plugins.tools.sweep.trial_tasks import TrialTasks
+from patchline.plugins.tools.sweep.whole_fit import check_test_labels, whole_fit
 
 _DESCRIPTION = """\
 Search for better settings than the plan's: many trials, stopped early unless they are among the
@@ -206,7 +205,7 @@ class _Sweep:
             tell_failure(self.context, error, COMMAND)
             raise
         emit(
-            event_kinds.SWEEP_FINISHED,
+            SWEEP_FINISHED,
             f"run.{summary.run_id}",
             name=summary.name,
             run_id=summary.run_id,
@@ -425,7 +424,7 @@ class _Sweep:
             run_messages.update_flow_run(f"{context.config.name} sweep", run)
             data = context.get(IngestedData).fingerprint
             started = {"name": str(context.config.name), "run_id": run.run_id, "data": data}
-            emit(event_kinds.SWEEP_STARTED, f"run.{run.run_id}", **started)
+            emit(SWEEP_STARTED, f"run.{run.run_id}", **started)
             yield run
 
     def _new_run(self, tags: dict[str, str]) -> NewRun:

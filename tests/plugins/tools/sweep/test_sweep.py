@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.tracking.nested_runs import FINAL_FIT
+from patchline.pipeline.tracking.nested_runs import FINAL
 from tests.conftest import patchline_here
 from tests.flows.training.runs import Begun, store_of
 
@@ -71,7 +71,9 @@ def test_a_search_that_is_killed_trains_no_trial_twice(tmp_path: Path) -> None:
     assert summary["metrics"]["test/accuracy"]["n"] == summary["gain"]["n"]
     [version] = client.search_model_versions("name='digits'")
     assert version.run_id == summary["registered_run_id"]
-    finals = [each for each in nested if each.data.tags["mlflow.source.name"] == FINAL_FIT]
+    source = "patchline sweep (final fit)"
+    finals = [each for each in nested if each.data.tags["mlflow.source.name"] == source]
+    assert all(each.data.tags["patchline.nested"].startswith(FINAL) for each in finals)
     ids = [each.info.run_id for each in finals]
     with_data = [each for each in ids if client.list_artifacts(each, "data")]
     assert with_data == [version.run_id]  # later data is compared with that of this run

@@ -8,10 +8,10 @@ from typing import Any
 from patchline.flows.training.dry_run import dry_run
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.planning.facts import Plan
-from patchline.pipeline.sweeping.config import SweepConfig
-from patchline.pipeline.sweeping.outline import SearchOutline
-from patchline.pipeline.sweeping.space import SearchSpace, check_given
-from patchline.pipeline.sweeping.whole_fit import check_settings, whole_fit
+from patchline.plugins.tools.sweep.config import SweepConfig
+from patchline.plugins.tools.sweep.outline import SearchOutline
+from patchline.plugins.tools.sweep.space import SearchSpace, check_given
+from patchline.plugins.tools.sweep.whole_fit import check_settings, whole_fit
 
 
 def search_dry_run(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from patchline.pipeline.evaluation.plots import BLUE, GREY, INK, ORANGE, new_figure, plain_axes
-from patchline.pipeline.sweeping.ranges import Dimension, NumberRange, Value, shown
-from patchline.pipeline.sweeping.space import SearchSpace
-from patchline.pipeline.sweeping.study import TrialRecord
+from patchline.plugins.tools.sweep.ranges import Dimension, NumberRange, Value, shown
+from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.study import TrialRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -36,9 +36,9 @@ from patchline.pipeline.files.file_locks import acquire
 from patchline.pipeline.files.json_lines import DamagedLineError, objects
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.redaction import redacted
-from patchline.pipeline.sweeping.ranges import Dimension, NumberRange, Value
-from patchline.pipeline.sweeping.rungs import continues
-from patchline.pipeline.sweeping.space import SearchSpace
+from patchline.plugins.tools.sweep.ranges import Dimension, NumberRange, Value
+from patchline.plugins.tools.sweep.rungs import continues
+from patchline.plugins.tools.sweep.space import SearchSpace
 
 logger = logging.getLogger(__name__)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

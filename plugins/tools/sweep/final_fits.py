@@ -22,14 +22,15 @@ from patchline.pipeline.labels import label_sets
 from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.sweeping import gain
-from patchline.pipeline.sweeping.result import FinalFit, FinalKind
-from patchline.pipeline.sweeping.search import score_of
-from patchline.pipeline.tracking.nested_runs import FINAL_FIT, NestedRun
+from patchline.pipeline.tracking.nested_runs import FINAL, NestedRun
 from patchline.pipeline.training.train_result import TrainResult
+from patchline.plugins.tools.sweep import gain
+from patchline.plugins.tools.sweep.result import FinalFit, FinalKind
+from patchline.plugins.tools.sweep.search import score_of
 
 FINALS_FOLDER = "finals"
 FINAL_TAG = "patchline.sweep.final"
+_COMMAND = "patchline sweep (final fit)"
 _SPARSE = {"explanations": False, "gallery_size": 0, "corruptions": 0, "slices": ()}
 """Contents of the report on a fit that is not registered."""
 _NAMES: dict[FinalKind, str] = {"best": "best settings", "plan": "the plan"}
@@ -53,9 +54,9 @@ class PlannedFit:
     def nested(self) -> NestedRun:
         """Its MLflow run."""
         return NestedRun(
-            key=f"final {self.kind} {self.seed}",
+            key=f"{FINAL}{self.kind} {self.seed}",
             folder=FINALS_FOLDER,
-            command=FINAL_FIT,
+            command=_COMMAND,
             experiment=str(self.config.name),
             name=self.name,
         )

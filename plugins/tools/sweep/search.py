@@ -29,9 +29,6 @@ from patchline.pipeline.errors import (
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.workspace_layout import LAST_WEIGHTS
 from patchline.pipeline.run_memory.stage_memory import StageMemory
-from patchline.pipeline.sweeping.ranges import Value, shown
-from patchline.pipeline.sweeping.space import SearchSpace
-from patchline.pipeline.sweeping.study import Trial, TrialRecord
 from patchline.pipeline.tracking import nested_runs, tracked_run
 from patchline.pipeline.tracking.nested_runs import NestedRun
 from patchline.pipeline.tracking.tracked_run import TrackedRun
@@ -46,6 +43,9 @@ from patchline.pipeline.training.parts.run_parts import ROOM_BYTES
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import active_launcher
 from patchline.pipeline.workers.event_log import Event
+from patchline.plugins.tools.sweep.ranges import Value, shown
+from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.study import Trial, TrialRecord
 
 TRIALS_FOLDER, CLOCK_FILE = "trials", "search_seconds.txt"
 TRIAL_TAG, STATE_TAG = "patchline.sweep.trial", "patchline.sweep.state"

@@ -12,12 +12,12 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.redaction import without_credentials
-from patchline.pipeline.sweeping.ranges import Value
-from patchline.pipeline.sweeping.result import FinalFit, SweepResult
-from patchline.pipeline.sweeping.space import value_at
-from patchline.pipeline.sweeping.study import TrialRecord
 from patchline.pipeline.tracking import addresses, tracking_store
 from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.plugins.tools.sweep.ranges import Value
+from patchline.plugins.tools.sweep.result import FinalFit, SweepResult
+from patchline.plugins.tools.sweep.space import value_at
+from patchline.plugins.tools.sweep.study import TrialRecord
 
 
 class BestTrial(FrozenModel):

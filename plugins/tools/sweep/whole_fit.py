@@ -18,10 +18,10 @@ from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system.plugin_loader import load_objective
-from patchline.pipeline.sweeping.ranges import shown
 from patchline.pipeline.terminal_words import by_number
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.record import TrainingRecord
+from patchline.plugins.tools.sweep.ranges import shown
 
 
 class WholeFit(NamedTuple):

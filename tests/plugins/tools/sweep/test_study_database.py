@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError, RunError
-from patchline.pipeline.sweeping.ranges import parsed
-from patchline.pipeline.sweeping.space import SearchSpace
-from patchline.pipeline.sweeping.study import Study, StudyIdentity, StudyOptions, open_study
+from patchline.plugins.tools.sweep.ranges import parsed
+from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.study import Study, StudyIdentity, StudyOptions, open_study
 from tests import postgres_server
 from tests.postgres_server import PostgresServer
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.sweeping.study import TrialRecord
 from patchline.pipeline.terminal_words import counted
+from patchline.plugins.tools.sweep.study import TrialRecord
 
 FinalKind = Literal["best", "plan"]
 

@@ -18,8 +18,8 @@ from patchline.pipeline.workers import worker_start
 
 if TYPE_CHECKING:
     from patchline.pipeline.config import RunConfig
-    from patchline.pipeline.sweeping.config import SweepConfig
-    from patchline.pipeline.sweeping.summary import SweepSummary
+    from patchline.plugins.tools.sweep.config import SweepConfig
+    from patchline.plugins.tools.sweep.summary import SweepSummary
 
 
 def run_sweep(
@@ -43,8 +43,8 @@ def run_sweep(
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
         from patchline.pipeline.stages import engine
         from patchline.pipeline.stages.lines import line_of
-        from patchline.pipeline.sweeping.space import check_given
-        from patchline.pipeline.sweeping.whole_fit import check_settings
+        from patchline.plugins.tools.sweep.space import check_given
+        from patchline.plugins.tools.sweep.whole_fit import check_settings
 
         check_settings(config)
         check_given(space)
@@ -65,7 +65,7 @@ def resume_sweep(reference: str) -> SweepSummary:
         PipelineError: the reason why it failed.
     """
     from patchline.pipeline.run_memory import interrupted_runs
-    from patchline.pipeline.sweeping.request import SWEEP, SweepRequest
+    from patchline.plugins.tools.sweep.request import SWEEP, SweepRequest
 
     enter_workspace()
     runs = WORKSPACE.resolve() / "runs"
@@ -88,7 +88,7 @@ def _in_prefect(
     fresh: bool = False,
 ) -> SweepSummary:
     def search() -> SweepSummary:
-        from patchline.flows.sweeping.sweep_flow import sweep_flow
+        from patchline.plugins.tools.sweep.flow import sweep_flow
 
         return sweep_flow(config, sweep, space, resume=resume, fresh=fresh)
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.sweeping.config import SweepConfig
-from patchline.pipeline.sweeping.ranges import Dimension, NumberRange, Value, shown
-from patchline.pipeline.sweeping.rungs import expected_epochs, rungs
-from patchline.pipeline.sweeping.space import SearchSpace, value_at
-from patchline.pipeline.sweeping.whole_fit import has_rungs
 from patchline.pipeline.terminal_words import by_number, counted, duration
+from patchline.plugins.tools.sweep.config import SweepConfig
+from patchline.plugins.tools.sweep.ranges import Dimension, NumberRange, Value, shown
+from patchline.plugins.tools.sweep.rungs import expected_epochs, rungs
+from patchline.plugins.tools.sweep.space import SearchSpace, value_at
+from patchline.plugins.tools.sweep.whole_fit import has_rungs
 
 
 class SearchOutline(FrozenModel):

@@ -9,14 +9,14 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.sweeping import mlflow_pages
-from patchline.pipeline.sweeping.importance import importances
-from patchline.pipeline.sweeping.page import FOLDER, write_page
-from patchline.pipeline.sweeping.result import SweepResult
-from patchline.pipeline.sweeping.search import table_of
-from patchline.pipeline.sweeping.space import SearchSpace
 from patchline.pipeline.tracking import addresses
 from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.plugins.tools.sweep import mlflow_pages
+from patchline.plugins.tools.sweep.importance import importances
+from patchline.plugins.tools.sweep.page import FOLDER, write_page
+from patchline.plugins.tools.sweep.result import SweepResult
+from patchline.plugins.tools.sweep.search import table_of
+from patchline.plugins.tools.sweep.space import SearchSpace
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from patchline.pipeline.browsing.pages import NOTE_TAG
 from patchline.pipeline.packaging.model_card import escaped
-from patchline.pipeline.sweeping.ranges import shown
-from patchline.pipeline.sweeping.result import SweepResult
-from patchline.pipeline.sweeping.search import table_of
-from patchline.pipeline.sweeping.study import TrialRecord
 from patchline.pipeline.tracking import addresses, tracked_run
 from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.tracking.tracking_store import client
+from patchline.plugins.tools.sweep.ranges import shown
+from patchline.plugins.tools.sweep.result import SweepResult
+from patchline.plugins.tools.sweep.search import table_of
+from patchline.plugins.tools.sweep.study import TrialRecord
 
 logger = logging.getLogger(__name__)
 

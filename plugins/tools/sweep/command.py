@@ -15,19 +15,19 @@ from pydantic.fields import FieldInfo
 from patchline.flows.commands.run import check_alone, composed
 from patchline.flows.commands.switches import Json, Switch
 from patchline.flows.progress.progress_display import shown
-from patchline.flows.sweeping.run_sweep import resume_sweep, run_sweep
 from patchline.pipeline import config_errors, config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import merged
 from patchline.pipeline.files.workspace_folder import place
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.sweeping.config import SweepConfig
 from patchline.pipeline.terminal_words import pasted_path, pasted_program, visible
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.workers import worker_start
+from patchline.plugins.tools.sweep.config import SweepConfig
+from patchline.plugins.tools.sweep.run_sweep import resume_sweep, run_sweep
 
 if TYPE_CHECKING:
-    from patchline.pipeline.sweeping.summary import SweepSummary
+    from patchline.plugins.tools.sweep.summary import SweepSummary
 
 _SPACE = ("model", "augmentation", "optimizer", "training")
 """Sections whose settings can be searched."""
@@ -146,7 +146,7 @@ def _unset() -> FieldInfo:
 
 def _space_of(file: Path | None, flags: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the search space that a file and flags give; empty for the default one."""
-    from patchline.pipeline.sweeping.space import normalised
+    from patchline.plugins.tools.sweep.space import normalised
 
     of_file = normalised(config_files.read_settings(file)) if file is not None else {}
     return merged(of_file, normalised(flags or {}))
@@ -163,7 +163,7 @@ def _outline(
     config: RunConfig, sweep: SweepConfig, space: dict[str, Any], *, as_json: bool
 ) -> None:
     """Print the plan and what would be searched around it."""
-    from patchline.flows.sweeping.search_dry_run import search_dry_run
+    from patchline.plugins.tools.sweep.search_dry_run import search_dry_run
 
     with shown(), worker_start.prepared_workers():
         if config.preset:
@@ -194,7 +194,7 @@ def words(summary: SweepSummary, seconds: float) -> str:
         seconds: duration of the whole command.
     """
     from patchline.pipeline.browsing.next_steps import address_lines
-    from patchline.pipeline.sweeping.search import settings_words
+    from patchline.plugins.tools.sweep.search import settings_words
 
     ended = [each for each in summary.trial_table if each.validation is not None]
     ordered = sorted(ended, key=lambda each: (each.state != "complete", -(each.validation or 0.0)))

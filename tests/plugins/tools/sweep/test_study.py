@@ -13,11 +13,14 @@ import pytest
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.sweeping.ranges import Value, parsed
-from patchline.pipeline.sweeping.rungs import continues, expected_epochs, rungs
-from patchline.pipeline.sweeping.search import CLOCK_FILE, SearchClock, check_nothing_lost
-from patchline.pipeline.sweeping.space import SearchSpace
-from patchline.pipeline.sweeping.study import (
+from patchline.pipeline.tracking import nested_runs, tracked_run
+from patchline.pipeline.tracking.nested_runs import NestedRun
+from patchline.pipeline.tracking.tracked_run import NewRun
+from patchline.plugins.tools.sweep.ranges import Value, parsed
+from patchline.plugins.tools.sweep.rungs import continues, expected_epochs, rungs
+from patchline.plugins.tools.sweep.search import CLOCK_FILE, SearchClock, check_nothing_lost
+from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.study import (
     JOURNAL_FILE,
     Study,
     StudyIdentity,
@@ -27,9 +30,6 @@ from patchline.pipeline.sweeping.study import (
     best_of,
     open_study,
 )
-from patchline.pipeline.tracking import nested_runs, tracked_run
-from patchline.pipeline.tracking.nested_runs import NestedRun
-from patchline.pipeline.tracking.tracked_run import NewRun
 
 SPACE = SearchSpace(
     dimensions={

@@ -12,8 +12,8 @@ import optuna
 from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from optuna.trial import TrialState, create_trial
 
-from patchline.pipeline.sweeping.space import SearchSpace
-from patchline.pipeline.sweeping.study import TrialRecord, distributions_of
+from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.study import TrialRecord, distributions_of
 
 FEWEST_TRIALS = 10
 """With fewer trials the shares say nothing."""

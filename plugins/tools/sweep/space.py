@@ -20,8 +20,8 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system.plugin_loader import Kind, config_class
-from patchline.pipeline.sweeping.ranges import Choices, Dimension, NumberRange, Value, parsed
 from patchline.plugin_api import NO_PATCH_EMBEDDING
+from patchline.plugins.tools.sweep.ranges import Choices, Dimension, NumberRange, Value, parsed
 
 DEFAULT_RANGE = "sweep"
 """Key of a field's default range in its JSON schema."""

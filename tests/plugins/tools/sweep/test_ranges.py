@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.sweeping.ranges import Choices, NumberRange, parsed
+from patchline.plugins.tools.sweep.ranges import Choices, NumberRange, parsed
 
 
 @pytest.mark.parametrize(

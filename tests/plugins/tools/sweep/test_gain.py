@@ -10,14 +10,14 @@ import pytest
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.sweeping.final_fits import planned_fits, winner
-from patchline.pipeline.sweeping.gain import (
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.plugins.tools.sweep.final_fits import planned_fits, winner
+from patchline.plugins.tools.sweep.gain import (
     gain_of_map,
     gain_of_shares,
     mean_of_seeds,
     optimism,
 )
-from patchline.pipeline.training.train_result import TrainResult
 
 Array = np.ndarray[Any, Any]
 

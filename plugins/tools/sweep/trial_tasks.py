@@ -19,17 +19,17 @@ from patchline.flows.progress.progress_display import display
 from patchline.flows.training.stage_tasks import training_tags
 from patchline.flows.training.waiting_for_slots import watched
 from patchline.pipeline.errors import RunError
-from patchline.pipeline.sweeping import search
-from patchline.pipeline.sweeping.search import (
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.workers import cancellation
+from patchline.pipeline.workers.event_log import Event
+from patchline.plugins.tools.sweep import search
+from patchline.plugins.tools.sweep.search import (
     SearchClock,
     TrialInputs,
     epochs_words,
     trial_name,
 )
-from patchline.pipeline.sweeping.study import Study, Trial, TrialRecord, best_of
-from patchline.pipeline.training.parts import launching
-from patchline.pipeline.workers import cancellation
-from patchline.pipeline.workers.event_log import Event
+from patchline.plugins.tools.sweep.study import Study, Trial, TrialRecord, best_of
 
 _FAILURES = 3
 """The search ends if so many trials have failed, and no other outcome is known."""

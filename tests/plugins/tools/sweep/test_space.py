@@ -8,9 +8,9 @@ import pytest
 
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.sweeping.config import SweepConfig
-from patchline.pipeline.sweeping.ranges import NumberRange, Value
-from patchline.pipeline.sweeping.space import SearchSpace
+from patchline.plugins.tools.sweep.config import SweepConfig
+from patchline.plugins.tools.sweep.ranges import NumberRange, Value
+from patchline.plugins.tools.sweep.space import SearchSpace
 
 
 @pytest.fixture(scope="module")

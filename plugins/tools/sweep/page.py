@@ -10,11 +10,11 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.evaluation.html_page import render, vector_graphic
 from patchline.pipeline.evaluation.plots import save_figure
 from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.sweeping import pictures
-from patchline.pipeline.sweeping.importance import FEWEST_TRIALS
-from patchline.pipeline.sweeping.ranges import shown
-from patchline.pipeline.sweeping.result import SweepResult
-from patchline.pipeline.sweeping.space import SearchSpace, value_at
+from patchline.plugins.tools.sweep import pictures
+from patchline.plugins.tools.sweep.importance import FEWEST_TRIALS
+from patchline.plugins.tools.sweep.ranges import shown
+from patchline.plugins.tools.sweep.result import SweepResult
+from patchline.plugins.tools.sweep.space import SearchSpace, value_at
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,6 +46,7 @@ def write_page(
     planned = {fit.seed: fit for fit in result.of("plan")}
     text = render(
         "sweep.html.j2",
+        package="patchline.plugins.tools.sweep",
         result=result,
         tone="good" if result.gain.low > 0 else "bad" if result.gain.high < 0 else "open",
         plan={key: shown(value_at(plan, key)) for key in result.space},

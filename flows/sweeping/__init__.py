@@ -1,1 +1,0 @@
-"""A search over settings as a Prefect flow: its trials and final fits as tasks."""
