@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.files.workspace_folder import place
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Launcher
 
 
@@ -20,7 +20,7 @@ def chosen_launcher(choice: PluginChoice) -> Iterator[Launcher]:
         PluginError: for a launcher that is unknown or broken.
         ConfigError: for a setting that it does not have.
     """
-    with active_launcher.using(
+    with worker_start.using_launcher(
         choice.model_dump_json(), lambda: built_launcher(choice, place())
     ) as used:
         yield used

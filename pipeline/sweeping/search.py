@@ -44,7 +44,7 @@ from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.launching import TrainingInputs
 from patchline.pipeline.training.parts.run_parts import ROOM_BYTES
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 
 TRIALS_FOLDER, CLOCK_FILE = "trials", "search_seconds.txt"
@@ -302,7 +302,7 @@ def _remove_checkpoints(folder: Path) -> None:
 
 def _prepare_next(config: RunConfig) -> None:
     if psutil.virtual_memory().available >= ROOM_BYTES:
-        active_launcher.current().prepare(MODULE, resources_of(config.training))
+        worker_start.current_launcher().prepare(MODULE, resources_of(config.training))
 
 
 def table_of(records: list[TrialRecord], keys: list[str]) -> dict[str, list[Any]]:

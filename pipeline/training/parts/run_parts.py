@@ -33,7 +33,7 @@ from patchline.pipeline.training.train_result import (
     RefitResult,
     TrainResult,
 )
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 
 ROOM_BYTES = 3 * 2**30
@@ -218,7 +218,7 @@ class RunParts:
         room = psutil.virtual_memory().available >= ROOM_BYTES
         if event["kind"] == "progress" and room:
             resources = resources_of(self.inputs.config.training)
-            active_launcher.current().prepare(MODULE, resources)
+            worker_start.current_launcher().prepare(MODULE, resources)
 
     def _first(self) -> RunConfig:
         """Return the config of the first part, which knows nothing of the others."""
