@@ -275,7 +275,8 @@ def _fit(
     for epoch in inputs.rungs[:-1]:
         reported = trial.record.rungs.get(epoch)
         if reported is None:
-            result = launching.train_until(epoch, training)
+            part = TrainingPart(epochs=epoch)
+            result = launching.train_part(part, TrainResult, training)
             # A later fit of this run finds metrics of this one in the store.
             training = dataclasses.replace(training, run=dataclasses.replace(run, continued=True))
             if result.stopped_early:
@@ -287,7 +288,7 @@ def _fit(
         if not trial.report(epoch, reported, seconds):
             trial.stop(f"not among the best at epoch {epoch}")
             return
-    result = launching.train(training)
+    result = launching.train_part(TrainingPart(), TrainResult, training)
     clock.save()
     trial.complete(score_of(result), result.best_validation_loss, result.epochs, result.seconds)
 

@@ -158,7 +158,7 @@ class Training:
         """
         self.train_to_the_end()
         result = self._result()
-        return result if self.job.part.epochs is not None else self._averaged(result)
+        return result if self.job.part.is_continued else self._averaged(result)
 
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""

@@ -77,41 +77,48 @@ class TrainingInputs:
         return self.run.folder / part.folder
 
 
-def train(inputs: TrainingInputs) -> TrainResult:
-    """Train in a separate process, unless the weights are known."""
-    return train_part(TrainingPart(), TrainResult, inputs)
-
-
 def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
-    """Do one of the fits that a run consists of, unless its result is known; see `train`."""
-    memory, folder = inputs.memory, inputs.folder_of(part)
-    own_ingredients = _ingredients_of(part, inputs)
-    begun = bool(earlier_events(folder))  # then it is resumed, whatever other runs have done since
-    result = memory.recall(part.stage, own_ingredients, result_class, folder, own_only=begun)
-    if result is not None:
-        log_again(inputs.run, folder)
-        return result
-    trained = _trained(part, result_class, inputs)
-    keys = [own_ingredients]
-    if isinstance(trained, TrainResult):
-        replay = dataclasses.replace(inputs, config=replayable(inputs.config, trained))
-        keys.append(_ingredients_of(part, replay))
-    memory.remember(part.stage, trained, folder, *keys)
-    return trained
+    """Do one of the fits that a run consists of in a separate process, or recall its result.
 
-
-def train_until(epochs: int, inputs: TrainingInputs) -> TrainResult:
-    """Train up to an epoch of the plan, to be continued later from its checkpoint.
-
-    The learning rate and everything else that depends on the length follow the whole plan. What was
-    trained so far is resumed; a fit that has come this far ends at once. The result is not
-    remembered for other runs, since the checkpoint in its folder changes.
-
-    Args:
-        epochs: at which it stops, unless it ends before.
-        inputs: of the fit.
+    A part that is continued later is not remembered for other runs, since the checkpoint in its
+    folder changes. What was trained so far is resumed; if it has come that far, it ends at once.
     """
-    return _trained(TrainingPart(epochs=epochs), TrainResult, inputs)
+    memory, run, folder = inputs.memory, inputs.run, inputs.folder_of(part)
+    own_ingredients, events = _ingredients_of(part, inputs), earlier_events(folder)
+    if not part.is_continued:
+        begun = bool(events)  # then it is resumed, whatever other runs have done since
+        result = memory.recall(part.stage, own_ingredients, result_class, folder, own_only=begun)
+        if result is not None:
+            log_again(run, folder)
+            return result
+    own = (inputs.config, inputs.data, inputs.prepared, folder, run.run_id)
+    job = job_of(*own, memory.workspace.resolve()).model_copy(update={"teacher": inputs.teacher})
+    extends = extended_run.extended_training(job, run.folder.parent)
+    job = job.model_copy(update={"part": part, "extends": extends})
+    log = MetricSender(run)
+    for event in events:
+        _log(event, folder, log, send=False)
+    log.send()
+
+    def forward(event: Event) -> None:
+        inputs.on_event(event)
+        log.send()
+        _log(event, folder, log)
+        if event["kind"] == "warning":
+            level = logging.INFO if resumes(event) else logging.WARNING
+            logger.log(level, event["message"])
+
+    with tracked_run.system_metrics(run):
+        needs = resources_of(inputs.config.training)
+        result = run_worker(MODULE, folder, job, result_class, forward, needs, MEMBER_MODULE)
+    log.flush()
+    if not part.is_continued:
+        keys = [own_ingredients]
+        if isinstance(result, TrainResult):
+            replay = dataclasses.replace(inputs, config=replayable(inputs.config, result))
+            keys.append(_ingredients_of(part, replay))
+        memory.remember(part.stage, result, folder, *keys)
+    return result
 
 
 def recalled_part(
@@ -162,35 +169,6 @@ def job_of(
         initial_weights=initial,
         unlabelled=unlabelled,
     )
-
-
-def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
-    run = inputs.run
-    workspace, folder = inputs.memory.workspace.resolve(), inputs.folder_of(part)
-    own = (inputs.config, inputs.data, inputs.prepared, folder, run.run_id)
-    job = job_of(*own, workspace).model_copy(update={"teacher": inputs.teacher})
-    extends = extended_run.extended_training(job, run.folder.parent)
-    job = job.model_copy(update={"part": part, "extends": extends})
-    log = MetricSender(run)
-    for event in earlier_events(job.folder):
-        _log(event, job.folder, log, send=False)
-    log.send()
-
-    def forward(event: Event) -> None:
-        inputs.on_event(event)
-        log.send()
-        _log(event, job.folder, log)
-        if event["kind"] == "warning":
-            level = logging.INFO if resumes(event) else logging.WARNING
-            logger.log(level, event["message"])
-
-    with tracked_run.system_metrics(run):
-        resources = resources_of(inputs.config.training)
-        result = run_worker(
-            MODULE, job.folder, job, result_class, forward, resources, MEMBER_MODULE
-        )
-    log.flush()
-    return result
 
 
 def resumes(event: Event) -> bool:

@@ -67,7 +67,8 @@ class RunParts:
                 f"extending the training of run {extended[:8]} to {training.epochs} epochs"
             )
         seen = self._prepare_next if training.refit else self._last_seen
-        first = launching.train(replace(self.inputs, config=self._first(), on_event=seen))
+        own = replace(self.inputs, config=self._first(), on_event=seen)
+        first = launching.train_part(TrainingPart(), TrainResult, own)
         if first.probe is None:  # a fit has said it
             self.on_note(first.sentence())
         if not training.refit:
