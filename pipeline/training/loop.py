@@ -258,19 +258,16 @@ class Training:
 
     def _train_step(self, batch: Batch) -> None:
         state = self.state
-        part = self.own_order.at(state.step)
-        is_planned = not self.planner or state.plan.is_known
-        if not is_planned:
+        plans_first = self.planner is not None and not state.plan.is_known
+        if plans_first:
             self._count_training_time(self.clock.read())
-        plan_first = None if is_planned else self._plan_first_update
-        self.learning_rate = self.step.train_one_step(batch, part, plan_first)
-
-    def _plan_first_update(self) -> None:
-        wait_for(self.device)
-        seconds = self.clock.read()
-        self._count_training_time(seconds)
-        if self.planner:
+        gradients = self.step.compute_gradients(batch, self.own_order.at(state.step))
+        if self.planner and plans_first:
+            wait_for(self.device)
+            seconds = self.clock.read()
+            self._count_training_time(seconds)
             self.planner.before_first_update(seconds)
+        self.learning_rate = self.step.update(gradients)
 
     def _count_training_time(self, seconds: float) -> None:
         """Count seconds that the ranks have trained since they last read the clock."""

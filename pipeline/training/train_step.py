@@ -107,39 +107,6 @@ class TrainStep:
         kernels = DeterministicKernels(self.device, insist=self.ranks.size == 1)
         object.__setattr__(self, "kernels", kernels)
 
-    def train_one_step(
-        self, batch: Batch, part: BatchPart, before_update: Callable[[], None] | None = None
-    ) -> float:
-        """Do one step, and return its learning rate.
-
-        Args:
-            batch: what this rank has loaded.
-            part: of the whole batch that this is.
-            before_update: called between the gradients and the update.
-
-        Raises:
-            Diverged: if the loss or the gradient is not finite; see `FiniteCheck`.
-            RunError: if there is not enough memory.
-            RanksRestart: if other ranks wait for gradients that need smaller micro-batches.
-        """
-        state = self.state
-        gradients = self.compute_gradients(batch, part)
-        if before_update:
-            before_update()
-        rate = learning_rate(self.config.optimizer, state.plan.progress_of(state.step))
-        rate *= state.rate_factor
-        self.finite.check(state.step, rate, gradients.loss, gradients.norm)
-        state.sums.add(gradients.loss, gradients.correct, gradients.images)
-        for group in state.optimizer.param_groups:
-            group["lr"] = rate * group.get("rate_factor", 1.0)
-        if state.loss_scale.admits_update():
-            state.optimizer.step()
-        state.step += 1
-        self.ranks.average_statistics(state.model)
-        if not averages_itself(state.optimizer):
-            state.average.update(state.step)
-        return rate
-
     def compute_gradients(self, batch: Batch, part: BatchPart | None = None) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight.
 
@@ -149,6 +116,10 @@ class TrainStep:
         Args:
             batch: what this rank has loaded.
             part: of the whole batch that this is; None for all of it.
+
+        Raises:
+            RunError: if there is not enough memory.
+            RanksRestart: if other ranks wait for gradients that need smaller micro-batches.
         """
         state, part = self.state, part or BatchPart.whole(len(batch[1]))
         # With a time limit, the plan is not known before the first step, but a replay knows it.
@@ -210,6 +181,27 @@ class TrainStep:
         """
         factor = self.ranks.size + 0.0 * loss.detach()
         loss.backward(factor)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
+    def update(self, gradients: Gradients) -> float:
+        """Update the weights and their average, and return the learning rate of the step.
+
+        Raises:
+            Diverged: if the loss or the gradient is not finite; see `FiniteCheck`.
+        """
+        state = self.state
+        rate = learning_rate(self.config.optimizer, state.plan.progress_of(state.step))
+        rate *= state.rate_factor
+        self.finite.check(state.step, rate, gradients.loss, gradients.norm)
+        state.sums.add(gradients.loss, gradients.correct, gradients.images)
+        for group in state.optimizer.param_groups:
+            group["lr"] = rate * group.get("rate_factor", 1.0)
+        if state.loss_scale.admits_update():
+            state.optimizer.step()
+        state.step += 1
+        self.ranks.average_statistics(state.model)
+        if not averages_itself(state.optimizer):
+            state.average.update(state.step)
+        return rate
 
     @property
     def micro_batches(self) -> int:

@@ -152,7 +152,7 @@ class _Trial:
         """Load a batch and do a step."""
         with torch.profiler.record_function(AUGMENTATION):
             loaded = next(self.batches)
-        self.step.train_one_step(loaded, self.part)
+        self.step.update(self.step.compute_gradients(loaded, self.part))
 
 
 class _AnyLoss(FiniteCheck):
