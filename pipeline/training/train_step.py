@@ -68,6 +68,9 @@ class Retry(Protocol):
     def recover(self, error: RuntimeError, step: TrainStep, part: BatchPart) -> Callable[[], None]:
         """Undo a failed attempt, and return what to do before the next one; or raise."""
 
+    def resume(self, step: TrainStep) -> None:
+        """Take up what earlier attempts have found out."""
+
 
 @dataclass(frozen=True)
 class TrainStep:
@@ -106,6 +109,10 @@ class TrainStep:
         """Insist on deterministic kernels; several ranks could not repeat a step together."""
         kernels = DeterministicKernels(self.device, insist=self.ranks.size == 1)
         object.__setattr__(self, "kernels", kernels)
+
+    def resume(self) -> None:
+        """Take up what earlier attempts have found out about computing gradients."""
+        self.retry.resume(self)
 
     def compute_gradients(self, batch: Batch, part: BatchPart | None = None) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight.

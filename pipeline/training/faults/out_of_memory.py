@@ -78,19 +78,21 @@ class RollbackOnError:
     def on_missing_kernel(self, operation: str) -> None:
         """Take note of an operation that has no deterministic kernel."""
 
+    def resume(self, step: TrainStep) -> None:
+        """Take up what earlier attempts have found out."""
+
 
 class OutOfMemoryRetry(RollbackOnError):  # noqa: N818 - no exception
     """Divides batches into as many micro-batches as the memory of the device requires.
 
     Args:
-        batch_size: images in a batch of all ranks together.
         events: gets a warning of what has changed.
         folder: of the training run.
     """
 
-    def __init__(self, batch_size: int, events: EventWriter, folder: Path) -> None:
+    def __init__(self, events: EventWriter, folder: Path) -> None:
         super().__init__()
-        self._batch_size, self._events, self._folder = batch_size, events, folder
+        self._events, self._folder = events, folder
 
     def recover(self, error: RuntimeError, step: TrainStep, part: BatchPart) -> Callable[[], None]:
         """Undo a failed attempt, and return what to do before the next one.
@@ -147,11 +149,12 @@ class OutOfMemoryRetry(RollbackOnError):  # noqa: N818 - no exception
     def _say_halved(self, step: TrainStep) -> None:
         halvings = step.state.halvings
         halved = sum(at <= halvings[-1] for at in halvings)
-        parts = step.config.training.accumulation * 2**halved
+        settings = step.config.training
+        parts = settings.accumulation * 2**halved
         self._events.write(
             "warning",
-            message=f"The device is out of memory: each batch of {self._batch_size} images is now "
-            f"divided into {parts} micro-batches. The effective batch size is unchanged.",
+            message=f"The device is out of memory: each batch of {settings.batch_size} images is "
+            f"now divided into {parts} micro-batches. The effective batch size is unchanged.",
         )
 
 

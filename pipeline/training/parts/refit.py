@@ -37,8 +37,8 @@ class Refit(Training):
             weights=folder,
             images=len(self.data.training.rows),
             steps=state.step,
-            epochs=state.step / self.order.steps_per_epoch,
-            seconds=self.elapsed,
+            epochs=state.step / self.length.steps_per_epoch,
+            seconds=self.clock.elapsed,
             images_per_second=state.sums.total_images / max(state.training_seconds, 1e-9),
         )
 
@@ -49,7 +49,7 @@ class Refit(Training):
             described, seen = description_of(self.job), provenance_of_job(self.job)
             save_model(folder, state.average.model, described, seen)
         else:
-            ends = range(self.order.steps_per_epoch, state.step, self.order.steps_per_epoch)
+            ends = range(self.length.steps_per_epoch, state.step, self.length.steps_per_epoch)
             steps = [*ends, state.step][-self.last_weights.count :]
             self.last_weights.save_average(steps, state.average.model, folder, self.data, self.job)
 
@@ -58,7 +58,7 @@ class Refit(Training):
 
         It is no restart point: a refit that diverges restarts from the beginning.
         """
-        self.finite.settle()
+        self.step.finite.settle()
         state = self.state
         self._count_training_time(self.clock.read())
         if averages_itself(state.optimizer):
@@ -67,7 +67,7 @@ class Refit(Training):
             "refit/loss": state.sums.mean_loss,
             **({"refit/accuracy": state.sums.accuracy} if self.step.counts_correct else {}),
             "refit/learning_rate": self.learning_rate,
-            "refit/epoch": state.step / self.order.steps_per_epoch,
+            "refit/epoch": state.step / self.length.steps_per_epoch,
         }
         state.sums.next_epoch()
         if self.ranks.is_first:

@@ -95,7 +95,7 @@ def _gradients(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
     training = Training(job, _events(job, ranks), ranks)
     state = training.state
     tensors: dict[str, torch.Tensor] = {}
-    for step in (0, training.order.steps_per_epoch - 1):
+    for step in (0, training.length.steps_per_epoch - 1):
         state.step = step
         part = training.own_order.at(step)
         found = training.step.compute_gradients(next(training.batches()), part)
