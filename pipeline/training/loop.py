@@ -21,6 +21,7 @@ from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.training.augmentation_preview import draw_preview
 from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.checkpoints.checkpoint import Checkpoints
 from patchline.pipeline.training.device import make_repeatable, wait_for
@@ -108,6 +109,9 @@ class Training:
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""
         state = self.state
+        if self.ranks.is_first and self.job.tokens is None:
+            picture = draw_preview(self.job, self.data)
+            self.events.write("artifact", path=str(picture), name=picture.name)
         if message := self.ranks.warning():
             self.events.write("warning", message=message)
         with self.ranks.first_before_others(self.job.folder):
