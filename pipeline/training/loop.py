@@ -33,7 +33,6 @@ from patchline.pipeline.training.faults.divergence import (
 )
 from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.length.run_length import RunLength
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
@@ -48,10 +47,10 @@ from patchline.pipeline.training.recipe.weight_averaging import (
 from patchline.pipeline.training.speed.compilation import compile_model
 from patchline.pipeline.training.speed.compute_share import ComputeShare
 from patchline.pipeline.training.speed.recent_rate import RecentRate
-from patchline.pipeline.training.start.initial_model import description_of
 from patchline.pipeline.training.start.initial_step import initial_step
 from patchline.pipeline.training.start.starting_state import log_history, take_over
 from patchline.pipeline.training.train_result import AverageRecord, EpochRecord, TrainResult
+from patchline.pipeline.training.trained_model import description_of, provenance_of_job
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.training.validation import Validator
 from patchline.pipeline.workers.event_log import EventWriter

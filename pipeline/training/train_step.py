@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -59,14 +58,51 @@ class Gradients:
     is left out; not finite if the loss of any rank is not."""
 
 
-class Retry(Protocol):
-    """What happens where gradients cannot be computed as it was begun."""
+class RollbackOnError:
+    """Undoes what computing gradients changes, where it fails; weights do not change."""
 
+    def __init__(self) -> None:
+        self._copies: list[torch.Tensor] | None = None
+
+    @torch.no_grad()
     def begin(self, state: TrainState) -> None:
-        """Keep what a failed attempt may change."""
+        """Copy the buffers of a state, such as batch-norm statistics; on a GPU in one operation."""
+        if self._copies is None:
+            self._copies = [buffer.clone() for buffer in state.buffers]
+        elif self._copies:
+            torch._foreach_copy_(self._copies, state.buffers)
 
-    def recover(self, error: RuntimeError, step: TrainStep, part: BatchPart) -> Callable[[], None]:
-        """Undo a failed attempt, and return what to do before the next one; or raise."""
+    @torch.no_grad()
+    def restore(self, state: TrainState) -> None:
+        """Restore the buffers, and drop the gradients."""
+        if self._copies:
+            torch._foreach_copy_(state.buffers, self._copies)
+        state.optimizer.zero_grad(set_to_none=True)
+
+    def recover(
+        self,
+        error: RuntimeError,
+        step: TrainStep,
+        part: BatchPart,  # noqa: ARG002 - it may be divided
+    ) -> Callable[[], None]:
+        """Undo a failed attempt, and return what to do before the next one.
+
+        Args:
+            error: why it failed.
+            step: of the attempt; with other kernels once an operation has no deterministic one.
+            part: of the whole batch that this is.
+
+        Raises:
+            RuntimeError: the error itself, if nothing else can be tried.
+        """
+        self.restore(step.state)
+        operation = step.kernels.missing(error)
+        if not operation:
+            raise error
+        return lambda: self.on_missing_kernel(operation)
+
+    def on_missing_kernel(self, operation: str) -> None:
+        """Take note of an operation that has no deterministic kernel."""
 
     def resume(self, step: TrainStep) -> None:
         """Take up what earlier attempts have found out."""
@@ -88,7 +124,8 @@ class TrainStep:
     schedules: ModelSchedules
     finite: FiniteCheck
     """Notices a loss or a gradient that is not finite."""
-    retry: Retry
+    retry: RollbackOnError = field(default_factory=RollbackOnError)
+    """What happens where gradients cannot be computed as it was begun."""
     ranks: Ranks = field(default_factory=Ranks)
     replica: nn.Module | None = None
     """Calls the model and sums its gradients over the ranks; None for the model itself."""

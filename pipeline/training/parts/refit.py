@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.training.checkpoints.checkpoint import PREVIOUS
-from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.recipe.optimizer import averages_itself
-from patchline.pipeline.training.start.initial_model import description_of
 from patchline.pipeline.training.train_result import RefitResult
+from patchline.pipeline.training.trained_model import save_model_of
 
 _WEIGHTS = "weights"
 
@@ -46,8 +44,7 @@ class Refit(Training):
         state = self.state
         (self.job.folder / PREVIOUS).unlink(missing_ok=True)
         if self.last_weights.count is None:
-            described, seen = description_of(self.job), provenance_of_job(self.job)
-            save_model(folder, state.average.model, described, seen)
+            save_model_of(self.job, state.average.model, folder)
         else:
             ends = range(self.length.steps_per_epoch, state.step, self.length.steps_per_epoch)
             steps = [*ends, state.step][-self.last_weights.count :]
