@@ -90,7 +90,6 @@ class Training:
         )
         self.last_weights = LastWeights(job.folder, settings.average_last)
         self._recent_rate = RecentRate()
-        self._share: ComputeShare | None = None
 
     def run(self) -> TrainResult:
         """Train to the end of the plan and return the result.
@@ -107,6 +106,17 @@ class Training:
 
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""
+        self._begin()
+        with data_workers.dead_workers_named(), explain_out_of_memory():
+            while not self.is_finished:
+                try:
+                    self._train()
+                except Diverged as diverged:
+                    self._restart(diverged)
+        self._write_checkpoint()
+
+    def _begin(self) -> None:
+        """Draw the preview, and take the state of an earlier attempt, or of another training."""
         state = self.state
         if self.ranks.is_first and self.job.tokens is None:
             picture = draw_preview(self.job, self.data)
@@ -131,13 +141,6 @@ class Training:
         if timed := self.length.timed:
             spent = (state.validation_seconds, self.clock.elapsed, state.batch_norm_seconds)
             timed.restore(state.history, *spent)
-        with data_workers.dead_workers_named(), explain_out_of_memory():
-            while not self.is_finished:
-                try:
-                    self._train()
-                except Diverged as diverged:
-                    self._restart(diverged)
-        self._write_checkpoint()
 
     def _train(self) -> None:
         """Train until the end.
@@ -145,8 +148,6 @@ class Training:
         Raises:
             Diverged: if the loss or the gradient of a step is not finite.
         """
-        if self.is_finished:
-            return
         state, planner, batches = self.state, self.length.planner, self.batches()
         batches = itertools.chain([next(batches)], batches)  # starting workers is no training
         self.clock.restart(state.step)
@@ -273,16 +274,7 @@ class Training:
             timed.validated(images, seconds, self.clock.elapsed)
         self._keep_weights(record)
         values = record.metric_values()
-        takes_images = self.job.tokens is None
-        if self._share is None and takes_images and self.clock.elapsed > _LONG_RUN_SECONDS:
-            self._share = ComputeShare(
-                state.average.model,
-                self.job.image,
-                self.step.size,
-                self.step.device,
-                self.step.precision,
-            )
-        if self._share:
+        if self.job.tokens is None and self.clock.elapsed > _LONG_RUN_SECONDS:
             rate = state.sums.total_images / state.training_seconds / self.ranks.size
             progress = state.plan.progress_of(state.step)
             values["matmul_share"] = self._share.at(rate, progress)
@@ -291,6 +283,11 @@ class Training:
         self.clock.read()
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()
+
+    @cached_property
+    def _share(self) -> ComputeShare:
+        model, step = self.state.average.model, self.step
+        return ComputeShare(model, self.job.image, step.size, step.device, step.precision)
 
     def _take_averaged(self) -> None:
         """Take the weights that the optimizer averages, with batch-norm statistics of their own.

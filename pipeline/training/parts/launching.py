@@ -84,7 +84,7 @@ def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingI
     folder changes. What was trained so far is resumed; if it has come that far, it ends at once.
     """
     memory, run, folder = inputs.memory, inputs.run, inputs.folder_of(part)
-    own_ingredients, events = _ingredients_of(part, inputs), earlier_events(folder)
+    own_ingredients, events = _ingredients(part, inputs), earlier_events(folder)
     if not part.is_continued:
         begun = bool(events)  # then it is resumed, whatever other runs have done since
         result = memory.recall(part.stage, own_ingredients, result_class, folder, own_only=begun)
@@ -116,7 +116,7 @@ def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingI
         keys = [own_ingredients]
         if isinstance(result, TrainResult):
             replay = dataclasses.replace(inputs, config=replayable(inputs.config, result))
-            keys.append(_ingredients_of(part, replay))
+            keys.append(_ingredients(part, replay))
         memory.remember(part.stage, result, folder, *keys)
     return result
 
@@ -125,7 +125,7 @@ def recalled_part(
     part: TrainingPart, result_class: type[Result], inputs: TrainingInputs
 ) -> Result | None:
     """Return the result of a part that this run has finished before, or None; logs nothing."""
-    own_ingredients, folder = _ingredients_of(part, inputs), inputs.folder_of(part)
+    own_ingredients, folder = _ingredients(part, inputs), inputs.folder_of(part)
     return inputs.memory.recall(part.stage, own_ingredients, result_class, folder, own_only=True)
 
 
@@ -176,10 +176,6 @@ def resumes(event: Event) -> bool:
     return bool(_RESUMES.fullmatch(event.get("message", "")))
 
 
-def _ingredients_of(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:
-    return ingredients(inputs.config, inputs.data, inputs.prepared, part, inputs.teacher)
-
-
 def log_again(run: tracked_run.TrackedRun, folder: Path) -> None:
     """Log the events of the training whose results were copied to a folder of the run."""
     job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
@@ -204,26 +200,20 @@ def _log(event: Event, folder: Path, log: MetricSender, *, send: bool = True) ->
             log.add_file(file, send=send)
 
 
-def ingredients(
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    part: TrainingPart = TrainingPart(),  # noqa: B008 - a frozen value
-    teacher: TeacherPredictions | None = None,
-) -> Ingredients:
+def _ingredients(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:
     """Return everything that decides the weights.
 
     Raises:
         ConfigError: if the machine does not have the requested device.
     """
-    machine = cached_machine()
+    config, data, machine = inputs.config, inputs.data, cached_machine()
     sections = ("seed", "augmentation", "model", "objective", "optimizer", "training", "record")
     return {
         "data": data.fingerprint,
-        "images": repr(prepared.image),
+        "images": repr(inputs.prepared.image),
         "classes": ", ".join(data.classes),
         **({"unlabelled": data.unlabelled.fingerprint} if data.unlabelled else {}),
-        **({"teacher": teacher.identity} if teacher else {}),
+        **({"teacher": inputs.teacher.identity} if inputs.teacher else {}),
         **_provenance(data),
         **stage_keys.settings(config, *sections),
         **_part_ingredients(config, part),
