@@ -10,8 +10,8 @@ import importlib
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import detect_machine
-from patchline.pipeline.training.processes.process_launch import ProcessGroup, train_in_processes
-from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.training.processes.process_launch import ProcessGroup
+from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
 
@@ -23,7 +23,9 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
         message = f"The GPU is not used: {unusable}. Install a build of torch for this GPU."
         events.write("warning", message=message)
     if job.config.training.processes > 1 and _is_one_fit(job):
-        result = train_in_processes(job)  # which compute; this process needs little of torch
+        kind = RefitResult if job.part.refit else TrainResult
+        with ProcessGroup(job) as group:  # which computes; this process needs little of torch
+            result = group.run(job, kind)
     else:
         result = _train_here(job, events)
     if job.config.training.trainable == "head_then_all" and isinstance(result, TrainResult):

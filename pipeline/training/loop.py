@@ -134,7 +134,7 @@ class Training:
             take_over(self.job, self.job.extends, state, self.validator)
             log_history(state, self.events)
             self.checkpoints.mark(state)
-        self.step.resume()
+        self.step.retry.resume(self.step)
         self.compiled = compile_model(self.step, self.own_order, self.validator, self.events)
         self.clock.start(state.step, state.elapsed_seconds)
         self.checkpoints.start_clock()

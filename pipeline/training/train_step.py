@@ -147,10 +147,6 @@ class TrainStep:
         kernels = DeterministicKernels(self.device, insist=self.ranks.size == 1)
         object.__setattr__(self, "kernels", kernels)
 
-    def resume(self) -> None:
-        """Take up what earlier attempts have found out about computing gradients."""
-        self.retry.resume(self)
-
     def compute_gradients(self, batch: Batch, part: BatchPart | None = None) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight.
 
