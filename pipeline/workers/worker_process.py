@@ -1,10 +1,10 @@
 """Run a worker process in its own group, forward its events, and never leave it behind.
 
 A worker is a module with a `__main__`, started as `python -P -m MODULE FOLDER` by the launcher of
-the run (`launcher.py`), by default on this machine. The folder holds
-`job.json`; the worker writes `events.jsonl`, `result.json` and `worker.log`. The parent keeps the
-worker's standard input open; when the parent ends, however it ends, that pipe closes and the worker
-ends itself and everything that it started.
+the run (`launcher.py`), by default on this machine. The folder holds `job.json`; the worker writes
+`events.jsonl`, `result.json` and `worker.log`. The parent keeps the worker's standard input open;
+when the parent ends, however it ends, that pipe closes and the worker ends itself and everything
+that it started.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from patchline.pipeline import redaction
-from patchline.pipeline.errors import (
-    RunError,
-    StorageError,
-    WorkerError,
-    error_class,
-)
+from patchline.pipeline.errors import WorkerError, error_class
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.files.workspace_folder import make_folder
@@ -283,13 +278,3 @@ def end_own_group() -> NoReturn:
     if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
-
-
-__all__ = [
-    "OnEvent",
-    "RunError",
-    "StorageError",
-    "earlier_events",
-    "run_worker",
-    "worker_main",
-]
