@@ -35,7 +35,7 @@ from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.processes.machines import NODE_VARIABLE
 from patchline.pipeline.training.processes.rank import RANKS_FOLDER
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.part_files import write_lines
 from tests.pipeline.training.processes.ray_nodes import Cluster, two_nodes, why_not
 
@@ -221,7 +221,7 @@ def _predict_on_cluster(place: str, _address: str, settings: str) -> None:
     folder = Path(place)
     choice = PluginChoice.model_validate_json(settings)
     model = PackagedModel(folder / "model.onnx", folder / "model.json")
-    with active_launcher.using("ray", lambda: built_launcher(choice, folder)) as launcher:
+    with worker_start.using_launcher("ray", lambda: built_launcher(choice, folder)) as launcher:
         launcher.slots(RESOURCES)
         began = time.perf_counter()
         out = folder / "out.parquet"

@@ -71,7 +71,7 @@ from patchline.pipeline.labels.reading_rules import ReadingRules
 from patchline.pipeline.labels.set_cells import SetCells, is_several, read_set_cells
 from patchline.pipeline.labels.taxonomy import check_branches, innermost_paths
 from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
-from patchline.pipeline.workers.local_launcher import LocalLauncher
+from patchline.pipeline.workers.worker_start import LocalLauncher
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.object_store import (
     Address,

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.files.workspace_folder import place
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Launcher
 
 
-@contextmanager
-def chosen_launcher(choice: PluginChoice) -> Iterator[Launcher]:
+def chosen_launcher(choice: PluginChoice) -> AbstractContextManager[Launcher]:
     """Use a launcher inside the block, unless an outer block uses the same one already.
 
     Raises:
         PluginError: for a launcher that is unknown or broken.
         ConfigError: for a setting that it does not have.
     """
-    with active_launcher.using(
-        choice.model_dump_json(), lambda: built_launcher(choice, place())
-    ) as used:
-        yield used
+    description = choice.model_dump_json()
+    return worker_start.using_launcher(description, lambda: built_launcher(choice, place()))

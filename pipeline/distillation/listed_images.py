@@ -11,10 +11,10 @@ import pandas as pd
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.distillation.job import ImagesToTeach, TeachingJob
-from patchline.pipeline.workers import active_launcher
-from patchline.pipeline.workers.local_launcher import LocalLauncher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.missing_data import missing_data, stays_here
 from patchline.pipeline.workers.part_files import write_lines
+from patchline.pipeline.workers.worker_start import LocalLauncher
 from patchline.pipeline.workspace import remote_data
 
 LIST_FILE = "images.jsonl"
@@ -50,4 +50,4 @@ def launcher_for(job: TeachingJob) -> AbstractContextManager[Any]:
     here = [each.root for each in job.images if stays_here(each.root, rows_of(each)["path"])]
     if here and job.device != "cpu":
         raise missing_data(here[0].absolute())
-    return active_launcher.using("images here", LocalLauncher) if here else nullcontext()
+    return worker_start.using_launcher("images here", LocalLauncher) if here else nullcontext()

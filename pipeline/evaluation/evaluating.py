@@ -71,7 +71,7 @@ from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
 from patchline.pipeline.terminal_words import epochs_in_words
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
@@ -544,7 +544,7 @@ def _about(averaging: TestTimeAveraging | None) -> dict[str, str]:
 
 def _devices(run: TrainedRun) -> int:
     """Return how many GPUs of one machine have trained, at least one."""
-    return max(1, run.config.training.processes // active_launcher.current().machines)
+    return max(1, run.config.training.processes // worker_start.current_launcher().machines)
 
 
 def _not_tried(run: TrainedRun) -> TestTimeAveraging | None:

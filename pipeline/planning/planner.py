@@ -63,7 +63,7 @@ from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import cached_machine, choose_device
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import cache, chosen
@@ -405,7 +405,7 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             host_memory_gib=memory,
             cache_gib=cache.limit() / 2**30 if chosen.address() is not None else None,
             processes=config.training.processes,
-            machines=active_launcher.current().machines,
+            machines=worker_start.current_launcher().machines,
         ),
         teacher_passes=_teacher_passes(config, data),
     )

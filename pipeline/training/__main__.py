@@ -10,8 +10,8 @@ import importlib
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import detect_machine
-from patchline.pipeline.training.processes.process_launch import ProcessGroup, train_in_processes
-from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.training.processes.process_launch import ProcessGroup
+from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
 
@@ -23,7 +23,9 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
         message = f"The GPU is not used: {unusable}. Install a build of torch for this GPU."
         events.write("warning", message=message)
     if job.config.training.processes > 1 and _is_one_fit(job):
-        result = train_in_processes(job)  # which compute; this process needs little of torch
+        kind = RefitResult if job.part.refit else TrainResult
+        with ProcessGroup(job) as group:  # which computes; this process needs little of torch
+            result = group.run(job, kind)
     else:
         result = _train_here(job, events)
     if job.config.training.trainable == "head_then_all" and isinstance(result, TrainResult):
@@ -40,9 +42,11 @@ def _is_one_fit(job: TrainingJob) -> bool:
 
 def _train_here(job: TrainingJob, events: EventWriter) -> FrozenModel:
     from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
-    from patchline.pipeline.training.fit import fit
+    from patchline.pipeline.training.loop import Training
     from patchline.pipeline.training.parts.ensemble_members import combine_members
-    from patchline.pipeline.training.parts.probe import refit_head
+    from patchline.pipeline.training.parts.fine_tuning import fit_head_first
+    from patchline.pipeline.training.parts.probe import probe, refit_head
+    from patchline.pipeline.training.parts.refit import Refit
 
     part, trainable = job.part, job.config.training.trainable
     with explain_out_of_memory():
@@ -50,9 +54,11 @@ def _train_here(job: TrainingJob, events: EventWriter) -> FrozenModel:
             return combine_members(job, events)
         if trainable == "last_blocks" and (part.share or not part.refit):
             return _train_last_blocks(job, events)
-        if trainable in ("head", "last_blocks") and part.refit:
-            return refit_head(job, events)
-        return fit(job, events)
+        if trainable in ("head", "last_blocks"):
+            return (refit_head if part.refit else probe)(job, events)
+        if trainable == "head_then_all":
+            fit_head_first(job, events)
+        return Refit(job, events).refit() if part.refit else Training(job, events).run()
 
 
 def _train_last_blocks(job: TrainingJob, events: EventWriter) -> FrozenModel:
@@ -76,7 +82,7 @@ def _between_both(job: TrainingJob, trained: TrainResult) -> FrozenModel:
 
 def _get_ready() -> str:
     """Import what most training runs need, and describe this machine."""
-    for module in ("albumentations", "patchline.pipeline.training.fit"):
+    for module in ("albumentations", "patchline.pipeline.training.parts.last_blocks"):
         importlib.import_module(module)
     return detect_machine().model_dump_json()
 

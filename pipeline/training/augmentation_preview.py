@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cv2
 import numpy as np
 import torch
 
@@ -29,8 +30,9 @@ from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.recipe.mixing import Mix, draw_mix, mixed_images
-from patchline.pipeline.training.training_data import preview_rows
+from patchline.pipeline.training.training_data import TrainingData, preview_rows
 from patchline.plugin_api import ImageSpec
 
 if TYPE_CHECKING:
@@ -95,6 +97,15 @@ def preview_columns(
 
 def _described(mix: Mix) -> str:
     return f"{'MixUp' if mix.box is None else 'CutMix'} {mix.share:.0%}"
+
+
+def draw_preview(job: TrainingJob, data: TrainingData) -> Path:
+    """Write the picture of a training run into its folder, and return the file."""
+    augmentation, rows = data.training.augment(), data.preview_rows()
+    grid = preview_grid(augmentation, data.images, rows, mixing=job.config.training)
+    picture = job.folder / "augmentation_preview.png"
+    cv2.imwrite(str(picture), grid[:, :, ::-1])
+    return picture
 
 
 def preview_grid(

@@ -21,48 +21,36 @@ from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.training.augmentation_preview import draw_preview
 from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.checkpoints.checkpoint import Checkpoints
 from patchline.pipeline.training.device import make_repeatable, wait_for
 from patchline.pipeline.training.faults import data_workers
 from patchline.pipeline.training.faults.divergence import (
     Diverged,
-    FiniteCheck,
     batch_files,
     save_batch,
 )
-from patchline.pipeline.training.faults.out_of_memory import (
-    OutOfMemoryRetry,
-    explain_out_of_memory,
-)
+from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
-from patchline.pipeline.training.length.run_length import planned_steps, planned_validations
-from patchline.pipeline.training.length.validation_plan import Timed
+from patchline.pipeline.training.length.run_length import RunLength
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.processes.shared_clock import SharedClock
-from patchline.pipeline.training.recipe.ema import MovingAverage
-from patchline.pipeline.training.recipe.loss_scale import LossScale
-from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
-from patchline.pipeline.training.recipe.objectives import build_objective, save_trained
-from patchline.pipeline.training.recipe.optimizer import averages_itself, build_optimizer
-from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.recipe.objectives import save_trained
+from patchline.pipeline.training.recipe.optimizer import averages_itself
 from patchline.pipeline.training.recipe.weight_averaging import (
     LastWeights,
     measure_batch_norm_often,
 )
-from patchline.pipeline.training.running_sums import RunningSums
 from patchline.pipeline.training.speed.compilation import compile_model
 from patchline.pipeline.training.speed.compute_share import ComputeShare
-from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
 from patchline.pipeline.training.speed.recent_rate import RecentRate
-from patchline.pipeline.training.start.initial_model import description_of, initial_model
+from patchline.pipeline.training.start.initial_step import initial_step
 from patchline.pipeline.training.start.starting_state import log_history, take_over
 from patchline.pipeline.training.train_result import AverageRecord, EpochRecord, TrainResult
-from patchline.pipeline.training.train_state import TrainState
-from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.training.trained_model import description_of, provenance_of_job
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.training.validation import Validator
 from patchline.pipeline.workers.event_log import EventWriter
@@ -79,64 +67,20 @@ class Training:
     def __init__(self, job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> None:
         self.job, self.events, self.config = job, events, job.config
         self.ranks = ranks or Ranks()
-        self.clock = SharedClock(self.ranks)
-        settings = job.config.training
-        self.device = self.ranks.own_device(choose_device(settings, detect_machine()))
-        own_threads = make_repeatable(self.ranks.own_threads(settings.threads), self.device)
+        self.clock, settings = SharedClock(self.ranks), job.config.training
+        device = self.ranks.own_device(choose_device(settings, detect_machine()))
+        own_threads = make_repeatable(self.ranks.own_threads(settings.threads), device)
         self.threads = self.ranks.threads_of_machine(own_threads)
         self.data = open_data(job)
-        self.order = self.data.order(settings, job.config.seed)
-        with self.ranks.first_before_others(self.job.folder):
-            model = initial_model(job, self.data, events).to(self.device)
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
-        self.precision = self.ranks.from_first(
-            Precision, lambda: choose_for_training(chooser, job.folder, events)
-        )
-        weights_K = None
-        if settings.class_weights == "balanced":
-            weights_K = self.data.class_weights_K().to(self.device)
-            if note := self.data.note_on_weights():
-                events.write("note", message=note)
-        self.objective = build_objective(job.config, job.image, len(job.classes), weights_K)
-        self.sizes = ProgressiveSize(settings, job.image, model)
-        model = self.objective.training_module(model).to(self.device)
-        average = MovingAverage(model, settings.ema_decay)
-        model = self.ranks.synchronised(model)
+        order = self.data.order(settings, job.config.seed)
         mixing = bool(settings.mixup or settings.cutmix)
-        self.own_order = DividedOrder(self.order, self.ranks.rank, self.ranks.size, mixing=mixing)
+        self.own_order = DividedOrder(order, self.ranks.rank, self.ranks.size, mixing=mixing)
+        images = len(self.data.validation_rows)
+        self.length = RunLength.of(job.config, job.part, order.steps_per_epoch, images)
+        self.step = initial_step(job, self.data, self.length.plan, device, self.ranks, events)
+        self.state = self.step.state
         self.validator = Validator(
-            self.data, self.objective, job.image, self.device, self.precision.name, self.ranks
-        )
-        length = (job.config, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
-        self.validations = planned_validations(*length)
-        self.planner, plan = planned_steps(*length, self.validations)
-        self.state = TrainState(
-            model=model,
-            average=average,
-            optimizer=build_optimizer(job.config.optimizer, model),
-            plan=plan,
-            loss_scale=LossScale(self.precision.name),
-            sums=RunningSums(self.ranks.sum),
-            rate_cuts=list(job.config.record.rate_cuts),
-            halvings=list(job.config.record.halvings),
-        )
-        self.finite, self.recent_rate = FiniteCheck(self.ranks.sum), RecentRate()
-        self.retry = OutOfMemoryRetry(self.order.batch_size, events, job.folder)
-        self.step = TrainStep(
-            state=self.state,
-            config=job.config,
-            objective=self.objective,
-            image=job.image,
-            num_classes=len(job.classes),
-            device=self.device,
-            precision=self.precision.name,
-            size=self.sizes,
-            schedules=ModelSchedules(settings, model),
-            finite=self.finite,
-            retry=self.retry,
-            ranks=self.ranks,
-            replica=self.ranks.replicated(model),
+            self.data, self.step.objective, job.image, device, self.step.precision, self.ranks
         )
         self.checkpoints = Checkpoints(
             job.folder,
@@ -144,8 +88,8 @@ class Training:
             writes=self.ranks.is_first,
             clock=self.clock,
         )
-        self._share: ComputeShare | None = None
         self.last_weights = LastWeights(job.folder, settings.average_last)
+        self._recent_rate = RecentRate()
 
     def run(self) -> TrainResult:
         """Train to the end of the plan and return the result.
@@ -158,32 +102,11 @@ class Training:
         """
         self.train_to_the_end()
         result = self._result()
-        return result if self.job.part.epochs is not None else self._averaged(result)
+        return result if self.job.part.is_continued else self._averaged(result)
 
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""
-        state = self.state
-        if message := self.ranks.warning():
-            self.events.write("warning", message=message)
-        with self.ranks.first_before_others(self.job.folder):
-            planned = state.plan.knots
-            if resumed := self.checkpoints.resume(state):
-                self.events.write("warning", message=resumed)
-            if self.planner is None:  # a checkpoint at the end of a shorter part has its plan
-                state.plan.knots = planned
-            self.last_weights.forget_after(state.step)
-        if self.job.extends and state.step == 0:
-            take_over(self.job, self.job.extends, state, self.validator)
-            log_history(state, self.events)
-            self.checkpoints.mark(state)
-        self.retry.resume(self.step)
-        self.compiled = compile_model(self.step, self.own_order, self.validator, self.events)
-        self.clock.restart(state.step)
-        self._seconds_before, self._started = state.elapsed_seconds, self.clock.now
-        self.checkpoints.start_clock()
-        if isinstance(self.validations, Timed):
-            spent = (state.validation_seconds, self.elapsed, state.batch_norm_seconds)
-            self.validations.restore(state.history, *spent)
+        self._begin()
         with data_workers.dead_workers_named(), explain_out_of_memory():
             while not self.is_finished:
                 try:
@@ -192,35 +115,60 @@ class Training:
                     self._restart(diverged)
         self._write_checkpoint()
 
+    def _begin(self) -> None:
+        """Draw the preview, and take the state of an earlier attempt, or of another training."""
+        state = self.state
+        if self.ranks.is_first and self.job.tokens is None:
+            picture = draw_preview(self.job, self.data)
+            self.events.write("artifact", path=str(picture), name=picture.name)
+        if message := self.ranks.warning():
+            self.events.write("warning", message=message)
+        with self.ranks.first_before_others(self.job.folder):
+            planned = state.plan.knots
+            if resumed := self.checkpoints.resume(state):
+                self.events.write("warning", message=resumed)
+            if not self.length.planner:  # a checkpoint at the end of a shorter part has its plan
+                state.plan.knots = planned
+            self.last_weights.forget_after(state.step)
+        if self.job.extends and state.step == 0:
+            take_over(self.job, self.job.extends, state, self.validator)
+            log_history(state, self.events)
+            self.checkpoints.mark(state)
+        self.step.retry.resume(self.step)
+        self.compiled = compile_model(self.step, self.own_order, self.validator, self.events)
+        self.clock.start(state.step, state.elapsed_seconds)
+        self.checkpoints.start_clock()
+        if timed := self.length.timed:
+            spent = (state.validation_seconds, self.clock.elapsed, state.batch_norm_seconds)
+            timed.restore(state.history, *spent)
+
     def _train(self) -> None:
         """Train until the end.
 
         Raises:
             Diverged: if the loss or the gradient of a step is not finite.
         """
-        if self.is_finished:
-            return
-        state, batches = self.state, self.batches()
+        state, planner, batches = self.state, self.length.planner, self.batches()
         batches = itertools.chain([next(batches)], batches)  # starting workers is no training
         self.clock.restart(state.step)
         while not self.is_finished:
-            self._train_step(next(batches))
+            part = self.own_order.at(state.step)
+            gradients = self.step.compute_gradients(next(batches), part)
+            if planner and not state.plan.is_known:
+                wait_for(self.step.device)
+                planner.before_first_update(self._count_training_time(self.clock.read()))
+            self.learning_rate = self.step.update(gradients)
             if self.clock.is_due(state.step) or state.step >= state.plan.last_step:
                 self._count_training_time(self.clock.read_after(state.step))
-                if self.planner:
-                    self.planner.after_step(state.step, state.training_seconds, self.elapsed)
+                if planner:
+                    planner.after_step(state.step, state.training_seconds, self.clock.elapsed)
                 self._report_progress()
             ends = state.step >= state.plan.last_step
-            if ends or self.validations.is_due(state.step, self.elapsed):
+            if ends or self.length.validations.is_due(state.step, self.clock.elapsed):
                 self._validate(last=ends)
             elif self.checkpoints.is_due:
-                self.finite.settle()
+                self.step.finite.settle()
                 self._write_checkpoint()
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the first step, including earlier attempts."""
-        return self._seconds_before + self.clock.now - self._started
 
     @property
     def first_step(self) -> int:
@@ -241,61 +189,43 @@ class Training:
         since = max(best.step, self.first_step)
         return sum(record.step > since for record in self.state.history) >= patience
 
-    # -- set-up --------------------------------------------------------------------------------
-
     def batches(self) -> Iterator[Batch]:
         """Yield what this rank loads of each batch, from the next step on."""
-        self.order.first_step = self.state.step
-        workers = self.config.data.workers
+        self.own_order.order.first_step = self.state.step
+        workers, plan = self.config.data.workers, self.state.plan
         if workers:
             data_workers.survive_kills()
-        return self.data.batches(self.own_order, workers, self.device, self._last_step)
+        return self.data.batches(self.own_order, workers, self.step.device, lambda: plan.last_step)
 
-    def _last_step(self) -> int:
-        return self.state.plan.last_step
+    # -- progress ------------------------------------------------------------------------------
 
-    # -- one step ------------------------------------------------------------------------------
-
-    def _train_step(self, batch: Batch) -> None:
-        state = self.state
-        part = self.own_order.at(state.step)
-        is_planned = not self.planner or state.plan.is_known
-        if not is_planned:
-            self._count_training_time(self.clock.read())
-        plan_first = None if is_planned else self._plan_first_update
-        self.learning_rate = self.step.train_one_step(batch, part, plan_first)
-
-    def _plan_first_update(self) -> None:
-        wait_for(self.device)
-        seconds = self.clock.read()
-        self._count_training_time(seconds)
-        if self.planner:
-            self.planner.before_first_update(seconds)
-
-    def _count_training_time(self, seconds: float) -> None:
+    def _count_training_time(self, seconds: float) -> float:
         """Count seconds that the ranks have trained since they last read the clock."""
         self.state.training_seconds += seconds
         self.state.sums.seconds += seconds
         if self.ranks.size > 1:  # later, rank 0 alone shows the sums
             self.state.sums.read()
+        return seconds
 
     def _report_progress(self) -> None:
-        state = self.state
-        if self.planner and not self.planner.has_measured:
+        state, planner = self.state, self.length.planner
+        if planner and not planner.has_measured:
             return
         self.events.progress(
             state.step, state.plan.last_step, "step", details=self._progress_details
         )
 
     def _progress_details(self) -> dict[str, float | bool]:
-        state, per_epoch = self.state, self.order.steps_per_epoch
-        rate = self.recent_rate.add(state.training_seconds, state.sums.total_images)
+        state, per_epoch = self.state, self.length.steps_per_epoch
+        rate = self._recent_rate.add(state.training_seconds, state.sums.total_images)
         epochs = -(-state.plan.last_step // per_epoch)
         timed: dict[str, float | bool] = {}
-        if self.planner:
-            limit = self.planner.limit_seconds
-            settled = self.planner.is_settled
-            timed = {"seconds": self.elapsed, "limit_seconds": limit, "settled": settled}
+        if planner := self.length.planner:
+            timed = {
+                "seconds": self.clock.elapsed,
+                "limit_seconds": planner.limit_seconds,
+                "settled": planner.is_settled,
+            }
         return {
             "epoch": min(epochs, (state.step - 1) // per_epoch + 1),
             "epochs": epochs,
@@ -316,19 +246,19 @@ class Training:
     # -- validation and checkpoints ------------------------------------------------------------
 
     def _validate(self, *, last: bool) -> None:
-        self.finite.settle()
+        self.step.finite.settle()
         state = self.state
         self._count_training_time(self.clock.read())
         if averages_itself(state.optimizer):
             self._take_averaged()
         images = self._images_to_validate(last=last)
-        compared = min(images, self.validations.compared())
+        compared = min(images, self.length.validations.compared())
         metrics = self.validator.metrics(state.average.model, images, compared)
         loss = metrics["validation_loss"]
         if not math.isfinite(loss):  # the last update was too large
             raise Diverged(state.step - 1, self.learning_rate, loss, math.nan, validated=True)
         record = EpochRecord(
-            epoch=state.step / self.order.steps_per_epoch,
+            epoch=state.step / self.length.steps_per_epoch,
             step=state.step,
             train_loss=state.sums.mean_loss,
             train_accuracy=state.sums.accuracy if self.step.counts_correct else None,
@@ -340,20 +270,11 @@ class Training:
         state.sums.next_epoch()
         seconds = self.clock.read()
         state.validation_seconds += seconds
-        if isinstance(self.validations, Timed):
-            self.validations.validated(images, seconds, self.elapsed)
+        if timed := self.length.timed:
+            timed.validated(images, seconds, self.clock.elapsed)
         self._keep_weights(record)
         values = record.metric_values()
-        takes_images = self.job.tokens is None
-        if self._share is None and takes_images and self.elapsed > _LONG_RUN_SECONDS:
-            self._share = ComputeShare(
-                state.average.model,
-                self.job.image,
-                self.sizes,
-                self.device,
-                self.precision.name,
-            )
-        if self._share:
+        if self.job.tokens is None and self.clock.elapsed > _LONG_RUN_SECONDS:
             rate = state.sums.total_images / state.training_seconds / self.ranks.size
             progress = state.plan.progress_of(state.step)
             values["matmul_share"] = self._share.at(rate, progress)
@@ -363,6 +284,11 @@ class Training:
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()
 
+    @cached_property
+    def _share(self) -> ComputeShare:
+        model, step = self.state.average.model, self.step
+        return ComputeShare(model, self.job.image, step.size, step.device, step.precision)
+
     def _take_averaged(self) -> None:
         """Take the weights that the optimizer averages, with batch-norm statistics of their own.
 
@@ -371,11 +297,11 @@ class Training:
         state = self.state
         state.average.take_averaged(state.model, state.optimizer)
         measure_batch_norm_often(state.average.model, self.data, self.job)
-        wait_for(self.device)
+        wait_for(self.step.device)
         seconds = self.clock.read()
         state.batch_norm_seconds += seconds
-        if isinstance(self.validations, Timed):
-            self.validations.prepared(seconds)
+        if timed := self.length.timed:
+            timed.prepared(seconds)
 
     def _keep_weights(self, record: EpochRecord) -> None:
         """Keep the weights just validated if they are the best, or will be averaged."""
@@ -388,7 +314,7 @@ class Training:
         self.last_weights.add(state.step, state.average.model)
         if is_best:
             folder = best_weights.folder_of(self.job.folder, record.step)
-            save_trained(folder, self.objective, state.average.model, *self._described)
+            save_trained(folder, self.step.objective, state.average.model, *self._described)
             self.checkpoints.keep_best(record.step)
 
     @cached_property
@@ -398,9 +324,9 @@ class Training:
 
     def _images_to_validate(self, *, last: bool) -> int:
         """Return the number of images of the next validation; measures the speed first."""
-        plan, model = self.validations, self.state.average.model
-        if isinstance(plan, Timed) and not plan.is_measured:
-            plan.measured(*self.validator.speed(model, self.clock.read))
+        plan, timed = self.length.validations, self.length.timed
+        if timed and not timed.is_measured:
+            timed.measured(*self.validator.speed(self.state.average.model, self.clock.read))
             images, whole = plan.images(self.state.step, last=last), self.validator.images
             if images < whole:
                 self.events.write(
@@ -416,16 +342,16 @@ class Training:
         Raises:
             RunError: if no retry is left.
         """
-        self.finite.forget()
+        self.step.finite.forget()
         state, point = self.state, self.checkpoints.restart_point
         files = batch_files(diverged, self.job.folder)
         if self.ranks.is_first:
-            save_batch(diverged, self.data, self.order, self.job.folder)
+            save_batch(diverged, self.data, self.own_order.order, self.job.folder)
         for file in files:
             self.events.write("artifact", path=str(file), name=file.name)
         self.ranks.wait_for_first()
         if point is None or len(state.rate_cuts) >= self.config.training.retries_after_divergence:
-            coarse = self.precision.name != "float32"
+            coarse = self.step.precision != "float32"
             other = ", or set training.precision to float32" if coarse else ""
             raise RunError(
                 f"{diverged}, so training was stopped before the weights changed. {files[-1]} "
@@ -435,8 +361,8 @@ class Training:
         point.restore(state, self.ranks.take_from_first)
         state.rate_cuts, state.halvings = cuts, halvings
         self.checkpoints.mark(state)
-        if self.planner:
-            self.planner.restart(state.step, state.training_seconds)
+        if planner := self.length.planner:
+            planner.restart(state.step, state.training_seconds)
         self.events.write(
             "warning",
             message=f"{diverged}; restarting from step {point.step} with the learning rate times "
@@ -444,7 +370,7 @@ class Training:
         )
 
     def _write_checkpoint(self) -> None:
-        self.state.elapsed_seconds = self.elapsed
+        self.state.elapsed_seconds = self.clock.elapsed
         self.checkpoints.write(self.state)
         self.last_weights.checkpointed(self.state.step)
 
@@ -468,6 +394,7 @@ class Training:
             record: their validation.
         """
         state = self.state
+        model = self.step.objective.model_in(state.average.model)
         return TrainResult(
             best=best,
             best_step=record.step,
@@ -476,15 +403,15 @@ class Training:
             best_validation_loss=record.validation_loss,
             best_validation_map=record.validation_map,
             steps=state.step,
-            epochs=state.step / self.order.steps_per_epoch,
-            seconds=self.elapsed,
+            epochs=state.step / self.length.steps_per_epoch,
+            seconds=self.clock.elapsed,
             images_per_second=state.sums.total_images / state.training_seconds,
             step_plan=tuple(state.plan.knots),
-            precision=self.precision.name,
+            precision=self.step.precision,
             compiled=self.compiled,
-            device=self.device.type,
+            device=self.step.device.type,
             threads=self.threads,
-            parameters=self.parameters,
+            parameters=sum(each.numel() for each in model.parameters()),
             stopped_because=self._why_stopped(record),
             stopped_early=self.stops_early,
             validation_plan=tuple((each.step, each.validation_images) for each in state.history),
@@ -498,7 +425,7 @@ class Training:
         if self.stops_early:
             times = f"{settings.early_stopping} validations"
             return f"no improvement in {times} since epoch {best.epoch:.4g}, which is the best"
-        epochs = self.state.step / self.order.steps_per_epoch
+        epochs = self.state.step / self.length.steps_per_epoch
         if settings.time_limit and settings.max_epochs and epochs >= settings.max_epochs:
             return f"maximum of {settings.max_epochs} epochs"
         if settings.time_limit:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Resources
 
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-z]?")
@@ -85,7 +85,7 @@ def has_kernels(capability: tuple[int, int], architectures: Iterable[str]) -> bo
 @functools.cache
 def cached_machine() -> Machine:
     """Return what a prewarmed training process has seen, so that this one needs no torch."""
-    launcher = active_launcher.current()
+    launcher = worker_start.current_launcher()
     introduction = launcher.introduction(MODULE, Resources.for_device("auto"))
     machine = Machine.model_validate_json(introduction) if introduction else detect_machine()
     return machine.model_copy(update={"gpus": machine.gpus * launcher.machines})

@@ -56,6 +56,11 @@ class TrainingPart(FrozenModel):
         """Name of the part's folder inside the folder of its MLflow run."""
         return self.stage if self.refit or self.members else "training"
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether it ends at an epoch of the plan to be continued later, so nothing is final."""
+        return self.epochs is not None and not self.refit
+
     def rows(self, rows: pd.DataFrame, seed: int) -> tuple[Integers, Integers]:
         """Return the row numbers to train on, and those to validate on.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -59,14 +58,54 @@ class Gradients:
     is left out; not finite if the loss of any rank is not."""
 
 
-class Retry(Protocol):
-    """What happens where gradients cannot be computed as it was begun."""
+class RollbackOnError:
+    """Undoes what computing gradients changes, where it fails; weights do not change."""
 
+    def __init__(self) -> None:
+        self._copies: list[torch.Tensor] | None = None
+
+    @torch.no_grad()
     def begin(self, state: TrainState) -> None:
-        """Keep what a failed attempt may change."""
+        """Copy the buffers of a state, such as batch-norm statistics; on a GPU in one operation."""
+        if self._copies is None:
+            self._copies = [buffer.clone() for buffer in state.buffers]
+        elif self._copies:
+            torch._foreach_copy_(self._copies, state.buffers)
 
-    def recover(self, error: RuntimeError, step: TrainStep, part: BatchPart) -> Callable[[], None]:
-        """Undo a failed attempt, and return what to do before the next one; or raise."""
+    @torch.no_grad()
+    def restore(self, state: TrainState) -> None:
+        """Restore the buffers, and drop the gradients."""
+        if self._copies:
+            torch._foreach_copy_(state.buffers, self._copies)
+        state.optimizer.zero_grad(set_to_none=True)
+
+    def recover(
+        self,
+        error: RuntimeError,
+        step: TrainStep,
+        part: BatchPart,  # noqa: ARG002 - it may be divided
+    ) -> Callable[[], None]:
+        """Undo a failed attempt, and return what to do before the next one.
+
+        Args:
+            error: why it failed.
+            step: of the attempt; with other kernels once an operation has no deterministic one.
+            part: of the whole batch that this is.
+
+        Raises:
+            RuntimeError: the error itself, if nothing else can be tried.
+        """
+        self.restore(step.state)
+        operation = step.kernels.missing(error)
+        if not operation:
+            raise error
+        return lambda: self.on_missing_kernel(operation)
+
+    def on_missing_kernel(self, operation: str) -> None:
+        """Take note of an operation that has no deterministic kernel."""
+
+    def resume(self, step: TrainStep) -> None:
+        """Take up what earlier attempts have found out."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +124,8 @@ class TrainStep:
     schedules: ModelSchedules
     finite: FiniteCheck
     """Notices a loss or a gradient that is not finite."""
-    retry: Retry
+    retry: RollbackOnError = field(default_factory=RollbackOnError)
+    """What happens where gradients cannot be computed as it was begun."""
     ranks: Ranks = field(default_factory=Ranks)
     replica: nn.Module | None = None
     """Calls the model and sums its gradients over the ranks; None for the model itself."""
@@ -107,39 +147,6 @@ class TrainStep:
         kernels = DeterministicKernels(self.device, insist=self.ranks.size == 1)
         object.__setattr__(self, "kernels", kernels)
 
-    def train_one_step(
-        self, batch: Batch, part: BatchPart, before_update: Callable[[], None] | None = None
-    ) -> float:
-        """Do one step, and return its learning rate.
-
-        Args:
-            batch: what this rank has loaded.
-            part: of the whole batch that this is.
-            before_update: called between the gradients and the update.
-
-        Raises:
-            Diverged: if the loss or the gradient is not finite; see `FiniteCheck`.
-            RunError: if there is not enough memory.
-            RanksRestart: if other ranks wait for gradients that need smaller micro-batches.
-        """
-        state = self.state
-        gradients = self.compute_gradients(batch, part)
-        if before_update:
-            before_update()
-        rate = learning_rate(self.config.optimizer, state.plan.progress_of(state.step))
-        rate *= state.rate_factor
-        self.finite.check(state.step, rate, gradients.loss, gradients.norm)
-        state.sums.add(gradients.loss, gradients.correct, gradients.images)
-        for group in state.optimizer.param_groups:
-            group["lr"] = rate * group.get("rate_factor", 1.0)
-        if state.loss_scale.admits_update():
-            state.optimizer.step()
-        state.step += 1
-        self.ranks.average_statistics(state.model)
-        if not averages_itself(state.optimizer):
-            state.average.update(state.step)
-        return rate
-
     def compute_gradients(self, batch: Batch, part: BatchPart | None = None) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight.
 
@@ -149,6 +156,10 @@ class TrainStep:
         Args:
             batch: what this rank has loaded.
             part: of the whole batch that this is; None for all of it.
+
+        Raises:
+            RunError: if there is not enough memory.
+            RanksRestart: if other ranks wait for gradients that need smaller micro-batches.
         """
         state, part = self.state, part or BatchPart.whole(len(batch[1]))
         # With a time limit, the plan is not known before the first step, but a replay knows it.
@@ -210,6 +221,27 @@ class TrainStep:
         """
         factor = self.ranks.size + 0.0 * loss.detach()
         loss.backward(factor)  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+
+    def update(self, gradients: Gradients) -> float:
+        """Update the weights and their average, and return the learning rate of the step.
+
+        Raises:
+            Diverged: if the loss or the gradient is not finite; see `FiniteCheck`.
+        """
+        state = self.state
+        rate = learning_rate(self.config.optimizer, state.plan.progress_of(state.step))
+        rate *= state.rate_factor
+        self.finite.check(state.step, rate, gradients.loss, gradients.norm)
+        state.sums.add(gradients.loss, gradients.correct, gradients.images)
+        for group in state.optimizer.param_groups:
+            group["lr"] = rate * group.get("rate_factor", 1.0)
+        if state.loss_scale.admits_update():
+            state.optimizer.step()
+        state.step += 1
+        self.ranks.average_statistics(state.model)
+        if not averages_itself(state.optimizer):
+            state.average.update(state.step)
+        return rate
 
     @property
     def micro_batches(self) -> int:

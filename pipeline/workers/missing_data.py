@@ -8,7 +8,7 @@ from pathlib import Path
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.bucket_archives import made_archive
 from patchline.pipeline.workspace import chosen
 
@@ -44,7 +44,7 @@ def stays_here(root: Path, paths: Iterable[str]) -> bool:
         paths: of the images.
     """
     root = root.absolute()
-    if active_launcher.current().shares_workspace() or not _is_only_here(root, paths):
+    if worker_start.current_launcher().shares_workspace() or not _is_only_here(root, paths):
         return False
     if root not in _said:
         _said.add(root)

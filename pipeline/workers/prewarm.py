@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
 
@@ -40,14 +40,14 @@ def at_start(workers: Iterable[Worker]) -> None:
     """Start the workers that are needed first."""
     for worker in workers:
         if worker.from_start:
-            active_launcher.current().prepare(worker.module, worker.resources)
+            worker_start.current_launcher().prepare(worker.module, worker.resources)
 
 
 def while_others_compute(workers: Iterable[Worker]) -> None:
     """Start workers for which there is memory."""
     for worker in workers:
         if psutil.virtual_memory().available >= worker.free_gib * 2**30:
-            active_launcher.current().prepare(worker.module, worker.resources)
+            worker_start.current_launcher().prepare(worker.module, worker.resources)
 
 
 def before_the_end(show: OnEvent, workers: Iterable[Worker]) -> OnEvent:

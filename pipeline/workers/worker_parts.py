@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.launcher import Resources
-from patchline.pipeline.workers.worker_process import WatchedWorker
+from patchline.pipeline.workers.launcher import Resources, RunningWorker
+from patchline.pipeline.workers.worker_process import WorkerFolder, task_of
 
 Result = TypeVar("Result", bound=FrozenModel)
 _POLL_SECONDS = 0.05
@@ -37,7 +37,7 @@ def number_of_parts(resources: Resources, units: int, fewest: int) -> int:
         units: of the job, such as images.
         fewest: units of a part.
     """
-    slots = active_launcher.current().slots(resources)
+    slots = worker_start.current_launcher().slots(resources)
     return 1 if slots == 1 else max(1, min(_PARTS_FOR_EACH * slots, units // fewest))
 
 
@@ -62,23 +62,28 @@ def run_parts(
     Raises:
         PipelineError: the error of the first worker that failed.
     """
-    slots = active_launcher.current().slots(resources)
+    launcher = worker_start.current_launcher()
+    slots = launcher.slots(resources)
     results: dict[int, Result] = {}
-    running: dict[int, WatchedWorker[Result]] = {}
+    running: dict[int, tuple[RunningWorker, WorkerFolder]] = {}
     waiting = list(enumerate(parts))[::-1]
     shown = 0
     with ExitStack() as stack:
         while waiting or running:
             while waiting and len(running) < slots:
                 number, part = waiting.pop()
-                worker = WatchedWorker(module, part.folder, part.job, result_class, resources)
-                running[number] = stack.enter_context(worker)
-            for number, worker in list(running.items()):
-                has_ended = worker.has_ended()
-                for event in worker.new_events():
+                shared = WorkerFolder(part.folder, part.job)
+                worker = launcher.start(task_of(module, part.folder, part.job, resources))
+                stack.callback(worker.stop)
+                running[number] = worker, shared
+            for number, (worker, shared) in list(running.items()):
+                code = worker.poll()
+                for event in shared.new_events():
                     on_event(number, event)
-                if has_ended:
-                    results[number] = running.pop(number).finish()
+                if code is not None:
+                    worker.stop()
+                    del running[number]
+                    results[number] = shared.result(code, module, result_class)
             while shown in results:
                 yield results.pop(shown)
                 shown += 1

@@ -1,15 +1,16 @@
 """Run a worker process in its own group, forward its events, and never leave it behind.
 
 A worker is a module with a `__main__`, started as `python -P -m MODULE FOLDER` by the launcher of
-the run (`launcher.py`), by default on this machine. The folder holds
-`job.json`; the worker writes `events.jsonl`, `result.json` and `worker.log`. The parent keeps the
-worker's standard input open; when the parent ends, however it ends, that pipe closes and the worker
-ends itself and everything that it started.
+the run (`launcher.py`), by default on this machine. The folder holds `job.json`; the worker writes
+`events.jsonl`, `result.json` and `worker.log`. The parent keeps the worker's standard input open;
+when the parent ends, however it ends, that pipe closes and the worker ends itself and everything
+that it started.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -20,26 +21,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Generic, NoReturn, Self, TypeVar
+from typing import NoReturn, TypeVar
 
 from patchline.pipeline import redaction
-from patchline.pipeline.errors import (
-    RunError,
-    StorageError,
-    WorkerError,
-    error_class,
-)
+from patchline.pipeline.errors import WorkerError, error_class
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.host import interruption
 from patchline.pipeline.host.system_errors import system_error
-from patchline.pipeline.workers import active_launcher, cancellation, worker_start
+from patchline.pipeline.workers import cancellation, worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
 from patchline.pipeline.workers.job_paths import paths_of
 from patchline.pipeline.workers.launcher import GROUP_FILE, Resources, WorkerTask
-from patchline.pipeline.workers.worker_start import LOG_FILE
+from patchline.pipeline.workers.worker_start import LOG_FILE, WAIT, WAIT_TO_LEAD
 
 Result = TypeVar("Result", bound=FrozenModel)
 Job = TypeVar("Job", bound=FrozenModel)
@@ -58,70 +54,52 @@ _LAST_WORKER_SECONDS = 60.0
 # -- the parent's side -------------------------------------------------------------------------
 
 
-class WatchedWorker(Generic[Result]):
-    """A worker that the launcher of the run starts with a job, and its events.
-
-    As a context manager it starts the worker, and stops it with its whole group on any way out.
+class WorkerFolder:
+    """The folder through which the run and a worker talk: its job, its events and its result.
 
     Args:
-        module: of the worker.
-        folder: for its job, its events and its result.
-        job: what to do.
-        result_class: of the result.
-        resources: that it needs.
-        member_module: of the workers of other machines, if it trains on several.
+        folder: of the worker.
+        job: what to do; it is written, once no worker of an earlier attempt is left.
     """
 
-    def __init__(
-        self,
-        module: str,
-        folder: Path,
-        job: FrozenModel,
-        result_class: type[Result],
-        resources: Resources = Resources(),  # noqa: B008 - a frozen value
-        member_module: str | None = None,
-    ) -> None:
-        named = paths_of(job)
-        self._task = WorkerTask(
-            module, folder.absolute(), resources, member_module, named.files, named.same_place
-        )
-        self._folder, self._job, self._class = folder, job, result_class
-        self._code: int | None = None
-
-    def __enter__(self) -> Self:
-        folder = self._folder
+    def __init__(self, folder: Path, job: FrozenModel) -> None:
         make_folder(folder)
+        self._folder = folder
         self._readers = EventReader(folder / EVENTS_FILE), LineReader(folder / LOG_FILE)
         with storage_errors(folder), _last_worker_gone(folder):
             for left in (RESULT_FILE, GROUP_FILE):
                 (folder / left).unlink(missing_ok=True)
-            write_text(folder / JOB_FILE, self._job.model_dump_json(indent=2))
+            write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
             self._readers[0].new_events()
-        self._worker = active_launcher.current().start(self._task)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._worker.stop()
-
-    def has_ended(self) -> bool:
-        """Return whether it has ended; events that follow are its last ones."""
-        self._code = self._worker.poll()
-        return self._code is not None
 
     def new_events(self) -> Iterator[Event]:
         """Yield every event once, in order."""
         for reader in self._readers:
             yield from reader.new_events()
 
-    def finish(self) -> Result:
-        """Return the result of a worker that has ended, once nothing is left of it.
+    def result(self, code: int, module: str, result_class: type[Result]) -> Result:
+        """Return the result of a worker once nothing is left of it.
+
+        Args:
+            code: with which the worker has ended.
+            module: of the worker.
+            result_class: of the result.
 
         Raises:
             PipelineError: the error that the worker reported, by class and message.
             WorkerError: if the worker ended without a report.
         """
-        self._worker.stop()
-        return _result(self._folder, self._code or 0, self._task.module, self._class)
+        file, log = self._folder / RESULT_FILE, self._folder / LOG_FILE
+        if file.exists():
+            return reported(file, result_class)
+        how = f"exited with code {code}"
+        if code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
+        raise WorkerError(
+            f"The process {module} {how} before it finished.{hint} Its last log line: "
+            f"{last_line(log)!r}. See {log}."
+        )
 
 
 def run_worker(
@@ -143,16 +121,30 @@ def run_worker(
         PipelineError: the error that the worker reported, by class and message.
         WorkerError: if the worker ended without a report.
     """
-    with WatchedWorker(module, folder, job, result_class, resources, member_module) as worker:
-        while True:
-            has_ended = worker.has_ended()
-            for event in worker.new_events():
+    task, shared = task_of(module, folder, job, resources, member_module), WorkerFolder(folder, job)
+    worker, code = worker_start.current_launcher().start(task), None
+    try:
+        while code is None:
+            code = worker.poll()
+            for event in shared.new_events():
                 on_event(event)
-            if has_ended:
-                break
-            cancellation.check()
-            time.sleep(_POLL_SECONDS)
-    return worker.finish()
+            if code is None:
+                cancellation.check()
+                time.sleep(_POLL_SECONDS)
+    finally:
+        worker.stop()
+    return shared.result(code, module, result_class)
+
+
+def task_of(
+    module: str,
+    folder: Path,
+    job: FrozenModel,
+    resources: Resources,
+    member_module: str | None = None,
+) -> WorkerTask:
+    """Return what a launcher is told of a worker, with the files that its job names."""
+    return WorkerTask(module, folder.absolute(), resources, member_module, *paths_of(job))
 
 
 def earlier_events(folder: Path) -> list[Event]:
@@ -176,18 +168,6 @@ def _last_worker_gone(folder: Path) -> Iterator[None]:
                 f"A process of an earlier attempt is still running in {folder}. End it, then retry."
             )
         yield
-
-
-def _result(folder: Path, code: int, module: str, result_class: type[Result]) -> Result:
-    file = folder / RESULT_FILE
-    if file.exists():
-        return reported(file, result_class)
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
-    raise WorkerError(
-        f"The process {module} {how} before it finished.{hint} Its last log line: "
-        f"{last_line(folder / LOG_FILE)!r}. See {folder / LOG_FILE}."
-    )
 
 
 def reported(file: Path, result_class: type[Result]) -> Result:
@@ -226,7 +206,7 @@ def worker_main(
         introduced: returns the introduction of a prepared worker, a JSON object.
     """
     redaction.install(streams=True)
-    folder = worker_start.own_folder(introduced)
+    folder = _own_folder(introduced)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     interruption.exit_on_sigterm()
     interruption.ignore_ctrl_c()
@@ -239,6 +219,28 @@ def worker_main(
             events.close()
         write_text(folder / RESULT_FILE, content)
     leave()
+
+
+def _own_folder(introduced: Callable[[], str]) -> Path:
+    """Return the folder of this worker's job: its argument, or what the parent sends later.
+
+    A worker that the parent no longer needs ends here. From here on garbage is collected.
+    """
+    introduction = introduced() if sys.argv[1] == WAIT else "{}"
+    gc.freeze()  # modules stay
+    gc.enable()
+    if sys.argv[1] not in (WAIT, WAIT_TO_LEAD):
+        return Path(sys.argv[1])
+    print(introduction, flush=True)  # noqa: T201 - the parent reads it
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        sys.exit(0)
+    folder, working_directory = map(Path, json.loads(line))
+    os.chdir(working_directory)  # the parent may have changed it since
+    with (folder / LOG_FILE).open("ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    return folder
 
 
 def report(folder: Path, work: Callable[[], FrozenModel]) -> str:
@@ -276,13 +278,3 @@ def end_own_group() -> NoReturn:
     if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
-
-
-__all__ = [
-    "OnEvent",
-    "RunError",
-    "StorageError",
-    "earlier_events",
-    "run_worker",
-    "worker_main",
-]

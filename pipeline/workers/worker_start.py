@@ -1,4 +1,6 @@
-"""Start worker processes, also ahead of time, and stop them.
+"""Start worker processes, also ahead of time, and stop them: the launcher of this machine.
+
+It starts the workers of this process unless another launcher is in use.
 
 Imports would take most of the time of a short stage. So a worker can be prepared while another
 stage is still running: it imports what its module needs, prints an introduction of one line, and
@@ -12,7 +14,6 @@ the time. The option `-X patchline-worker` of its interpreter tells it to.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -24,6 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+from patchline.pipeline.workers.launcher import Launcher, Resources, WorkerTask
 
 LOG_FILE = "worker.log"
 WAIT, WAIT_TO_LEAD = "--wait", "--wait-to-lead"
@@ -109,22 +112,104 @@ def _introduction(waiting: _Prepared) -> bytes:
     return waiting.introduction
 
 
-def start(module: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Pass a job's folder to a prepared worker of a module, or to a new one."""
-    with _taking:
-        of_module = [key for key in _prepared or () if key[0] == module]
-        waiting = _prepared[max(of_module)] if _prepared and of_module else None
-        said = bool(waiting and _introduction(waiting))
-        if _prepared and of_module:
-            del _prepared[max(of_module)]
-    if waiting:
-        taken = said and _given(waiting.process, folder)
-        _close_output(waiting.process)
-        if taken:
-            return waiting.process
-        stop_group(waiting.process)
-    with (folder / LOG_FILE).open("ab") as log:
-        return _started(module, str(folder), log, subprocess.STDOUT)
+class LocalLauncher:
+    """A launcher that starts processes of this machine, one at a time.
+
+    Jobs are not divided into parts: what reads, decodes and predicts uses all cores by itself.
+
+    Args:
+        keeps_prepared: whether prepared workers wait until it is closed; otherwise, until the block
+            `prepared_workers` ends, and outside of one none is prepared.
+    """
+
+    machines = 1
+
+    def __init__(self, *, keeps_prepared: bool = False) -> None:
+        self._stack = contextlib.ExitStack()
+        if keeps_prepared:
+            self._stack.enter_context(prepared_workers())
+
+    def prepare(self, module: str, resources: Resources) -> None:
+        """Start a worker that imports what its module needs; see `prepare`."""
+        prepare(module, to_lead=resources.processes > 1)
+
+    def introduction(self, module: str, _resources: Resources) -> str:
+        """Return what the prepared worker of a module has printed; empty if there is none."""
+        return introduction(module)
+
+    def slots(self, _resources: Resources) -> int:
+        """Return one, because each worker uses the whole machine."""
+        return 1
+
+    def shares_workspace(self) -> bool:
+        """Return true, because workers are processes of this machine."""
+        return True
+
+    def start(self, task: WorkerTask) -> LocalWorker:
+        """Pass the folder to the prepared worker of the module, or to a new one."""
+        with _taking:
+            of_module = [key for key in _prepared or () if key[0] == task.module]
+            waiting = _prepared[max(of_module)] if _prepared and of_module else None
+            said = bool(waiting and _introduction(waiting))
+            if _prepared and of_module:
+                del _prepared[max(of_module)]
+        if waiting:
+            taken = said and _given(waiting.process, task.folder)
+            _close_output(waiting.process)
+            if taken:
+                return LocalWorker(waiting.process)
+            stop_group(waiting.process)
+        with (task.folder / LOG_FILE).open("ab") as log:
+            return LocalWorker(_started(task.module, str(task.folder), log, subprocess.STDOUT))
+
+    def close(self) -> None:
+        """End the prepared workers that it keeps."""
+        self._stack.close()
+
+
+@dataclass(frozen=True)
+class LocalWorker:
+    """A process of this machine, which leads a process group."""
+
+    process: subprocess.Popen[bytes]
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while the process runs."""
+        return self.process.poll()
+
+    def stop(self) -> None:
+        """End the process with its whole group."""
+        stop_group(self.process)
+
+
+_LOCAL = LocalLauncher()
+_used: list[tuple[str, Launcher]] = []
+"""The launchers of the enclosing `using_launcher` blocks; one process runs one line of stages."""
+
+
+def current_launcher() -> Launcher:
+    """Return the launcher that starts the workers of this process."""
+    return _used[-1][1] if _used else _LOCAL
+
+
+@contextmanager
+def using_launcher(description: str, build: Callable[[], Launcher]) -> Iterator[Launcher]:
+    """Start workers with another launcher inside the block, and close it at the end.
+
+    Args:
+        description: of the launcher with its settings; an outer block with the same one is used.
+        build: returns the launcher.
+    """
+    if _used and _used[-1][0] == description:
+        yield _used[-1][1]
+        return
+    launcher = build()
+    _used.append((description, launcher))
+    try:
+        yield launcher
+    finally:
+        _used.pop()
+        launcher.close()
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
@@ -181,28 +266,3 @@ def _close_output(process: subprocess.Popen[bytes]) -> None:
 def _signal_group(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-# -- the worker's side -------------------------------------------------------------------------
-
-
-def own_folder(introduced: Callable[[], str]) -> Path:
-    """Return the folder of this worker's job: its argument, or what the parent sends later.
-
-    A worker that the parent no longer needs ends here. From here on garbage is collected.
-    """
-    introduction = introduced() if sys.argv[1] == WAIT else "{}"
-    gc.freeze()  # modules stay
-    gc.enable()
-    if sys.argv[1] not in (WAIT, WAIT_TO_LEAD):
-        return Path(sys.argv[1])
-    print(introduction, flush=True)  # noqa: T201 - the parent reads it
-    line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):
-        sys.exit(0)
-    folder, working_directory = map(Path, json.loads(line))
-    os.chdir(working_directory)  # the parent may have changed it since
-    with (folder / LOG_FILE).open("ab") as log:
-        os.dup2(log.fileno(), sys.stdout.fileno())
-        os.dup2(log.fileno(), sys.stderr.fileno())
-    return folder

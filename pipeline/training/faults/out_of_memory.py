@@ -21,8 +21,7 @@ import torch
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.training.processes.batch_parts import BatchPart
-from patchline.pipeline.training.train_state import TrainState
-from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.training.train_step import RollbackOnError, TrainStep
 from patchline.pipeline.workers.event_log import EventWriter
 
 HALVINGS_FILE = "halvings.json"
@@ -32,65 +31,17 @@ class RanksRestart(Exception):  # noqa: N818 - an outcome that the ranks' launch
     """All ranks have to start again from the last checkpoint, because one is out of memory."""
 
 
-class RollbackOnError:
-    """Undoes what computing gradients changes, where it fails; weights do not change."""
-
-    def __init__(self) -> None:
-        self._copies: list[torch.Tensor] | None = None
-
-    @torch.no_grad()
-    def begin(self, state: TrainState) -> None:
-        """Copy the buffers of a state, such as batch-norm statistics; on a GPU in one operation."""
-        if self._copies is None:
-            self._copies = [buffer.clone() for buffer in state.buffers]
-        elif self._copies:
-            torch._foreach_copy_(self._copies, state.buffers)
-
-    @torch.no_grad()
-    def restore(self, state: TrainState) -> None:
-        """Restore the buffers, and drop the gradients."""
-        if self._copies:
-            torch._foreach_copy_(state.buffers, self._copies)
-        state.optimizer.zero_grad(set_to_none=True)
-
-    def recover(
-        self,
-        error: RuntimeError,
-        step: TrainStep,
-        part: BatchPart,  # noqa: ARG002 - it may be divided
-    ) -> Callable[[], None]:
-        """Undo a failed attempt, and return what to do before the next one.
-
-        Args:
-            error: why it failed.
-            step: of the attempt; with other kernels once an operation has no deterministic one.
-            part: of the whole batch that this is.
-
-        Raises:
-            RuntimeError: the error itself, if nothing else can be tried.
-        """
-        self.restore(step.state)
-        operation = step.kernels.missing(error)
-        if not operation:
-            raise error
-        return lambda: self.on_missing_kernel(operation)
-
-    def on_missing_kernel(self, operation: str) -> None:
-        """Take note of an operation that has no deterministic kernel."""
-
-
 class OutOfMemoryRetry(RollbackOnError):  # noqa: N818 - no exception
     """Divides batches into as many micro-batches as the memory of the device requires.
 
     Args:
-        batch_size: images in a batch of all ranks together.
         events: gets a warning of what has changed.
         folder: of the training run.
     """
 
-    def __init__(self, batch_size: int, events: EventWriter, folder: Path) -> None:
+    def __init__(self, events: EventWriter, folder: Path) -> None:
         super().__init__()
-        self._batch_size, self._events, self._folder = batch_size, events, folder
+        self._events, self._folder = events, folder
 
     def recover(self, error: RuntimeError, step: TrainStep, part: BatchPart) -> Callable[[], None]:
         """Undo a failed attempt, and return what to do before the next one.
@@ -147,11 +98,12 @@ class OutOfMemoryRetry(RollbackOnError):  # noqa: N818 - no exception
     def _say_halved(self, step: TrainStep) -> None:
         halvings = step.state.halvings
         halved = sum(at <= halvings[-1] for at in halvings)
-        parts = step.config.training.accumulation * 2**halved
+        settings = step.config.training
+        parts = settings.accumulation * 2**halved
         self._events.write(
             "warning",
-            message=f"The device is out of memory: each batch of {self._batch_size} images is now "
-            f"divided into {parts} micro-batches. The effective batch size is unchanged.",
+            message=f"The device is out of memory: each batch of {settings.batch_size} images is "
+            f"now divided into {parts} micro-batches. The effective batch size is unchanged.",
         )
 
 

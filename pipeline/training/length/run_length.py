@@ -10,6 +10,8 @@ planned in its resolved config, which then replays by steps.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.length.step_plan import StepPlan, TimePlanner
@@ -22,50 +24,46 @@ from patchline.pipeline.training.length.validation_plan import (
 from patchline.pipeline.training.part import TrainingPart
 
 
-def planned_validations(
-    config: RunConfig, part: TrainingPart, steps_per_epoch: int, images: int
-) -> ValidationPlan:
-    """Return when to validate.
+@dataclass
+class RunLength:
+    """When a training run validates, and when it ends."""
 
-    Args:
-        config: decides the length.
-        part: a refit has no validation, but reports each epoch.
-        steps_per_epoch: of the training split.
-        images: size of the validation split.
-    """
-    settings, record = config.training, config.record
-    if record.validation_plan is not None and not part.refit:
-        return Recorded(part.validations(record.validation_plan, steps_per_epoch), images)
-    if settings.time_limit is None or record.step_plan is not None:
-        return EachEpoch(steps_per_epoch, images)
-    limit = duration_seconds(settings.time_limit)
-    return Timed(limit, steps_per_epoch, images, settings.batch_size)
+    steps_per_epoch: int
+    """Of the training split."""
+    validations: ValidationPlan
+    """A refit has no validation, but reports each epoch."""
+    plan: StepPlan
+    """Of the steps, which may follow the plan of another training."""
+    planner: TimePlanner | None = None
+    """Changes the plan, with a time limit."""
 
+    @classmethod
+    def of(
+        cls, config: RunConfig, part: TrainingPart, steps_per_epoch: int, images: int
+    ) -> RunLength:
+        """Return the length of a part of a run; `images` is the size of the validation split."""
+        settings, record = config.training, config.record
+        limit = duration_seconds(settings.time_limit) if settings.time_limit else 0.0
+        timed = Timed(limit, steps_per_epoch, images, settings.batch_size)
+        validations: ValidationPlan = timed
+        if record.validation_plan is not None and not part.refit:
+            recorded = part.validations(record.validation_plan, steps_per_epoch)
+            validations = Recorded(recorded, images)
+        elif not limit or record.step_plan is not None:
+            validations = EachEpoch(steps_per_epoch, images)
+        knots = record.step_plan
+        if limit and knots is None:
+            plan = TimePlanner.opening_plan()
+            most_steps = settings.max_epochs * steps_per_epoch if settings.max_epochs else None
+            # The cost of recorded validations is only estimated.
+            return cls(
+                steps_per_epoch, validations, plan, TimePlanner(plan, limit, timed, most_steps)
+            )
+        if knots is None:
+            knots = tuple(StepPlan.of_steps(settings.epochs * steps_per_epoch).knots)
+        return cls(steps_per_epoch, validations, StepPlan(part.plan(knots, steps_per_epoch)))
 
-def planned_steps(
-    config: RunConfig,
-    part: TrainingPart,
-    steps_per_epoch: int,
-    images: int,
-    validations: ValidationPlan,
-) -> tuple[TimePlanner | None, StepPlan]:
-    """Return the plan of the steps, and with a time limit what changes it.
-
-    Args:
-        config: decides the length.
-        part: may follow the plan of another training.
-        steps_per_epoch: of the training split.
-        images: size of the validation split.
-        validations: share the time limit with the steps.
-    """
-    settings, record = config.training, config.record
-    if record.step_plan is not None:
-        return None, StepPlan(part.plan(record.step_plan, steps_per_epoch))
-    if settings.time_limit is None:
-        knots = StepPlan.of_steps(settings.epochs * steps_per_epoch).knots
-        return None, StepPlan(part.plan(knots, steps_per_epoch))
-    limit, plan = duration_seconds(settings.time_limit), TimePlanner.opening_plan()
-    if not isinstance(validations, Timed):  # a recorded one; its cost is only estimated
-        validations = Timed(limit, steps_per_epoch, images, settings.batch_size)
-    most_steps = settings.max_epochs * steps_per_epoch if settings.max_epochs else None
-    return TimePlanner(plan, limit, validations, most_steps), plan
+    @property
+    def timed(self) -> Timed | None:
+        """The validations, if they have to fit into a time limit."""
+        return self.validations if isinstance(self.validations, Timed) else None

@@ -27,9 +27,9 @@ from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.train_result import EnsembleResult
+from patchline.pipeline.training.trained_model import provenance_of_job
 from patchline.pipeline.workers.event_log import EventWriter
 
 Array = np.ndarray[Any, Any]

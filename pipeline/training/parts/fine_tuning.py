@@ -15,14 +15,14 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.models.model_files import load_model, save_model
+from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.parts import interpolation
 from patchline.pipeline.training.parts.probe import FeatureNetwork, frozen_network, probe_of
 from patchline.pipeline.training.processes.ranks import Ranks
-from patchline.pipeline.training.start.initial_model import HEAD_FOLDER, description_of
+from patchline.pipeline.training.start.initial_model import HEAD_FOLDER
 from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.training.trained_model import save_model_of
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
@@ -113,6 +113,6 @@ def between_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
     elif record.share < 1:
         folder = job.folder / _MIXED
         model.load_state_dict(interpolation.between(before, after, record.share))
-        save_model(folder, model, description_of(job), provenance_of_job(job))
+        save_model_of(job, model, folder)
         changes["best"] = folder
     return trained.model_copy(update=changes)

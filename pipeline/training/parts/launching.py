@@ -77,48 +77,55 @@ class TrainingInputs:
         return self.run.folder / part.folder
 
 
-def train(inputs: TrainingInputs) -> TrainResult:
-    """Train in a separate process, unless the weights are known."""
-    return train_part(TrainingPart(), TrainResult, inputs)
-
-
 def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
-    """Do one of the fits that a run consists of, unless its result is known; see `train`."""
-    memory, folder = inputs.memory, inputs.folder_of(part)
-    own_ingredients = _ingredients_of(part, inputs)
-    begun = bool(earlier_events(folder))  # then it is resumed, whatever other runs have done since
-    result = memory.recall(part.stage, own_ingredients, result_class, folder, own_only=begun)
-    if result is not None:
-        log_again(inputs.run, folder)
-        return result
-    trained = _trained(part, result_class, inputs)
-    keys = [own_ingredients]
-    if isinstance(trained, TrainResult):
-        replay = dataclasses.replace(inputs, config=replayable(inputs.config, trained))
-        keys.append(_ingredients_of(part, replay))
-    memory.remember(part.stage, trained, folder, *keys)
-    return trained
+    """Do one of the fits that a run consists of in a separate process, or recall its result.
 
-
-def train_until(epochs: int, inputs: TrainingInputs) -> TrainResult:
-    """Train up to an epoch of the plan, to be continued later from its checkpoint.
-
-    The learning rate and everything else that depends on the length follow the whole plan. What was
-    trained so far is resumed; a fit that has come this far ends at once. The result is not
-    remembered for other runs, since the checkpoint in its folder changes.
-
-    Args:
-        epochs: at which it stops, unless it ends before.
-        inputs: of the fit.
+    A part that is continued later is not remembered for other runs, since the checkpoint in its
+    folder changes. What was trained so far is resumed; if it has come that far, it ends at once.
     """
-    return _trained(TrainingPart(epochs=epochs), TrainResult, inputs)
+    memory, run, folder = inputs.memory, inputs.run, inputs.folder_of(part)
+    own_ingredients, events = _ingredients(part, inputs), earlier_events(folder)
+    if not part.is_continued:
+        begun = bool(events)  # then it is resumed, whatever other runs have done since
+        result = memory.recall(part.stage, own_ingredients, result_class, folder, own_only=begun)
+        if result is not None:
+            log_again(run, folder)
+            return result
+    own = (inputs.config, inputs.data, inputs.prepared, folder, run.run_id)
+    job = job_of(*own, memory.workspace.resolve()).model_copy(update={"teacher": inputs.teacher})
+    extends = extended_run.extended_training(job, run.folder.parent)
+    job = job.model_copy(update={"part": part, "extends": extends})
+    log = MetricSender(run)
+    for event in events:
+        _log(event, folder, log, send=False)
+    log.send()
+
+    def forward(event: Event) -> None:
+        inputs.on_event(event)
+        log.send()
+        _log(event, folder, log)
+        if event["kind"] == "warning":
+            level = logging.INFO if resumes(event) else logging.WARNING
+            logger.log(level, event["message"])
+
+    with tracked_run.system_metrics(run):
+        needs = resources_of(inputs.config.training)
+        result = run_worker(MODULE, folder, job, result_class, forward, needs, MEMBER_MODULE)
+    log.flush()
+    if not part.is_continued:
+        keys = [own_ingredients]
+        if isinstance(result, TrainResult):
+            replay = dataclasses.replace(inputs, config=replayable(inputs.config, result))
+            keys.append(_ingredients(part, replay))
+        memory.remember(part.stage, result, folder, *keys)
+    return result
 
 
 def recalled_part(
     part: TrainingPart, result_class: type[Result], inputs: TrainingInputs
 ) -> Result | None:
     """Return the result of a part that this run has finished before, or None; logs nothing."""
-    own_ingredients, folder = _ingredients_of(part, inputs), inputs.folder_of(part)
+    own_ingredients, folder = _ingredients(part, inputs), inputs.folder_of(part)
     return inputs.memory.recall(part.stage, own_ingredients, result_class, folder, own_only=True)
 
 
@@ -164,42 +171,9 @@ def job_of(
     )
 
 
-def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
-    run = inputs.run
-    workspace, folder = inputs.memory.workspace.resolve(), inputs.folder_of(part)
-    own = (inputs.config, inputs.data, inputs.prepared, folder, run.run_id)
-    job = job_of(*own, workspace).model_copy(update={"teacher": inputs.teacher})
-    extends = extended_run.extended_training(job, run.folder.parent)
-    job = job.model_copy(update={"part": part, "extends": extends})
-    log = MetricSender(run)
-    for event in earlier_events(job.folder):
-        _log(event, job.folder, log, send=False)
-    log.send()
-
-    def forward(event: Event) -> None:
-        inputs.on_event(event)
-        log.send()
-        _log(event, job.folder, log)
-        if event["kind"] == "warning":
-            level = logging.INFO if resumes(event) else logging.WARNING
-            logger.log(level, event["message"])
-
-    with tracked_run.system_metrics(run):
-        resources = resources_of(inputs.config.training)
-        result = run_worker(
-            MODULE, job.folder, job, result_class, forward, resources, MEMBER_MODULE
-        )
-    log.flush()
-    return result
-
-
 def resumes(event: Event) -> bool:
     """Return whether a worker says only that it continues from an intact checkpoint."""
     return bool(_RESUMES.fullmatch(event.get("message", "")))
-
-
-def _ingredients_of(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:
-    return ingredients(inputs.config, inputs.data, inputs.prepared, part, inputs.teacher)
 
 
 def log_again(run: tracked_run.TrackedRun, folder: Path) -> None:
@@ -226,26 +200,20 @@ def _log(event: Event, folder: Path, log: MetricSender, *, send: bool = True) ->
             log.add_file(file, send=send)
 
 
-def ingredients(
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    part: TrainingPart = TrainingPart(),  # noqa: B008 - a frozen value
-    teacher: TeacherPredictions | None = None,
-) -> Ingredients:
+def _ingredients(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:
     """Return everything that decides the weights.
 
     Raises:
         ConfigError: if the machine does not have the requested device.
     """
-    machine = cached_machine()
+    config, data, machine = inputs.config, inputs.data, cached_machine()
     sections = ("seed", "augmentation", "model", "objective", "optimizer", "training", "record")
     return {
         "data": data.fingerprint,
-        "images": repr(prepared.image),
+        "images": repr(inputs.prepared.image),
         "classes": ", ".join(data.classes),
         **({"unlabelled": data.unlabelled.fingerprint} if data.unlabelled else {}),
-        **({"teacher": teacher.identity} if teacher else {}),
+        **({"teacher": inputs.teacher.identity} if inputs.teacher else {}),
         **_provenance(data),
         **stage_keys.settings(config, *sections),
         **_part_ingredients(config, part),

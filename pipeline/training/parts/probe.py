@@ -38,17 +38,17 @@ from patchline.pipeline.training.checkpoints.best_weights import FINAL
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
-from patchline.pipeline.training.start.initial_model import description_of, initial_model
+from patchline.pipeline.training.start.initial_model import initial_model
 from patchline.pipeline.training.train_result import (
     EpochRecord,
     ProbeRecord,
     RefitResult,
     TrainResult,
 )
+from patchline.pipeline.training.trained_model import description_of, provenance_of_job
 from patchline.pipeline.training.training_data import (
     Integers,
     TrainingData,

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.training.checkpoints.checkpoint import PREVIOUS
-from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.recipe.optimizer import averages_itself
-from patchline.pipeline.training.start.initial_model import description_of
 from patchline.pipeline.training.train_result import RefitResult
+from patchline.pipeline.training.trained_model import save_model_of
 
 _WEIGHTS = "weights"
 
@@ -37,8 +35,8 @@ class Refit(Training):
             weights=folder,
             images=len(self.data.training.rows),
             steps=state.step,
-            epochs=state.step / self.order.steps_per_epoch,
-            seconds=self.elapsed,
+            epochs=state.step / self.length.steps_per_epoch,
+            seconds=self.clock.elapsed,
             images_per_second=state.sums.total_images / max(state.training_seconds, 1e-9),
         )
 
@@ -46,10 +44,9 @@ class Refit(Training):
         state = self.state
         (self.job.folder / PREVIOUS).unlink(missing_ok=True)
         if self.last_weights.count is None:
-            described, seen = description_of(self.job), provenance_of_job(self.job)
-            save_model(folder, state.average.model, described, seen)
+            save_model_of(self.job, state.average.model, folder)
         else:
-            ends = range(self.order.steps_per_epoch, state.step, self.order.steps_per_epoch)
+            ends = range(self.length.steps_per_epoch, state.step, self.length.steps_per_epoch)
             steps = [*ends, state.step][-self.last_weights.count :]
             self.last_weights.save_average(steps, state.average.model, folder, self.data, self.job)
 
@@ -58,7 +55,7 @@ class Refit(Training):
 
         It is no restart point: a refit that diverges restarts from the beginning.
         """
-        self.finite.settle()
+        self.step.finite.settle()
         state = self.state
         self._count_training_time(self.clock.read())
         if averages_itself(state.optimizer):
@@ -67,7 +64,7 @@ class Refit(Training):
             "refit/loss": state.sums.mean_loss,
             **({"refit/accuracy": state.sums.accuracy} if self.step.counts_correct else {}),
             "refit/learning_rate": self.learning_rate,
-            "refit/epoch": state.step / self.order.steps_per_epoch,
+            "refit/epoch": state.step / self.length.steps_per_epoch,
         }
         state.sums.next_epoch()
         if self.ranks.is_first:

@@ -33,7 +33,7 @@ from patchline.pipeline.training.train_result import (
     RefitResult,
     TrainResult,
 )
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 
 ROOM_BYTES = 3 * 2**30
@@ -67,7 +67,8 @@ class RunParts:
                 f"extending the training of run {extended[:8]} to {training.epochs} epochs"
             )
         seen = self._prepare_next if training.refit else self._last_seen
-        first = launching.train(replace(self.inputs, config=self._first(), on_event=seen))
+        own = replace(self.inputs, config=self._first(), on_event=seen)
+        first = launching.train_part(TrainingPart(), TrainResult, own)
         if first.probe is None:  # a fit has said it
             self.on_note(first.sentence())
         if not training.refit:
@@ -218,7 +219,7 @@ class RunParts:
         room = psutil.virtual_memory().available >= ROOM_BYTES
         if event["kind"] == "progress" and room:
             resources = resources_of(self.inputs.config.training)
-            active_launcher.current().prepare(MODULE, resources)
+            worker_start.current_launcher().prepare(MODULE, resources)
 
     def _first(self) -> RunConfig:
         """Return the config of the first part, which knows nothing of the others."""

@@ -18,16 +18,15 @@ from torch import nn
 from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.layers.last_blocks import whole_model
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.training.checkpoints.checkpoint import PREVIOUS
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import interpolation
 from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.processes.ranks import Ranks
-from patchline.pipeline.training.start.initial_model import description_of, initial_model
+from patchline.pipeline.training.start.initial_model import initial_model
 from patchline.pipeline.training.train_result import EpochRecord, RefitResult, TrainResult
+from patchline.pipeline.training.trained_model import save_model_of
 from patchline.pipeline.training.training_data import TrainingData, Truth, open_data
 from patchline.pipeline.workers.event_log import EventWriter
 
@@ -92,8 +91,7 @@ class TokenFit:
         """Save the whole model with the weights at a share of the way."""
         trained = copied(self.model)
         self.model.load_state_dict(interpolation.between(self.fitted, trained, share))
-        described, seen = description_of(self.job), provenance_of_job(self.job)
-        save_model(folder, whole_model(self.model), described, seen)
+        save_model_of(self.job, whole_model(self.model), folder)
 
     def clean(self) -> None:
         """Delete what is not needed once the result is saved."""

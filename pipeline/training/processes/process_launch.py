@@ -34,7 +34,6 @@ from patchline.pipeline.training.processes.rank import (
     RESULT_FILE,
     take_words,
 )
-from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.workers.worker_process import JOB_FILE, last_line, reported
 from patchline.pipeline.workers.worker_start import LOG_FILE
 
@@ -57,19 +56,6 @@ def attempt_key(attempt: int) -> str:
     return f"attempt-{attempt}"
 
 
-def train_in_processes(job: TrainingJob) -> FrozenModel:
-    """Train in as many processes as the config asks for, and return the result of the job's part.
-
-    Raises:
-        ConfigError: if this machine cannot train in that many processes.
-        PipelineError: the error that one of the processes reported.
-        WorkerError: if they ended without a report more often than they may be restarted.
-    """
-    kind: type[TrainResult | RefitResult] = RefitResult if job.part.refit else TrainResult
-    with ProcessGroup(job) as group:
-        return group.run(job, kind)
-
-
 class ProcessGroup:
     """The processes of a training run, which are started for one job after another.
 
@@ -77,6 +63,9 @@ class ProcessGroup:
 
     Args:
         job: of the training run, whose folder is that of the group.
+
+    Raises:
+        ConfigError: by `with`, if this machine cannot train in as many processes.
     """
 
     def __init__(self, job: TrainingJob) -> None:

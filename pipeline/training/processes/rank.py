@@ -106,7 +106,6 @@ def take_words(shared: Path, folder: Path, words: str) -> None:
 
 
 def _fit(job: TrainingJob, folder: Path, machines: Machines, *, is_first: bool) -> FrozenModel:
-    from patchline.pipeline.training.fit import fit
     from patchline.pipeline.training.processes.ranks import stopped_ranks_named
 
     with _only_first(folder) if is_first else nullcontext(), stopped_ranks_named():
@@ -114,6 +113,37 @@ def _fit(job: TrainingJob, folder: Path, machines: Machines, *, is_first: bool) 
         if is_first:
             _say_what_happened(events, _restarts(machines))
         return fit(job, events, _ranks(job, folder, machines))
+
+
+def fit(job: TrainingJob, events: EventWriter, ranks: Ranks) -> FrozenModel:
+    """Train to the end as one of several ranks, and return the result of the job's part.
+
+    Args:
+        job: the same on all ranks.
+        events: those of other ranks than the first are not read.
+        ranks: that train together.
+    """
+    from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
+    from patchline.pipeline.training.loop import Training
+    from patchline.pipeline.training.parts.fine_tuning import fit_head_first
+    from patchline.pipeline.training.parts.last_blocks import tokens_together
+    from patchline.pipeline.training.parts.probe import probe_together
+    from patchline.pipeline.training.parts.refit import Refit
+    from patchline.pipeline.training.parts.token_fit import fit_together
+
+    trainable = job.config.training.trainable
+    with explain_out_of_memory():
+        if trainable == "last_blocks":
+            return (tokens_together if job.tokens is None else fit_together)(job, events, ranks)
+        if trainable == "head":
+            return probe_together(job, events, ranks)
+        if trainable == "head_then_all":
+            fit_head_first(job, events, ranks)
+        return (
+            Refit(job, events, ranks).refit()
+            if job.part.refit
+            else Training(job, events, ranks).run()
+        )
 
 
 @contextmanager

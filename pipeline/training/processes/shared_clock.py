@@ -21,11 +21,22 @@ class SharedClock:
         self._ranks = ranks or Ranks()
         self._read = time.monotonic()
         self._step = self._next_step = 0
+        self._start = self._read
 
     @property
     def now(self) -> float:
         """The time; with several ranks, as last read."""
         return time.monotonic() if self._ranks.size == 1 else self._read
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first step, including earlier attempts."""
+        return self.now - self._start
+
+    def start(self, step: int, elapsed_seconds: float) -> None:
+        """Read it, because an attempt begins at a step, after the seconds of earlier ones."""
+        self.restart(step)
+        self._start = self.now - elapsed_seconds
 
     def read(self) -> float:
         """Read it, on all ranks together, and return the seconds since the last reading."""

@@ -23,10 +23,9 @@ from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.files.workspace_layout import LAST_WEIGHTS
 from patchline.pipeline.models.inference import PREDICTED_TOGETHER, normalised
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
-from patchline.pipeline.models.model_files import load_model, save_model
+from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
-from patchline.pipeline.training.start.initial_model import description_of
+from patchline.pipeline.training.trained_model import save_model_of
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.plugin_api import ImageSpec
 
@@ -118,7 +117,7 @@ class LastWeights:
             self.load_average(steps, model)
             rows, size = data.training.rows, job.config.training.batch_size
             measure_batch_norm(model, data.images, rows, job.image, size, job.config.seed)
-            save_model(folder, model, description_of(job), provenance_of_job(job))
+            save_model_of(job, model, folder)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _file(self, step: int) -> Path:

@@ -18,9 +18,9 @@ from torch import nn
 from patchline.pipeline.errors import PipelineError, StorageError
 from patchline.pipeline.host.private_folder import private_folder
 from patchline.pipeline.training.config import TrainingConfig, duration_seconds
-from patchline.pipeline.training.faults.out_of_memory import RanksRestart, RollbackOnError
+from patchline.pipeline.training.faults.out_of_memory import RanksRestart
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
-from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.training.train_step import RollbackOnError, TrainStep
 from patchline.pipeline.training.validation import Validator
 from patchline.pipeline.workers.event_log import EventWriter
 

@@ -26,7 +26,6 @@ from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.checkpoints.checkpoint import LAST, RestartPoint, save
 from patchline.pipeline.training.device import wait_for
 from patchline.pipeline.training.faults.divergence import FiniteCheck
-from patchline.pipeline.training.faults.out_of_memory import RollbackOnError
 from patchline.pipeline.training.length.step_plan import StepPlan
 from patchline.pipeline.training.processes.batch_parts import BatchPart
 from patchline.pipeline.training.recipe.ema import MovingAverage
@@ -138,7 +137,6 @@ class _Trial:
             size=size,
             schedules=ModelSchedules(config.training, model),
             finite=_AnyLoss(lambda values: values),
-            retry=RollbackOnError(),
         )
         batches = _random_batches(config, image, step, num_classes, batch)
         return cls(step, batches, BatchPart.whole(batch))
@@ -152,7 +150,7 @@ class _Trial:
         """Load a batch and do a step."""
         with torch.profiler.record_function(AUGMENTATION):
             loaded = next(self.batches)
-        self.step.train_one_step(loaded, self.part)
+        self.step.update(self.step.compute_gradients(loaded, self.part))
 
 
 class _AnyLoss(FiniteCheck):

@@ -14,15 +14,10 @@ from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.initial_weights.loading import as_csv, load_into, summary
 from patchline.pipeline.initial_weights.record import load_record
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.layers.last_blocks import LastBlocks
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.models.model_description import (
-    WEIGHTS_FILE,
-    ModelDescription,
-    describe_plugins,
-)
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.probing.linear_head import linear_head
 from patchline.pipeline.training.checkpoints.best_weights import FINAL
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
@@ -107,17 +102,3 @@ def initialise_from_images(
     for module in wanting:
         initialise: Any = module.initialise_from
         initialise(normalised(batch_BHWC, image))
-
-
-def description_of(job: TrainingJob) -> ModelDescription:
-    """Return the description of the model that a job trains; without its initial weights."""
-    several = job.config.data.task == MULTI_LABEL
-    return ModelDescription(
-        model=job.config.model.architecture(),
-        plugins=describe_plugins(job.config.model),
-        classes=job.classes,
-        image=job.image,
-        task=MULTI_LABEL if job.classes and several else SINGLE_LABEL,
-        data_fingerprint=job.data_fingerprint,
-        run_id=job.run_id,
-    )

@@ -41,7 +41,7 @@ from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.launching import TrainingInputs
 from patchline.pipeline.training.parts.run_parts import ROOM_BYTES
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.plugins.tools.sweep.ranges import Value, shown
 from patchline.plugins.tools.sweep.space import SearchSpace
@@ -275,7 +275,8 @@ def _fit(
     for epoch in inputs.rungs[:-1]:
         reported = trial.record.rungs.get(epoch)
         if reported is None:
-            result = launching.train_until(epoch, training)
+            part = TrainingPart(epochs=epoch)
+            result = launching.train_part(part, TrainResult, training)
             # A later fit of this run finds metrics of this one in the store.
             training = dataclasses.replace(training, run=dataclasses.replace(run, continued=True))
             if result.stopped_early:
@@ -287,7 +288,7 @@ def _fit(
         if not trial.report(epoch, reported, seconds):
             trial.stop(f"not among the best at epoch {epoch}")
             return
-    result = launching.train(training)
+    result = launching.train_part(TrainingPart(), TrainResult, training)
     clock.save()
     trial.complete(score_of(result), result.best_validation_loss, result.epochs, result.seconds)
 
@@ -302,7 +303,7 @@ def _remove_checkpoints(folder: Path) -> None:
 
 def _prepare_next(config: RunConfig) -> None:
     if psutil.virtual_memory().available >= ROOM_BYTES:
-        active_launcher.current().prepare(MODULE, resources_of(config.training))
+        worker_start.current_launcher().prepare(MODULE, resources_of(config.training))
 
 
 def table_of(records: list[TrialRecord], keys: list[str]) -> dict[str, list[Any]]:

@@ -13,7 +13,7 @@ from patchline.pipeline.data.store import store_builds
 from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.plugin_api import ListedImage
 from tests.conftest import write_photos
 from tests.pipeline.data.store import test_prepared_store
@@ -40,7 +40,7 @@ def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
         np.save(tmp_path / name, np.zeros((len(files), 8, 8, 3), np.uint8))
     alone, divided = (KeptImageArray(tmp_path / name, "squash") for name in ("a.npy", "b.npy"))
     expected, wide = list(rows_of(root, files, kept=alone)), Wide()
-    with active_launcher.using("wide", lambda: wide):
+    with worker_start.using_launcher("wide", lambda: wide):
         rows = list(rows_of(root, files, kept=divided))
     assert len(wide.parts) == 4
     assert rows == expected
@@ -53,7 +53,7 @@ def test_parts_make_the_store_of_one_process(tmp_path: Path) -> None:
     rows = test_prepared_store.rows_of(photos)
     alone, _ = prepare(rows, photos, SPEC, tmp_path / "alone/stores")
     wide, done, stores = Wide(), list[int](), tmp_path / "wide/stores"
-    with active_launcher.using("wide", lambda: wide):
+    with worker_start.using_launcher("wide", lambda: wide):
         first, _ = prepare(rows.iloc[1:8:3], photos, SPEC, stores)
         assert wide.parts == []  # too few for two parts
         store, reused = prepare(rows, photos, SPEC, stores, lambda now, _: done.append(now))
@@ -70,7 +70,7 @@ def test_a_machine_without_the_data_is_an_error(tmp_path: Path) -> None:
     """Not a folder of unreadable images."""
     files = [(ListedImage(f"{each}.png", "a"), True) for each in range(20)]
     with (
-        active_launcher.using("wide", Wide),
+        worker_start.using_launcher("wide", Wide),
         pytest.raises(DataError, match="A node of the cluster has no"),
     ):
         list(rows_of(tmp_path / "elsewhere", files))

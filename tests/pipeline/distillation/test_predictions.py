@@ -23,7 +23,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.part_files import read_lines
 from patchline.plugin_api import ImageListing, ImageSpec, ListedImage
 from tests.conftest import write_photos
@@ -173,9 +173,9 @@ def test_a_teacher_predicts_where_its_images_are(
     monkeypatch.chdir(tmp_path)
     job = job_of(write_photos(WORKSPACE / "sources/archive/x", classes=1, images=2), tmp_path)
     wide = Wide()
-    with active_launcher.using("wide", lambda: wide):
+    with worker_start.using_launcher("wide", lambda: wide):
         for wide.is_far in (False, True):
             with launcher_for(job):
-                assert (active_launcher.current() is wide) != wide.is_far
+                assert (worker_start.current_launcher() is wide) != wide.is_far
         with pytest.raises(DataError, match="Unpack the data into a folder"):
             launcher_for(job.model_copy(update={"device": "cuda"}))

@@ -17,10 +17,10 @@ from patchline.pipeline.prediction.__main__ import predict_part
 from patchline.pipeline.prediction.batch_prediction import predict_images
 from patchline.pipeline.prediction.image_files import ImageFile
 from patchline.pipeline.prediction.prediction_job import MODULE, PredictionJob
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.local_launcher import LocalLauncher
 from patchline.pipeline.workers.part_files import write_lines
+from patchline.pipeline.workers.worker_start import LocalLauncher
 from tests.pipeline.prediction.conftest import write_photos
 from tests.pipeline.workers.wide_launcher import Wide
 
@@ -30,7 +30,7 @@ def wide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Wide]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(batch_prediction, "FEWEST_IMAGES", 8)
     made = Wide()
-    with active_launcher.using("wide", lambda: made):
+    with worker_start.using_launcher("wide", lambda: made):
         yield made
 
 
@@ -54,7 +54,7 @@ def test_parts_give_the_table_of_one_process(
         package, "m/1", images, Path("a.parquet"), on_progress=lambda done, *_: seen.append(done)
     )
     assert 0 < table.answered_before < max(seen) == 56
-    with active_launcher.using("alone", LocalLauncher):
+    with worker_start.using_launcher("alone", LocalLauncher):
         alone = predict_images(package, "m/1", images, Path("b.parquet"))
     assert (table.images, table.unreadable) == (alone.images, alone.unreadable) == (56, 1)
     assert table.first_errors == alone.first_errors

@@ -15,9 +15,8 @@ from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.provenance.provenance import Provenance
 from patchline.pipeline.provenance.weights_record import as_metadata, provenance_of
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
-from patchline.pipeline.training.start.initial_model import description_of
+from patchline.pipeline.training.trained_model import description_of, provenance_of_job
 from tests.pipeline.registry.made_versions import made_manifest, seen_in
 from tests.pipeline.training.trained_jobs import Make, keep_weights
 

@@ -23,10 +23,10 @@ from patchline.pipeline.pretraining.__main__ import evaluate_objective
 from patchline.pipeline.pretraining.job import PretrainingJob
 from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.job_provenance import provenance_of_job
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts.ensemble_members import combine_members
 from patchline.pipeline.training.recipe.objectives import REST_FILE
+from patchline.pipeline.training.trained_model import provenance_of_job
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.trained_jobs import (

@@ -264,7 +264,7 @@ def test_weights_that_the_optimizer_averages_have_their_own_batch_statistics(mak
         training={"epochs": 1},
     )
     training = opened(job)
-    training.validations = timed = Timed(1e6, 1000, training.validator.images, 8)
+    training.length.validations = timed = Timed(1e6, 1000, training.validator.images, 8)
     kept = load_model(training.run().best)[0]
     assert timed.preparation_seconds == training.state.batch_norm_seconds > 0
     before = {name: value.clone() for name, value in kept.state_dict().items()}

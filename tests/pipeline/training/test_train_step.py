@@ -85,7 +85,7 @@ def test_a_trial_step_does_what_a_step_of_the_loop_does(make: Make) -> None:
     batches = training.batches()
     for _ in range(2):  # the first does more
         with _Operations() as of_loop:
-            training.step.train_one_step(next(batches), training.own_order.at(0))
+            training.step.update(training.step.compute_gradients(next(batches)))
         with _Operations() as of_trial:
             next(steps)
     assert of_loop.counts["aten::stack"]  # loss and norm are checked

@@ -28,7 +28,7 @@ from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import TeacherPredictions, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts.launching import job_of
-from patchline.pipeline.training.start.initial_model import description_of
+from patchline.pipeline.training.trained_model import description_of
 from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.conftest import write_photos
 

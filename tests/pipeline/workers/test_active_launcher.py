@@ -8,10 +8,10 @@ import pytest
 
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Resources, WorkerTask
-from patchline.pipeline.workers.local_launcher import LocalLauncher, LocalWorker
 from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workers.worker_start import LocalLauncher, LocalWorker
 from tests.pipeline.workers.echo_worker import Answer, Question
 
 MODULE = "tests.pipeline.workers.echo_worker"
@@ -41,29 +41,32 @@ def test_a_launcher_is_that_of_the_block() -> None:
     def fail() -> LocalLauncher:
         raise ValueError("no cluster")
 
-    with active_launcher.using("same", lambda: made):
-        with active_launcher.using("same", lambda: second) as inner:
+    with worker_start.using_launcher("same", lambda: made):
+        with worker_start.using_launcher("same", lambda: second) as inner:
             assert inner is made
         assert made.told == []
-        with active_launcher.using("another", lambda: second):
-            assert active_launcher.current() is second
-        with pytest.raises(ValueError, match="no cluster"), active_launcher.using("broken", fail):
+        with worker_start.using_launcher("another", lambda: second):
+            assert worker_start.current_launcher() is second
+        with (
+            pytest.raises(ValueError, match="no cluster"),
+            worker_start.using_launcher("broken", fail),
+        ):
             pass
-        assert active_launcher.current() is made
+        assert worker_start.current_launcher() is made
     assert (made.told, second.told) == (["closed"], ["closed"])
-    assert isinstance(active_launcher.current(), LocalLauncher)
+    assert isinstance(worker_start.current_launcher(), LocalLauncher)
 
 
 def test_a_worker_is_run_by_the_launcher_of_the_block(tmp_path: Path) -> None:
     """It gets the module, the absolute folder and what the worker needs, and is closed."""
     made, needs = Recording(), Resources(gpus=2, processes=2)
-    with active_launcher.using("recording", lambda: made):
+    with worker_start.using_launcher("recording", lambda: made):
         answer = run_worker(
             MODULE, tmp_path / "job", Question(words="a"), Answer, lambda _: None, needs
         )
     assert answer.words == "a"
     assert made.told == [WorkerTask(MODULE, tmp_path / "job", needs), "closed"]
-    assert not isinstance(active_launcher.current(), Recording)
+    assert not isinstance(worker_start.current_launcher(), Recording)
 
 
 def test_where_a_run_computes_is_no_part_of_a_key() -> None:

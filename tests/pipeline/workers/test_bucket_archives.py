@@ -17,7 +17,7 @@ from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.placeholders import FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import read_lines, write_lines
@@ -40,7 +40,7 @@ def listed(path: str) -> tuple[ImageListing, bool]:
     listing = listing_of(requested(path, preset_name="none"), WORKSPACE.resolve())
     wide = Wide()
     wide.is_far = True
-    with active_launcher.using("far", lambda: wide):
+    with worker_start.using_launcher("far", lambda: wide):
         return listing, stays_here(listing.root, ())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from patchline.pipeline.workers.launcher import Resources, WorkerTask
-from patchline.pipeline.workers.local_launcher import LocalLauncher, LocalWorker
+from patchline.pipeline.workers.worker_start import LocalLauncher, LocalWorker
 
 
 class Wide(LocalLauncher):

@@ -20,7 +20,7 @@ from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
 from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from tests.pipeline.inspection.test_inspecting import scene
 from tests.pipeline.workers.wide_launcher import Wide
 
@@ -90,7 +90,7 @@ def test_workers_find_what_one_process_finds(
     thumbnails, new = thumbnails_of(pictures()), np.arange(IMAGES, IMAGES + 7)
     alone = search._matching_pairs(thumbnails, new=new)
     wide, done = Wide(), list[int]()
-    with active_launcher.using("wide", lambda: wide):
+    with worker_start.using_launcher("wide", lambda: wide):
         divided = search._matching_pairs(thumbnails, lambda *at: done.append(at[1]), new)
     assert len(wide.parts) == 2
     assert done[-1] == len(SEARCHES)

@@ -141,13 +141,13 @@ def test_of_several_ranks_all_start_again_with_smaller_parts(make: Make) -> None
     with pytest.raises(RanksRestart):
         with_others.compute_gradients(next(training.batches()))
     again = _training(make)
-    again.retry.resume(again.step)
+    again.step.retry.resume(again.step)
     assert again.state.halvings == [5]
     [said] = _said(training)
     assert "divided into 2 micro-batches. The effective batch size is unchanged" in said
     once_more = _training(make)
     once_more.state.halvings = [5]
-    once_more.retry.resume(once_more.step)
+    once_more.step.retry.resume(once_more.step)
     assert len(_said(training)) == 1, "a checkpoint that has it is not news"
 
 

@@ -17,7 +17,7 @@ from patchline.pipeline.plugin_system.plugin_settings import built_launcher
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources_of
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import active_launcher
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
@@ -38,7 +38,7 @@ def attempt(job: TrainingJob, settings: dict[str, Any]) -> dict[str, Any]:
     choice = PluginChoice.model_validate(settings)
     needs = resources_of(job.config.training)
     try:
-        with active_launcher.using(
+        with worker_start.using_launcher(
             str(settings), lambda: built_launcher(choice, WORKSPACE.resolve())
         ) as launcher:
             if looks:

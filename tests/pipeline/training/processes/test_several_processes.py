@@ -154,7 +154,7 @@ def test_several_ranks_have_the_gradients_of_one(ranks: Jobs, tmp_path: Path, na
     """Loss, clipped gradients and correct images are those of one process, for uneven parts too."""
     job = ranks[f"gradients-{name}"]
     one, found = opened(_alone(job, tmp_path)), _of_rank(job, 0)
-    for step in (0, one.order.steps_per_epoch - 1):
+    for step in (0, one.length.steps_per_epoch - 1):
         one.state.step = step
         expected = one.step.compute_gradients(next(one.batches()))
         of_step = _part(found, f"{step}.")

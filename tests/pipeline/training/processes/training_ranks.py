@@ -33,12 +33,12 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.sealed_files import write_tensors
 from patchline.pipeline.probing import linear_fit
 from patchline.pipeline.training.checkpoints import checkpoint
-from patchline.pipeline.training.fit import fit
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import last_blocks, probe
 from patchline.pipeline.training.parts.refit import Refit
 from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
+from patchline.pipeline.training.processes.rank import fit
 from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
@@ -95,10 +95,10 @@ def _gradients(job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]:
     training = Training(job, _events(job, ranks), ranks)
     state = training.state
     tensors: dict[str, torch.Tensor] = {}
-    for step in (0, training.order.steps_per_epoch - 1):
+    for step in (0, training.length.steps_per_epoch - 1):
         state.step = step
-        part = training.own_order.at(step)
-        found = training.step.compute_gradients(next(training.batches()), part)
+        batch = next(training.batches())
+        found = training.step.compute_gradients(batch, training.own_order.at(step))
         values: dict[str, torch.Tensor] = {
             name: each.grad.clone()
             for name, each in state.model.named_parameters()
@@ -178,6 +178,5 @@ def _wait_in_vain(folder: Path, ranks: Ranks) -> None:
 
 
 if __name__ == "__main__":  # all ranks share what is imported
-    count_of_ranks = int(sys.argv[2])
-    given = (Path(sys.argv[1]), count_of_ranks)
-    start_processes(main, given, count_of_ranks, start_method="fork")  # type: ignore[no-untyped-call]  # torch has no types for it
+    size = int(sys.argv[2])
+    start_processes(main, (Path(sys.argv[1]), size), size, start_method="fork")  # type: ignore[no-untyped-call]  # torch has no types for it

@@ -78,7 +78,7 @@ def test_the_settings_decide_the_loss_of_a_training(make: Make) -> None:
     logits, targets = torch.randn(len(labels), 3), torch.from_numpy(labels)
     weights = balanced_class_weights(labels, 3)
     expected = training_loss(logits, targets, job.config.training, weights)
-    assert torch.equal(training.objective.loss(logits, targets), expected)
+    assert torch.equal(training.step.objective.loss(logits, targets), expected)
 
 
 _random = torch.Generator().manual_seed(0)

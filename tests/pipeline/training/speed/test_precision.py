@@ -213,7 +213,7 @@ def test_a_training_keeps_its_precision_and_a_replay_has_it(
     job = make("training", training={"epochs": 1, "precision": "auto"})
     result = trained(job)
     monkeypatch.setattr(Chooser, "choose", lambda *_: Precision(name="float32", reason="else"))
-    assert opened(job).precision == chosen
+    assert opened(job).step.precision == "bfloat16"
     assert said(job, "note") == ["precision: bfloat16 (it was the faster one)"]
     replay = launching.replayable(job.config, result)
     assert (replay.training.precision, replay.training.compile) == ("bfloat16", False)

@@ -1,4 +1,4 @@
-"""The images that the weights of a training have seen, with those of the weights it started from.
+"""What a job trains, as it is saved: the model's description, and the images it has seen.
 
 Shape: N rows of the prepared store.
 """
@@ -9,15 +9,41 @@ from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
+from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.initial_weights.record import stored_provenance
-from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.models.model_description import (
+    WEIGHTS_FILE,
+    ModelDescription,
+    describe_plugins,
+)
+from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.provenance.provenance import Provenance, together
 from patchline.pipeline.provenance.seen_images import SeenImages
 from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.part import TrainingPart
+
+
+def save_model_of(job: TrainingJob, model: nn.Module, folder: Path) -> None:
+    """Save the model that a job has trained."""
+    save_model(folder, model, description_of(job), provenance_of_job(job))
+
+
+def description_of(job: TrainingJob) -> ModelDescription:
+    """Return the description of the model that a job trains; without its initial weights."""
+    several = job.config.data.task == MULTI_LABEL
+    return ModelDescription(
+        model=job.config.model.architecture(),
+        plugins=describe_plugins(job.config.model),
+        classes=job.classes,
+        image=job.image,
+        task=MULTI_LABEL if job.classes and several else SINGLE_LABEL,
+        data_fingerprint=job.data_fingerprint,
+        run_id=job.run_id,
+    )
 
 
 def provenance_of_job(job: TrainingJob) -> Provenance:
