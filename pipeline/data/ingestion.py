@@ -25,7 +25,7 @@ from patchline.pipeline.data.ingestion_notes import (
     notes_on_held_out,
     notes_on_size,
 )
-from patchline.pipeline.data.manifests import earlier_manifests, exclusion
+from patchline.pipeline.data.manifests import earlier_manifests, exclusion, scanning
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, no_labels, one_class
 from patchline.pipeline.data.manifests.describing import OnImage
@@ -143,7 +143,7 @@ def scan(
     labelled = uses_labels(config)
     reading = _labelled(on_progress, "Reading images")
     memory = ScanMemory(listing.root, workspace)
-    manifest = manifests.scan(listing, reading, labelled=labelled, on_image=on_image, memory=memory)
+    manifest = scanning.scan(listing, reading, labelled=labelled, on_image=on_image, memory=memory)
     values = chosen_values(manifest, listing.root, config.data, on_image)
     return ScannedData(
         name=listing.name,
@@ -312,7 +312,7 @@ def _read(
         return manifest, [*notes, *more, *values.notes, *values.frames], exclude, values
     thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
     on_image = thumbnails.add if thumbnails is not None else None
-    manifest = manifests.scan(
+    manifest = scanning.scan(
         listing,
         _labelled(on_progress, "Reading images"),
         labelled=labelled,
