@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.data.store.local_pages import LocalPages
-from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.data.store.opened_store import open_images
 from patchline.pipeline.files.stored_images import StoredImages
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]

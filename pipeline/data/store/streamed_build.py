@@ -24,8 +24,9 @@ from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.store.earlier_stores import BUILDING
 from patchline.pipeline.data.store.packed_files import packed
 from patchline.pipeline.data.store.store_builds import store_key
-from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
+from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
 from patchline.pipeline.data.store.store_shards import Contents
+from patchline.pipeline.data.store.store_spec import StoreSpec
 from patchline.pipeline.data.store.streamed_records import Rows, StreamedIndex
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
