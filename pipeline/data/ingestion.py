@@ -62,7 +62,7 @@ from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.labels.label_pairs import label_pairs
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
-from patchline.pipeline.workspace import cache, chosen
+from patchline.pipeline.workspace import cache_limit, chosen
 from patchline.pipeline.workspace.object_store import ConflictError
 from patchline.plugin_api import DataTraits, ImageListing, ImageSpec
 
@@ -504,7 +504,7 @@ def streams(config: RunConfig, data: IngestedData) -> bool:
         config: resolved.
         data: of the run.
     """
-    return chosen.address() is not None and decoded_bytes(config, data) > cache.limit()
+    return chosen.address() is not None and decoded_bytes(config, data) > cache_limit.limit()
 
 
 def decoded_bytes(config: RunConfig, data: IngestedData) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.run_memory.stage_memory import StageMemory, key_of
+from patchline.pipeline.run_memory.shared_stage_memory import SharedStageMemory
+from patchline.pipeline.run_memory.stage_memory import key_of
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.shared_files import Reference, SharedFiles
 from tests.pipeline.run_memory.test_stage_memory import SAME, Made, recall
@@ -20,12 +21,12 @@ work = functools.partial(work_in, elsewhere=None)
 
 def on_machine(
     tmp_path: Path, name: str, run: str, notes: list[str] | None = None, *, fresh: bool = False
-) -> StageMemory:
+) -> SharedStageMemory:
     """Return the memory of a run on a machine of its own, in a workspace that all share."""
     said = [] if notes is None else notes
     shared = SharedFiles(FolderStore(tmp_path / "store"), said.append)
     workspace = tmp_path / name / ".patchline"
-    memory = StageMemory(workspace, fresh=fresh, shared=shared, on_note=said.append)
+    memory = SharedStageMemory(workspace, fresh=fresh, shared=shared, on_note=said.append)
     memory.enter(run, workspace / "runs" / run)
     return memory
 
