@@ -20,13 +20,12 @@ from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.workspace.address import check_spelling, is_address, parsed
 from patchline.pipeline.workspace.object_store import Address, ObjectStore
 from patchline.pipeline.workspace.shared_files import SharedFiles
+from patchline.pipeline.workspace.workspace import CACHE_FILE
 from patchline.plugin_api import StoreContext
 
 logger = logging.getLogger(__name__)
 
 VARIABLE, FLAG = "PATCHLINE_WORKSPACE", "--workspace"
-CACHE_FILE = "cache_of.json"
-"""In the folder `.patchline`: which workspace it caches."""
 _RESULTS = ("runs/*/*", "splits/*.parquet")
 """Files of a workspace that cannot be computed again."""
 
@@ -127,16 +126,31 @@ def shared() -> SharedFiles | None:
         StorageError: if the store does not answer.
     """
     chosen = address()
-    if chosen is None:
-        return None
-    key = str(chosen), WORKSPACE.resolve()
+    return _shared(chosen, WORKSPACE.resolve()) if chosen else None
+
+
+def shared_at(workspace: Path) -> SharedFiles:
+    """Return the files that machines share, of the workspace that a folder is the cache of.
+
+    Raises:
+        ConfigError: if it caches none, or it cannot be used.
+        StorageError: if the store does not answer.
+    """
+    cached = cached_address(workspace)
+    if cached is None:
+        raise ConfigError(f"{workspace} caches no shared workspace. Give one with {FLAG}.")
+    return _shared(cached, workspace)
+
+
+def _shared(address: Address, workspace: Path) -> SharedFiles:
+    key = str(address), workspace
     with _opening:
         if key not in _opened:
-            files = SharedFiles(opened(chosen), say)
+            files = SharedFiles(opened(address), say)
             files.open()
-            if cached_id() != files.id:
-                content = json.dumps({"uri": str(chosen), "id": files.id})
-                write_text(WORKSPACE.resolve() / CACHE_FILE, content + "\n")
+            if (_cached(workspace) or ("", ""))[1] != files.id:
+                content = json.dumps({"uri": str(address), "id": files.id})
+                write_text(workspace / CACHE_FILE, content + "\n")
             _opened[key] = files
     return _opened[key]
 

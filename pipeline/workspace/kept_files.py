@@ -6,56 +6,14 @@ In a shared workspace they are fetched when a machine lacks them, and sent once 
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from pathlib import Path
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.shared_files import DamagedObjectError, Reference, SharedFiles
 
 _LOCK = ".lock"
-
-
-def fetch_array(file: Path) -> None:
-    """Fetch an array and what lies beside it under its name, unless the file is there.
-
-    Raises:
-        StorageError: if the store does not answer.
-    """
-    shared = _shared(file)
-    cache.mark_used(file.parent)
-    if shared is None or file.exists():
-        return
-    name = _name(file.with_suffix(""))
-    named = shared.find(name)
-    if named is None:
-        return
-    make_folder(file.parent)
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".building-") as part:
-        try:
-            shared.fetch(named.reference, Path(part))
-        except DamagedObjectError as reason:
-            shared.on_note(f"{name} in {shared.uri} is not used: {reason}")
-            return
-        with storage_errors(file):
-            fetched = sorted(Path(part).iterdir(), key=lambda each: each.name == file.name)
-            for each in fetched:  # the array is the last
-                each.replace(file.parent / each.name)
-
-
-def send_array(file: Path) -> None:
-    """Send an array that is complete, and what lies beside it under its name.
-
-    Raises:
-        StorageError: if the store does not take it.
-    """
-    shared = _shared(file)
-    if shared is None or shared.find(name := _name(file.with_suffix(""))):
-        return
-    beside = sorted(each.name for each in file.parent.glob(f"{file.stem}.*"))
-    shared.publish(name, file.parent, [each for each in beside if not each.endswith(_LOCK)])
 
 
 def fetch_file(file: Path) -> None:

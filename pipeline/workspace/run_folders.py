@@ -192,7 +192,7 @@ class CheckpointSender:
 
     def send(self, step: int) -> None:
         """Take a snapshot of the folder, whose checkpoint of a step is complete, and send it."""
-        if chosen.address() is None or not is_of_run(self._folder):
+        if not is_of_run(self._folder):
             return
         snapshot = Path(tempfile.mkdtemp(dir=self._folder.parent, prefix=".building-"))
         try:

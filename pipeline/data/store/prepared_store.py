@@ -22,7 +22,7 @@ from patchline.pipeline.data.store.earlier_stores import lock_of
 from patchline.pipeline.data.store.opened_store import is_streamed, open_images
 from patchline.pipeline.data.store.store_builds import DecodedBuild, PackedBuild, StoreBuild
 from patchline.pipeline.data.store.store_spec import StoreSpec
-from patchline.pipeline.data.store.streamed_build import StreamedBuild
+from patchline.pipeline.data.store.streamed_build import StreamedBuild, is_on
 from patchline.pipeline.data.store.streamed_records import StreamedIndex
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
@@ -114,7 +114,7 @@ def is_complete(store: Path) -> bool:
     if index is None:
         return True
     shared = chosen.shared()
-    return shared is not None and index.is_on(shared, store.name)
+    return shared is not None and is_on(index, shared, store.name)
 
 
 def _size(count: int) -> str:

@@ -13,6 +13,7 @@ from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.workspace import cache, kept_files
 from patchline.pipeline.workspace.cache_limit import VARIABLE
 from patchline.pipeline.workspace.folder_store import FolderStore
+from patchline.pipeline.workspace.workspace import workspace_of
 from tests.pipeline.workspace.machines import machine
 
 _BYTES, _DATA = 40_960, "sources/objects"
@@ -109,7 +110,7 @@ def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPa
     for name, content in (("a", "first"), ("b", "second")):
         with machine(name, team) as workspace:
             array, file = workspace / "features/model/x.npy", workspace / "scans/x.parquet"
-            kept_files.fetch_array(array)
+            workspace_of(array).fetch_array(array)
             kept_files.fetch_folder(workspace / "initial_weights/0f")
             kept_files.fetch_file(file)
             assert file.exists() is array.exists() is (name == "b")
@@ -117,13 +118,13 @@ def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPa
                 write_text(array.with_name(each), each)
             write_text(file, content)
             write_text(workspace / "initial_weights/0f/weights.json", "{}")
-            kept_files.send_array(array)
+            workspace_of(array).send_array(array)
             kept_files.send_folder(workspace / "initial_weights/0f")
             kept_files.send_file(file)
     with machine("c", team) as workspace:
         array, file = workspace / "features/model/x.npy", workspace / "scans/x.parquet"
-        kept_files.fetch_array(array)
-        kept_files.fetch_array(array.with_name("y.npy"))
+        workspace_of(array).fetch_array(array)
+        workspace_of(array).fetch_array(array.with_name("y.npy"))
         assert {each.name for each in array.parent.iterdir()} == {"x.npy", "x.pieces.jsonl"}
         for digits in ("0f", "1f"):
             kept_files.fetch_folder(workspace / "initial_weights" / digits)

@@ -154,13 +154,13 @@ def test_an_epoch_reads_the_data_once(
     images, pages = open_images(stored(rows)), PagesFolder()
     assert isinstance(images, StreamedImages)
     requests = list[int]()
-    read_range = images.records._store.read_range
+    read_content = images.records._workspace.read_content
 
     def counted(key: str, start: int, stop: int) -> Any:
         requests.append(stop - start)
-        return read_range(key, start, stop)
+        return read_content(key, start, stop)
 
-    monkeypatch.setattr(images.records._store, "read_range", counted)
+    monkeypatch.setattr(images.records._workspace, "read_content", counted)
     order = order_of(rows, windows)
     steps = 2 * order.steps_per_epoch
     streamed = StreamedOrder(order, order, images, pages, lambda: steps)
@@ -260,12 +260,10 @@ def test_a_store_that_stays_away_is_one_sentence(
 
 
 @pytest.mark.usefixtures("team")
-def test_without_the_workspace_it_is_said(
-    rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_workspace_it_is_said(rows: pd.DataFrame) -> None:
     """A folder alone does not have the images."""
     records = StreamedRecords(stored(rows))
-    monkeypatch.setattr(chosen, "shared", lambda: None)
+    (WORKSPACE / chosen.CACHE_FILE).unlink()
     with pytest.raises(ConfigError, match=r"Give its address with --workspace"):
         records.read(np.array([1]))
 
