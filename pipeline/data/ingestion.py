@@ -139,6 +139,7 @@ def scan(
     Raises:
         DataError: if the source cannot be read.
     """
+    chosen.shared()  # so that the folder says what it is the cache of
     listing = listing_of(config, workspace)
     labelled = uses_labels(config)
     reading = _labelled(on_progress, "Reading images")
@@ -178,6 +179,7 @@ def ingest(
     Raises:
         DataError: if the images or labels cannot be used; no manifest and no split is saved then.
     """
+    chosen.shared()  # so that the folder says what it is the cache of
     listing = listing_of(config, workspace)
     scan_memory = ScanMemory(listing.root, workspace, fresh=fresh)
     facts, memory = None, None

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.safe_paths import safe_join
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.files.workspace_layout import RUNS
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.run_memory.stage_memory import (
@@ -145,15 +141,7 @@ def _fetch_files(shared: SharedFiles, record: StageRecord, target: Path) -> None
         with contextlib.suppress(UntrustedError):
             verify(record, target)
             return
-    copied = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
-    with storage_errors(target):
-        try:
-            make_folder(copied)
-            shared.fetch(Reference(files=record.files), copied)
-            shutil.rmtree(target, ignore_errors=True)
-            copied.rename(target)
-        finally:
-            shutil.rmtree(copied, ignore_errors=True)
+    shared.fetch_whole(Reference(files=record.files), target)
 
 
 def _paths(value: Any) -> Iterator[Path]:

@@ -285,18 +285,28 @@ class SharedFiles:
         named = self.find(name)
         if named is None:
             return None
-        part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
         try:
-            self.fetch(named.reference, part)
-            with storage_errors(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                part.rename(folder)
+            self.fetch_whole(named.reference, folder)
         except DamagedObjectError as reason:
             self.on_note(f"{name} in {self.uri} is not used: {reason}")
             return None
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
         return named.reference
+
+    def fetch_whole(self, reference: Reference, folder: Path) -> None:
+        """Replace a folder by the files of a reference; it is complete afterwards, or as it was.
+
+        Raises:
+            DamagedObjectError: if a content is missing or damaged.
+            StorageError: if the store does not answer, or the disk is full.
+        """
+        part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
+        with storage_errors(folder):
+            try:
+                self.fetch(reference, part)
+                shutil.rmtree(folder, ignore_errors=True)
+                part.rename(folder)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
 
     def _upload(self, file: Path, digest: FileDigest) -> None:
         key = content_key(digest.sha256)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.run_folders import CheckpointSender
-from patchline.pipeline.workspace.shared_files import DamagedObjectError, SharedFiles, content_key
+from patchline.pipeline.workspace.shared_files import (
+    DamagedObjectError,
+    Reference,
+    SharedFiles,
+    content_key,
+)
 from patchline.pipeline.workspace.workspace import Workspace
-
-_LOCK = ".lock"
 
 
 class SharedWorkspace(Workspace):
@@ -35,30 +39,46 @@ class SharedWorkspace(Workspace):
     def fetch_array(self, file: Path) -> None:
         """Fetch an array and what lies beside it under its name, unless the file is there."""
         cache.mark_used(file.parent)
-        name = self._name(file)
+        name = self._name(file.with_suffix(""))
         named = None if file.exists() else self._files.find(name)
         if named is None:
             return
-        make_folder(file.parent)
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".building-") as part:
-            try:
-                self._files.fetch(named.reference, Path(part))
-            except DamagedObjectError as reason:
-                self._files.on_note(f"{name} in {self.uri} is not used: {reason}")
-                return
-            with storage_errors(file):
-                fetched = sorted(Path(part).iterdir(), key=lambda each: each.name == file.name)
-                for each in fetched:  # the array is the last
-                    each.replace(file.parent / each.name)
+        files = named.reference.files
+        beside = Reference(files={each: files[each] for each in files if each != file.name})
+        try:
+            for reference in (beside, named.reference):  # the array is the last
+                self._files.fetch(reference, file.parent)
+        except DamagedObjectError as reason:
+            self._files.on_note(f"{name} in {self.uri} is not used: {reason}")
 
     def send_array(self, file: Path) -> None:
         """Send an array that is complete, and what lies beside it under its name."""
-        if self._files.find(name := self._name(file)):
-            return
-        beside = sorted(each.name for each in file.parent.glob(f"{file.stem}.*"))
-        self._files.publish(
-            name, file.parent, [each for each in beside if not each.endswith(_LOCK)]
-        )
+        name = file.with_suffix("")
+        if not self._files.find(self._name(name)):
+            self._send(name, file.parent, file.parent.glob(f"{file.stem}.*"))
+
+    def fetch_file(self, file: Path) -> None:
+        """Fetch a file that saves work, unless there is one; a store that is away has none."""
+        with suppress(StorageError, DamagedObjectError):
+            named = None if file.exists() else self._files.find(self._name(file))
+            if named is not None:
+                self._files.fetch(named.reference, file.parent)
+
+    def send_file(self, file: Path) -> None:
+        """Send a file that saves work; it replaces an earlier one."""
+        with suppress(StorageError):
+            self._send(file, file.parent, [file])
+
+    def fetch_folder(self, folder: Path) -> None:
+        """Fetch a folder, unless it is there."""
+        cache.mark_used(folder)
+        if not folder.exists():
+            make_folder(folder.parent)
+            self._files.fetch_folder(self._name(folder), folder)
+
+    def send_folder(self, folder: Path) -> None:
+        """Send a folder whose files are complete; it replaces an earlier one."""
+        self._send(folder, folder, folder.rglob("*"))
 
     def send_checkpoint(self, folder: Path, step: int) -> None:
         """Send the checkpoint of a step, which is complete in the folder of a training."""
@@ -81,5 +101,12 @@ class SharedWorkspace(Workspace):
         self._files.store.delete(key)
         return f"The object {key} in {self.uri}"
 
-    def _name(self, file: Path) -> str:
-        return file.resolve().relative_to(self._folder).with_suffix("").as_posix()
+    def _send(self, path: Path, folder: Path, files: Iterable[Path]) -> None:
+        """Let a path in the workspace stand for files of a folder; locks are of one machine."""
+        kept = (each for each in files if each.is_file() and not each.name.startswith("."))
+        names = sorted(each.relative_to(folder).as_posix() for each in kept)
+        own = [each for each in names if not each.endswith(".lock")]
+        self._files.publish(self._name(path), folder, own)
+
+    def _name(self, path: Path) -> str:
+        return path.resolve().relative_to(self._folder).as_posix()

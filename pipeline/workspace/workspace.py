@@ -37,6 +37,29 @@ class Workspace:
             StorageError: if the store does not take it.
         """
 
+    def fetch_file(self, file: Path) -> None:
+        """Fetch a file that saves work, unless there is one; a store that is away has none."""
+
+    def send_file(self, file: Path) -> None:
+        """Send a file that saves work; it replaces an earlier one.
+
+        A store that does not take it is no error: others then do the work again.
+        """
+
+    def fetch_folder(self, folder: Path) -> None:
+        """Fetch a folder, unless it is there.
+
+        Raises:
+            StorageError: if the store does not answer.
+        """
+
+    def send_folder(self, folder: Path) -> None:
+        """Send a folder whose files are complete; it replaces an earlier one.
+
+        Raises:
+            StorageError: if the store does not take it.
+        """
+
     def send_checkpoint(self, _folder: Path, _step: int) -> None:
         """Send the checkpoint of a step, which is complete in the folder of a training.
 

@@ -23,8 +23,7 @@ from patchline.pipeline.data.store.store_decoding import (
     StoredImage,
     read_image,
 )
-from patchline.pipeline.data.store.store_shards import Pixels
-from patchline.pipeline.data.store.store_spec import StoreSpec
+from patchline.pipeline.data.store.store_shards import Pixels, StoreSpec
 from patchline.pipeline.errors import DataError
 
 Decode = Callable[[Sequence[StoredImage]], Iterator[None]]

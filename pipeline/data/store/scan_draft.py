@@ -29,8 +29,7 @@ from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.store.decoded_files import DecodedFiles
 from patchline.pipeline.data.store.earlier_stores import DRAFT_FILE, lock_of
 from patchline.pipeline.data.store.store_builds import DecodedBuild
-from patchline.pipeline.data.store.store_shards import Pixels
-from patchline.pipeline.data.store.store_spec import StoreSpec
+from patchline.pipeline.data.store.store_shards import Pixels, StoreSpec
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import cache_limit, chosen

@@ -12,7 +12,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, deco
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import resize_image
-from patchline.pipeline.data.store.store_spec import ReadImage, StoreSpec
+from patchline.pipeline.data.store.store_shards import ReadImage, StoreSpec
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace import remote_data
 

@@ -25,8 +25,7 @@ from patchline.pipeline.data.store.earlier_stores import BUILDING
 from patchline.pipeline.data.store.packed_files import packed
 from patchline.pipeline.data.store.store_builds import store_key
 from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
-from patchline.pipeline.data.store.store_shards import Contents
-from patchline.pipeline.data.store.store_spec import StoreSpec
+from patchline.pipeline.data.store.store_shards import Contents, StoreSpec
 from patchline.pipeline.data.store.streamed_records import SHARDS, Rows, StreamedIndex
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.atomic_files import storage_errors

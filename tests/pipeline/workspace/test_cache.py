@@ -10,8 +10,8 @@ import pytest
 
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.workspace import cache, kept_files
-from patchline.pipeline.workspace.cache_limit import VARIABLE
+from patchline.pipeline.workspace import cache
+from patchline.pipeline.workspace.cache_limit import VARIABLE, limit
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.workspace import workspace_of
 from tests.pipeline.workspace.machines import machine
@@ -99,7 +99,7 @@ def test_a_limit_is_a_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anything else is refused with an example."""
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(ConfigError, match=r"which is not a size\. Give .* such as 20GB\."):
-        cache.limit()
+        limit()
 
 
 def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,27 +110,29 @@ def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPa
     for name, content in (("a", "first"), ("b", "second")):
         with machine(name, team) as workspace:
             array, file = workspace / "features/model/x.npy", workspace / "scans/x.parquet"
-            workspace_of(array).fetch_array(array)
-            kept_files.fetch_folder(workspace / "initial_weights/0f")
-            kept_files.fetch_file(file)
+            kept = workspace_of(array)
+            kept.fetch_array(array)
+            kept.fetch_folder(workspace / "initial_weights/0f")
+            kept.fetch_file(file)
             assert file.exists() is array.exists() is (name == "b")
             for each in ("x.npy", "x.pieces.jsonl", "x.lock", "y.npy"):
                 write_text(array.with_name(each), each)
             write_text(file, content)
             write_text(workspace / "initial_weights/0f/weights.json", "{}")
-            workspace_of(array).send_array(array)
-            kept_files.send_folder(workspace / "initial_weights/0f")
-            kept_files.send_file(file)
+            kept.send_array(array)
+            kept.send_folder(workspace / "initial_weights/0f")
+            kept.send_file(file)
     with machine("c", team) as workspace:
         array, file = workspace / "features/model/x.npy", workspace / "scans/x.parquet"
-        workspace_of(array).fetch_array(array)
-        workspace_of(array).fetch_array(array.with_name("y.npy"))
+        kept = workspace_of(array)
+        kept.fetch_array(array)
+        kept.fetch_array(array.with_name("y.npy"))
         assert {each.name for each in array.parent.iterdir()} == {"x.npy", "x.pieces.jsonl"}
         for digits in ("0f", "1f"):
-            kept_files.fetch_folder(workspace / "initial_weights" / digits)
+            kept.fetch_folder(workspace / "initial_weights" / digits)
         assert (workspace / "initial_weights/0f/weights.json").read_text() == "{}"
         assert not (workspace / "initial_weights/1f").exists()
-        kept_files.fetch_file(file)
+        kept.fetch_file(file)
         assert file.read_text() == "second"
 
         def away(*_: object) -> None:
@@ -138,6 +140,6 @@ def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(FolderStore, "read", away)
         monkeypatch.setattr(FolderStore, "write", away)
-        kept_files.fetch_file(workspace / "scans/y.parquet")
-        kept_files.send_file(file)
+        kept.fetch_file(workspace / "scans/y.parquet")
+        kept.send_file(file)
         assert not (workspace / "scans/y.parquet").exists()
