@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_layout import RUNS
 from patchline.pipeline.frozen_model import FrozenModel
@@ -135,13 +136,12 @@ def _fetch_files(shared: SharedFiles, record: StageRecord, target: Path) -> None
         UntrustedError: if the record has files that are not there afterwards.
         DamagedObjectError: if a file is damaged.
     """
-    if target.is_dir() and not record.files:
-        return
     if target.is_dir():  # such as a store that lost one of its files
         with contextlib.suppress(UntrustedError):
             verify(record, target)
             return
-    shared.fetch_whole(Reference(files=record.files), target)
+    with replacing(target) as part:
+        shared.fetch(Reference(files=record.files), part)
 
 
 def _paths(value: Any) -> Iterator[Path]:

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.atomic_files import replacing, storage_errors, write_text
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import make_folder
@@ -271,18 +270,11 @@ def _copied_files(record: StageRecord, target: Path) -> Path:
     if target == record.folder:
         verify(record, target)
         return target
-    copied = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
-    with storage_errors(target):
-        try:
-            for name in record.files:
-                copy = safe_join(copied, name, source_of(record))
-                _link(record.folder / name, copy)
-            make_folder(copied)
-            verify(record, copied)
-            shutil.rmtree(target, ignore_errors=True)
-            copied.rename(target)
-        finally:
-            shutil.rmtree(copied, ignore_errors=True)
+    with replacing(target) as copied:
+        for name in record.files:
+            _link(record.folder / name, safe_join(copied, name, source_of(record)))
+        make_folder(copied)
+        verify(record, copied)
     return target
 
 

@@ -62,7 +62,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
         settings, data = context.config.data, inputs.data
         names = ("image_size", "channels", "resize", "mean", "std", "store")
         place = of_path(settings.path)
-        is_stored = place and not place.startswith("file:")
+        scheme = parsed(place, "data.path").scheme if place else "file"
         return {
             "data": data.fingerprint,
             **({"unlabelled": data.unlabelled.fingerprint} if data.unlabelled else {}),
@@ -70,7 +70,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
             **({"streamed": "True"} if ingestion.streams(context.config, data) else {}),
             "pixel_values": data.pixel_values.model_dump_json(),
             "code": stage_keys.code(*self.code),
-            **(stage_keys.store(parsed(place, "data.path").scheme) if is_stored else {}),
+            **(stage_keys.store(scheme) if scheme != "file" else {}),
             **stage_keys.package_versions(),
         }
 

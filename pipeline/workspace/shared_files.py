@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, ValidationError
 
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError
-from patchline.pipeline.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.files.workspace_folder import make_folder
@@ -286,27 +285,12 @@ class SharedFiles:
         if named is None:
             return None
         try:
-            self.fetch_whole(named.reference, folder)
+            with replacing(folder) as part:
+                self.fetch(named.reference, part)
         except DamagedObjectError as reason:
             self.on_note(f"{name} in {self.uri} is not used: {reason}")
             return None
         return named.reference
-
-    def fetch_whole(self, reference: Reference, folder: Path) -> None:
-        """Replace a folder by the files of a reference; it is complete afterwards, or as it was.
-
-        Raises:
-            DamagedObjectError: if a content is missing or damaged.
-            StorageError: if the store does not answer, or the disk is full.
-        """
-        part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
-        with storage_errors(folder):
-            try:
-                self.fetch(reference, part)
-                shutil.rmtree(folder, ignore_errors=True)
-                part.rename(folder)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
 
     def _upload(self, file: Path, digest: FileDigest) -> None:
         key = content_key(digest.sha256)
