@@ -64,6 +64,7 @@ from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.workspace import cache_limit, chosen
 from patchline.pipeline.workspace.object_store import ConflictError
+from patchline.pipeline.workspace.workspace import workspace_of
 from patchline.plugin_api import DataTraits, ImageListing, ImageSpec
 
 _PIECE, _STREAMED_PIECE = 1 << 21, 1 << 25
@@ -506,7 +507,8 @@ def streams(config: RunConfig, data: IngestedData) -> bool:
         config: resolved.
         data: of the run.
     """
-    return chosen.address() is not None and decoded_bytes(config, data) > cache_limit.limit()
+    shared = workspace_of(data.manifest_file).uri
+    return bool(shared) and decoded_bytes(config, data) > cache_limit.limit()
 
 
 def decoded_bytes(config: RunConfig, data: IngestedData) -> int:

@@ -17,8 +17,9 @@ from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.tracking.tracked_run import TrackedRun
-from patchline.pipeline.workspace import cache_limit, chosen
+from patchline.pipeline.workspace import cache_limit
 from patchline.pipeline.workspace.address import of_path, parsed
+from patchline.pipeline.workspace.workspace import workspace_of
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
 def _streaming(config: RunConfig, data: IngestedData) -> str:
     """Return why the decoded images stay on the object store, and what to set for it."""
     size, limit = ingestion.decoded_bytes(config, data), cache_limit.limit()
-    page = limit * cache_limit.PAGE_SHARE
+    page, store = limit * cache_limit.PAGE_SHARE, workspace_of(data.manifest_file).uri
     needed = math.floor(1e4 * page / size) / 1e4
     slow = ""
     if config.training.shuffle_window > max(needed, 1e-4):
@@ -120,8 +121,8 @@ def _streaming(config: RunConfig, data: IngestedData) -> str:
         )
     return (
         f"the decoded images ({_size(size)}) are larger than the cache of this machine "
-        f"({cache_limit.VARIABLE}, {_size(limit)}), so they stay on {chosen.address()} and "
-        f"are read while the training needs them{slow}"
+        f"({cache_limit.VARIABLE}, {_size(limit)}), so they stay on {store} and are read "
+        f"while the training needs them{slow}"
     )
 
 

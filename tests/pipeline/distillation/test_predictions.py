@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
 from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
@@ -143,7 +142,7 @@ def job_of(root: Path, folder: Path) -> TeachingJob:
     paths = sorted(each.relative_to(root).as_posix() for each in root.rglob("*.png"))
     rows = scan(ImageListing("x", root, [ListedImage(each, "a") for each in paths]))
     rows["split"] = ["train", "test"]
-    manifests.save(rows, folder / "m.parquet")
+    rows.to_parquet(folder / "m.parquet")
     images = ImagesToTeach(manifest_file=folder / "m.parquet", root=root, splits=("train",))
     return TeachingJob(
         teacher=folder, name="t", sha256="0", classes=("a",), images=(images,), views=1,

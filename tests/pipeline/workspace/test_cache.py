@@ -11,7 +11,6 @@ import pytest
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.workspace import cache
-from patchline.pipeline.workspace.cache_limit import VARIABLE, limit
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.workspace import workspace_of
 from tests.pipeline.workspace.machines import machine
@@ -44,11 +43,11 @@ def test_what_was_not_used_for_longest_goes(team: str, monkeypatch: pytest.Monke
             os.utime(file, (1e9, 1e9))
         cache.mark_used(tar)  # which leaves the time of the file as it was
         assert tar.stat().st_mtime == 1e9
-        monkeypatch.setenv(VARIABLE, f"{3.5 * _BYTES / 1000:.0f}kB")
+        monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", f"{3.5 * _BYTES / 1000:.0f}kB")
         state = cache.shrink()
         assert [each.path for each in state.removed] == [old]
         assert state.bytes <= state.limit
-        monkeypatch.setenv(VARIABLE, "0")
+        monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", "0")
         assert {each.path for each in cache.shrink().removed} == {data, new, tar}
         assert run.exists()
         assert downloaded.exists()
@@ -63,7 +62,7 @@ def test_what_an_active_run_uses_stays(
     A local workspace keeps all but downloaded data, for nothing else has a copy.
     """
     kept, data = (fill(tmp_path / ".patchline", f"{name}/s3/b", 9) for name in ("prepared", _DATA))
-    monkeypatch.setenv(VARIABLE, "1 kB")
+    monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", "1 kB")
     assert [each.path for each in cache.shrink().removed] == [data]
     assert kept.exists()
     with machine("a", team) as workspace:
@@ -79,7 +78,7 @@ def test_what_another_process_uses_stays(team: str, monkeypatch: pytest.MonkeyPa
     """Such as a prediction, which is no run; once it has ended, the entry may go."""
     with machine("a", team) as workspace:
         used = fill(workspace, "sources/objects/s3/bucket", 300)
-        monkeypatch.setenv(VARIABLE, "1kb")
+        monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", "1kb")
         with monkeypatch.context() as other:
             other.setattr(cache, "_held", {})
             cache.mark_used(used)
@@ -97,9 +96,9 @@ def test_what_another_process_uses_stays(team: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("text", ["much", "-1GB", "20 GiB"])
 def test_a_limit_is_a_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anything else is refused with an example."""
-    monkeypatch.setenv(VARIABLE, text)
+    monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", text)
     with pytest.raises(ConfigError, match=r"which is not a size\. Give .* such as 20GB\."):
-        limit()
+        cache.shrink()
 
 
 def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
