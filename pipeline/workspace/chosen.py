@@ -84,12 +84,12 @@ def cached_address(workspace: Path) -> Address | None:
     return _address(cached[0], str(workspace / CACHE_FILE)) if cached else None
 
 
-def cached_id() -> str:
-    """Return the id of the shared workspace that the folder here caches; empty if there is none.
+def cached_id(workspace: Path = WORKSPACE) -> str:
+    """Return the id of the shared workspace that a folder caches; empty if there is none.
 
     A copy of a workspace, such as one that was restored from a backup, has the same id.
     """
-    cached = _cached(WORKSPACE)
+    cached = _cached(workspace)
     return cached[1] if cached else ""
 
 
@@ -126,33 +126,25 @@ def shared() -> SharedFiles | None:
         StorageError: if the store does not answer.
     """
     chosen = address()
-    return _shared(chosen, WORKSPACE.resolve()) if chosen else None
+    return shared_at(str(chosen), WORKSPACE.resolve()) if chosen else None
 
 
-def shared_at(workspace: Path) -> SharedFiles:
-    """Return the files that machines share, of the workspace that a folder is the cache of.
+def shared_at(uri: str, workspace: Path) -> SharedFiles:
+    """Return the files that machines share at an address, of which a folder is the cache.
 
     Raises:
-        ConfigError: if it caches none, or it cannot be used.
+        ConfigError: if there is no such bucket or folder, or the credentials are wrong.
         StorageError: if the store does not answer.
     """
-    cached = cached_address(workspace)
-    if cached is None:
-        raise ConfigError(f"{workspace} caches no shared workspace. Give one with {FLAG}.")
-    return _shared(cached, workspace)
-
-
-def _shared(address: Address, workspace: Path) -> SharedFiles:
-    key = str(address), workspace
     with _opening:
-        if key not in _opened:
-            files = SharedFiles(opened(address), say)
+        if (uri, workspace) not in _opened:
+            files = SharedFiles(opened(_address(uri, VARIABLE)), say)
             files.open()
-            if (_cached(workspace) or ("", ""))[1] != files.id:
-                content = json.dumps({"uri": str(address), "id": files.id})
+            if cached_id(workspace) != files.id:
+                content = json.dumps({"uri": uri, "id": files.id})
                 write_text(workspace / CACHE_FILE, content + "\n")
-            _opened[key] = files
-    return _opened[key]
+            _opened[uri, workspace] = files
+    return _opened[uri, workspace]
 
 
 def opened(chosen: Address, patience_seconds: float | None = None) -> ObjectStore:

@@ -34,7 +34,7 @@ class SharedWorkspace(Workspace):
 
     @cached_property
     def _files(self) -> SharedFiles:
-        return chosen.shared_at(self._folder)
+        return chosen.shared_at(self.uri, self._folder)
 
     def fetch_array(self, file: Path) -> None:
         """Fetch an array and what lies beside it under its name, unless the file is there."""
