@@ -81,7 +81,7 @@ class SharedWorkspace(Workspace):
         self._send(folder, folder, folder.rglob("*"))
 
     def send_checkpoint(self, folder: Path, step: int) -> None:
-        """Send the checkpoint of a step, which is complete in the folder of a training."""
+        """Send the checkpoint of a step, which is complete in the folder of a fit."""
         self._sender = self._sender or CheckpointSender(folder)
         self._sender.send(step)
 

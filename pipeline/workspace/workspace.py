@@ -61,7 +61,7 @@ class Workspace:
         """
 
     def send_checkpoint(self, _folder: Path, _step: int) -> None:
-        """Send the checkpoint of a step, which is complete in the folder of a training.
+        """Send the checkpoint of a step, which is complete in the folder of a fit.
 
         The training continues meanwhile, also if the store does not take it.
         """

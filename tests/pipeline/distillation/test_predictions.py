@@ -139,8 +139,7 @@ def test_views_without_mirror_images_where_they_show_something_else() -> None:
 
 def job_of(root: Path, folder: Path) -> TeachingJob:
     """Return the job to predict the first of two images."""
-    paths = sorted(each.relative_to(root).as_posix() for each in root.rglob("*.png"))
-    rows = scan(ImageListing("x", root, [ListedImage(each, "a") for each in paths]))
+    rows = _rows(root)
     rows["split"] = ["train", "test"]
     rows.to_parquet(folder / "m.parquet")
     images = ImagesToTeach(manifest_file=folder / "m.parquet", root=root, splits=("train",))
