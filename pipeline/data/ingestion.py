@@ -58,7 +58,7 @@ from patchline.pipeline.data.unlabelled_images import with_unlabelled
 from patchline.pipeline.data.value_ranges.data_values import DataValues
 from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
 from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
-from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.labels.label_pairs import label_pairs
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
@@ -140,8 +140,7 @@ def scan(
     Raises:
         DataError: if the source cannot be read.
     """
-    chosen.shared()  # so that the folder says what it is the cache of
-    listing = listing_of(config, workspace)
+    listing = _listing(config, workspace)
     labelled = uses_labels(config)
     reading = _labelled(on_progress, "Reading images")
     memory = ScanMemory(listing.root, workspace)
@@ -180,8 +179,7 @@ def ingest(
     Raises:
         DataError: if the images or labels cannot be used; no manifest and no split is saved then.
     """
-    chosen.shared()  # so that the folder says what it is the cache of
-    listing = listing_of(config, workspace)
+    listing = _listing(config, workspace)
     scan_memory = ScanMemory(listing.root, workspace, fresh=fresh)
     facts, memory = None, None
     if config.data.manifest is None:
@@ -195,6 +193,13 @@ def ingest(
         if memory and remember and lasting:
             memory.keep(recalled, splits)
     return with_unlabelled(recalled, config, workspace, on_progress, fresh=fresh)
+
+
+def _listing(config: RunConfig, workspace: Path) -> ImageListing:
+    """List the source; by then the workspace says whether it is the cache of a shared one."""
+    with contextlib.suppress(StorageError):  # what a store that is away has kept is done again
+        chosen.shared()
+    return listing_of(config, workspace)
 
 
 class _ListedSource(NamedTuple):
