@@ -297,6 +297,7 @@ def _answer_data(case: DataCase, number: int) -> Answer:
     from patchline.pipeline.config import RunConfig
     from patchline.pipeline.data.ingestion_notes import notes_on_files
     from patchline.pipeline.data.manifests import manifest as manifests
+    from patchline.pipeline.data.manifests import scanning
     from patchline.pipeline.data.manifests.source_listing import listing_of
     from patchline.pipeline.errors import DataError
 
@@ -307,7 +308,7 @@ def _answer_data(case: DataCase, number: int) -> Answer:
         settings = {"path": str(case.path), "label": label, **dict(case.settings)}
         config = RunConfig.model_validate({"data": settings})
         listing = listing_of(config, work)
-        manifest = manifests.scan(listing)
+        manifest = scanning.scan(listing)
         manifests.save(manifest, work / "manifest.parquet")
         manifests.fingerprint(manifest)
         notes_on_files(manifest)

@@ -40,7 +40,7 @@ from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 from patchline.pipeline.data.store.streamed_images import StreamedImages
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workspace import cache, chosen
+from patchline.pipeline.workspace import cache_limit, chosen
 from patchline.pipeline.workspace.address import parsed
 from patchline.plugin_api import ImageSpec
 from patchline.plugins.stores.objects import RemoteStore
@@ -130,7 +130,7 @@ def _measure(given: argparse.Namespace, server: ObjectServer) -> None:
     os.environ.update(server.environment)
     bucket = server.new_bucket()
     size = given.images * given.side * given.side * 3
-    os.environ[cache.VARIABLE] = str(int(size * 0.8))  # pages take at most half of it
+    os.environ[cache_limit.VARIABLE] = str(int(size * 0.8))  # pages take at most half of it
     chosen.use(f"s3://{bucket}/team")
     folder = Path.cwd()
     rows = _write_images(folder, given.images, given.side)

@@ -11,6 +11,7 @@ patches (class token, registers), D embedding, K classes.
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,18 +73,19 @@ from patchline.pipeline.labels.set_cells import SetCells, is_several, read_set_c
 from patchline.pipeline.labels.taxonomy import check_branches, innermost_paths
 from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
 from patchline.pipeline.workers.worker_start import LocalLauncher
-from patchline.pipeline.workspace.folder_store import FolderStore
-from patchline.pipeline.workspace.object_store import (
-    Address,
-    ConflictError,
-    Content,
-    ObjectInfo,
-    ObjectState,
-    ObjectStore,
-)
 
 if TYPE_CHECKING:
     import torch
+
+    from patchline.pipeline.workspace.folder_store import FolderStore
+    from patchline.pipeline.workspace.object_store import (
+        Address,
+        ConflictError,
+        Content,
+        ObjectInfo,
+        ObjectState,
+        ObjectStore,
+    )
 
 __all__ = [
     "ANSWER_COLUMNS",
@@ -181,6 +183,15 @@ __all__ = [
     "visible_folders",
     "walk_files",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what stores are made of when it is used: other plugins do not depend on it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    module = "folder_store" if name == "FolderStore" else "object_store"
+    return getattr(importlib.import_module(f"patchline.pipeline.workspace.{module}"), name)
+
 
 # -- settings, and the format of the images --------------------------------------------------------
 

@@ -78,7 +78,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
 def _draw(request: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:
     """Draw what a run with these settings would show, which is planned first unless told not to."""
     from patchline.flows.training.dry_run import dry_run
-    from patchline.pipeline.training.augmentation_preview import save_preview
+    from patchline.pipeline.training.saved_preview import save_preview
     from patchline.pipeline.workers import worker_start
 
     with shown(), worker_start.prepared_workers():

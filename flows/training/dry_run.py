@@ -11,7 +11,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.planning.facts import Plan
-from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.run_memory.shared_stage_memory import SharedStageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.decode import DECODE
@@ -47,7 +47,7 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     """
     stages = line_of(config).stages
     stages = stages[: stages.index(DECODE)]
-    memory = StageMemory(workspace, shared=chosen.shared())
+    memory = SharedStageMemory(workspace, shared=chosen.shared())
     context = Context(config, memory, reporting(), workspace, remembers=False)
     with chosen_launcher(config.launcher):
         prewarm.at_start(engine.workers(stages, config))

@@ -22,7 +22,7 @@ from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.machine import MODULE, resources_of
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workspace import cache, chosen
+from patchline.pipeline.workspace import cache, cache_limit, chosen
 
 if TYPE_CHECKING:
     from patchline.pipeline.browsing.run_summary import RunSummary
@@ -147,8 +147,8 @@ def _shrink_cache() -> None:
     state = cache.shrink(min(started, default=None))
     if state.removed:
         display().note(
-            f"the cache is limited to {state.limit / 1e9:,.3g} GB ({cache.VARIABLE}): removed "
-            f"{counted(len(state.removed), 'folder')}, not used since the others"
+            f"the cache is limited to {state.limit / 1e9:,.3g} GB ({cache_limit.VARIABLE}): "
+            f"removed {counted(len(state.removed), 'folder')}, not used since the others"
         )
     if state.bytes > state.limit:
         display().note(

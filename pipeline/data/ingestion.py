@@ -25,7 +25,7 @@ from patchline.pipeline.data.ingestion_notes import (
     notes_on_held_out,
     notes_on_size,
 )
-from patchline.pipeline.data.manifests import earlier_manifests, exclusion
+from patchline.pipeline.data.manifests import earlier_manifests, exclusion, scanning
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, no_labels, one_class
 from patchline.pipeline.data.manifests.describing import OnImage
@@ -58,12 +58,13 @@ from patchline.pipeline.data.unlabelled_images import with_unlabelled
 from patchline.pipeline.data.value_ranges.data_values import DataValues
 from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
 from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
-from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.labels.label_pairs import label_pairs
 from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
-from patchline.pipeline.workspace import cache, chosen
+from patchline.pipeline.workspace import cache_limit, chosen
 from patchline.pipeline.workspace.object_store import ConflictError
+from patchline.pipeline.workspace.workspace import workspace_of
 from patchline.plugin_api import DataTraits, ImageListing, ImageSpec
 
 _PIECE, _STREAMED_PIECE = 1 << 21, 1 << 25
@@ -139,11 +140,11 @@ def scan(
     Raises:
         DataError: if the source cannot be read.
     """
-    listing = listing_of(config, workspace)
+    listing = _listing(config, workspace)
     labelled = uses_labels(config)
     reading = _labelled(on_progress, "Reading images")
     memory = ScanMemory(listing.root, workspace)
-    manifest = manifests.scan(listing, reading, labelled=labelled, on_image=on_image, memory=memory)
+    manifest = scanning.scan(listing, reading, labelled=labelled, on_image=on_image, memory=memory)
     values = chosen_values(manifest, listing.root, config.data, on_image)
     return ScannedData(
         name=listing.name,
@@ -178,7 +179,7 @@ def ingest(
     Raises:
         DataError: if the images or labels cannot be used; no manifest and no split is saved then.
     """
-    listing = listing_of(config, workspace)
+    listing = _listing(config, workspace)
     scan_memory = ScanMemory(listing.root, workspace, fresh=fresh)
     facts, memory = None, None
     if config.data.manifest is None:
@@ -192,6 +193,13 @@ def ingest(
         if memory and remember and lasting:
             memory.keep(recalled, splits)
     return with_unlabelled(recalled, config, workspace, on_progress, fresh=fresh)
+
+
+def _listing(config: RunConfig, workspace: Path) -> ImageListing:
+    """List the source; by then the workspace says whether it is the cache of a shared one."""
+    with contextlib.suppress(StorageError):  # what a store that is away has kept is done again
+        chosen.shared()
+    return listing_of(config, workspace)
 
 
 class _ListedSource(NamedTuple):
@@ -312,7 +320,7 @@ def _read(
         return manifest, [*notes, *more, *values.notes, *values.frames], exclude, values
     thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
     on_image = thumbnails.add if thumbnails is not None else None
-    manifest = manifests.scan(
+    manifest = scanning.scan(
         listing,
         _labelled(on_progress, "Reading images"),
         labelled=labelled,
@@ -504,7 +512,8 @@ def streams(config: RunConfig, data: IngestedData) -> bool:
         config: resolved.
         data: of the run.
     """
-    return chosen.address() is not None and decoded_bytes(config, data) > cache.limit()
+    shared = workspace_of(data.manifest_file).uri
+    return bool(shared) and decoded_bytes(config, data) > cache_limit.limit()
 
 
 def decoded_bytes(config: RunConfig, data: IngestedData) -> int:

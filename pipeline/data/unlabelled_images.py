@@ -17,7 +17,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData, UnlabelledImages
 from patchline.pipeline.data.ingestion_notes import notes_on_files
-from patchline.pipeline.data.manifests import exclusion, overlap
+from patchline.pipeline.data.manifests import exclusion, overlap, scanning
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import unlabelled_of_run
 from patchline.pipeline.data.manifests.repeated_data import EarlierData, repeated
@@ -169,7 +169,7 @@ def read_unlabelled(
             on_progress(_LABEL, done, total)
 
     memory = ScanMemory(listing.root, workspace, fresh=fresh)
-    manifest = manifests.scan(listing, reading, labelled=False, memory=memory)
+    manifest = scanning.scan(listing, reading, labelled=False, memory=memory)
     manifest = with_unfit_damaged(manifest, mapping)
     if config.data.exclude is not None:
         table = exclusion.read_exclusion(Path(config.data.exclude))

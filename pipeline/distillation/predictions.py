@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.child_processes import threads
-from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
+from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
+from patchline.pipeline.data.store.store_shards import StoreSpec
 from patchline.pipeline.distillation.views import View
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.earlier_rows import EarlierRows

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
 from patchline.pipeline.evaluation.grouped_images import image_groups

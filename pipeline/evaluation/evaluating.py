@@ -20,7 +20,7 @@ from patchline.pipeline.data.near_duplicates.independent_images import (
     groups_alone,
 )
 from patchline.pipeline.data.seen_images import about_test_images
-from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.evaluation.answer_rules_fit import HeldOutImages, fitted_rules
 from patchline.pipeline.evaluation.answers_report import (
     REFERENCE_FILE,

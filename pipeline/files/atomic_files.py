@@ -23,6 +23,8 @@ _TOO_LITTLE = 2**20
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside `target`, and rename it to `target` if the block succeeds.
 
+    The block writes a file, or a folder, which replaces another one with all that is in it.
+
     Raises:
         StorageError: if the folder may not be written, or the disk is full.
     """
@@ -31,9 +33,14 @@ def replacing(target: Path) -> Iterator[Path]:
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
         try:
             yield temporary
+            if temporary.is_dir():
+                shutil.rmtree(target, ignore_errors=True)
             temporary.replace(target)
         finally:
-            temporary.unlink(missing_ok=True)
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -7,9 +7,9 @@ through them.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -47,15 +47,6 @@ class RangeReader(Protocol):
         ...
 
 
-_open: Callable[[RangedObject], RangeReader] | None = None
-
-
-def read_with(opener: Callable[[RangedObject], RangeReader]) -> None:
-    """Set what opens objects, which the packages below that of object stores cannot import."""
-    global _open  # noqa: PLW0603 - set once, by the module that reads objects
-    _open = opener
-
-
 def write_placeholder(file: Path, size: int, e_tag: str) -> None:
     """Write a file that stands for an object of a size in bytes."""
     write_text(file, json.dumps({"format": _FORMAT, "bytes": size, "e_tag": e_tag}))
@@ -85,9 +76,10 @@ def range_reader(file: Path) -> RangeReader | None:
     ranged = placeholder(file)
     if ranged is None:
         return None
-    if _open is None:
-        raise RuntimeError("call patchline.pipeline.workspace.remote_ranges.enable first")
-    return _open(ranged)
+    # by name: this package lies below that of object stores
+    ranges = importlib.import_module("patchline.pipeline.workspace.remote_ranges")
+    reader: RangeReader = ranges.ObjectRanges(ranged)
+    return reader
 
 
 def size_of(file: Path) -> int:

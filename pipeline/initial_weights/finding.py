@@ -39,7 +39,8 @@ from patchline.pipeline.run_memory import interrupted_runs, stage_keys
 from patchline.pipeline.tracking import liveness
 from patchline.pipeline.tracking.tracked_run import LICENSE_TAG, REGULARIZATION_TAG
 from patchline.pipeline.tracking.tracking_store import client, store_exists
-from patchline.pipeline.workspace import kept_files, run_folders
+from patchline.pipeline.workspace import run_folders
+from patchline.pipeline.workspace.workspace import workspace_of
 
 if TYPE_CHECKING:
     import torch
@@ -177,9 +178,10 @@ def find_converted(
 
 
 def _kept(workspace: Path, sha256: str) -> InitialWeights | None:
-    kept_files.fetch_folder(weights_folder(workspace, sha256))
+    folder = weights_folder(workspace, sha256)
+    workspace_of(folder).fetch_folder(folder)
     try:
-        return load_record(weights_folder(workspace, sha256))
+        return load_record(folder)
     except FileNotFoundError:
         return None
 
@@ -311,7 +313,7 @@ def _write_record(record: InitialWeights, workspace: Path) -> None:
     folder = weights_folder(workspace, record.sha256)
     with storage_errors(folder):
         write_text(folder / RECORD_FILE, record.model_dump_json(indent=2) + "\n")
-    kept_files.send_folder(folder)
+    workspace_of(folder).send_folder(folder)
 
 
 # -- what Patchline has trained --------------------------------------------------------------------

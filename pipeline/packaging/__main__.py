@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.evaluation.test_time_averaging import averaging_copy
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_digest import digest_of

@@ -66,7 +66,8 @@ from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
-from patchline.pipeline.workspace import cache, chosen
+from patchline.pipeline.workspace import cache_limit
+from patchline.pipeline.workspace.workspace import workspace_of
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
 CODE = (
@@ -403,7 +404,7 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             vector_instructions=machine.cpu_capability,
             memory_gib=memory,
             host_memory_gib=memory,
-            cache_gib=cache.limit() / 2**30 if chosen.address() is not None else None,
+            cache_gib=cache_limit.limit() / 2**30 if workspace_of(data.manifest_file).uri else None,
             processes=config.training.processes,
             machines=worker_start.current_launcher().machines,
         ),

@@ -12,7 +12,7 @@ from typing import Any
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.tiers import LARGEST_UNSHRUNK, Tier, activations
 from patchline.pipeline.planning.user_settings import UserSettings
-from patchline.pipeline.workspace import cache
+from patchline.pipeline.workspace import cache_limit
 
 MOST_TRAINING_SHARE = 0.9
 """Of the time, for training steps. Validations take at most the rest, as with a time limit."""
@@ -122,7 +122,7 @@ def shuffle_window(facts: PlanFacts, side: int) -> tuple[float, str]:
     memory = facts.machine.host_memory_gib * 2**30
     if facts.machine.cache_gib is not None and stored > facts.machine.cache_gib * 2**30:
         limit = facts.machine.cache_gib * 2**30
-        windows = math.ceil(stored / (limit * cache.PAGE_SHARE))
+        windows = math.ceil(stored / (limit * cache_limit.PAGE_SHARE))
         return math.floor(1e6 / windows) / 1e6, (
             f"the stored images take {stored / 1e9:,.0f} GB and the cache of this machine "
             f"{limit / 1e9:,.0f} GB, so they are read from the object store and shuffled in "

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.models.inference import normalised

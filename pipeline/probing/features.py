@@ -35,7 +35,7 @@ from patchline.pipeline.probing.shared_batches import (
     locked_for,
     wait_for_lock,
 )
-from patchline.pipeline.workspace import kept_files
+from patchline.pipeline.workspace.workspace import workspace_of
 from patchline.plugin_api import ImageSpec
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class FeatureStore:
     def remaining(self) -> int:
         """Return the number of images whose features are not stored yet, or are damaged."""
         array = self._array()
-        kept_files.fetch_array(array.file)
+        workspace_of(array.file).fetch_array(array.file)
         missing = np.flatnonzero(~self._finished(array.finished.intact()))
         return len(missing) - sum(1 for _ in self._stored_elsewhere(missing).copies(self.contents))
 
@@ -119,9 +119,9 @@ class FeatureStore:
         if self.group and self.group.rank:
             return self._assist(self.group)
         array = self._array()
-        lock = array.file.with_suffix(".lock")
+        lock, workspace = array.file.with_suffix(".lock"), workspace_of(array.file)
         with locked_for(self.group, lock, _on_wait), evaluating(self.model):
-            kept_files.fetch_array(array.file)
+            workspace.fetch_array(array.file)
             intact = array.finished.intact()
             array.begin(intact)
             if self.contents:
@@ -135,7 +135,7 @@ class FeatureStore:
                 on_progress(done, len(self.rows))
             for start, features_ND in self._pieces(missing, done, stored, on_progress):
                 array.write(start, features_ND)
-            kept_files.send_array(array.file)
+            workspace.send_array(array.file)
             return array.opened()
 
     def _assist(self, group: BatchGroup) -> Floats:

@@ -23,7 +23,6 @@ from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
-from patchline.pipeline.workspace.address import of_path, parsed
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Ingredients = dict[str, str]
@@ -150,12 +149,9 @@ def plugins(config: RunConfig, *kinds: Kind) -> dict[str, str]:
     return {f"plugin {e.kind} {e.name}": f"{e.version} {plugin_code(e)}" for e in entries}
 
 
-def store(path: str | None) -> dict[str, str]:
-    """Return version and code digest of the store plugin of an address; none for other paths."""
-    address = of_path(path)
-    if not address or address.startswith("file:"):
-        return {}
-    entry = plugin_loader.find("store", parsed(address, "data.path").scheme)
+def store(scheme: str) -> dict[str, str]:
+    """Return version and code digest of the store plugin of a scheme."""
+    entry = plugin_loader.find("store", scheme)
     return {f"plugin store {entry.name}": f"{entry.version} {plugin_code(entry)}"}
 
 
@@ -253,12 +249,16 @@ def _source(file: Path, _modified: int) -> _SourceFile:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield a module and all statements in it; expressions, most of a tree, are not looked at."""
+    """Yield a module and all statements in it that run.
+
+    Expressions, most of a tree, are not looked at, nor is what only type checkers read.
+    """
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
         yield node
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for part in ("body", "orelse", "finalbody", "handlers", "cases")[is_typing:]:
             inner = getattr(node, part, ())
             waiting += inner if isinstance(inner, list) else ()
 

@@ -8,10 +8,6 @@ folders of old runs may be deleted.
 
 Records are written atomically. Two runs that write the same record write the same result; the later
 record replaces the earlier one.
-
-In a shared workspace a record also goes to the store, with its files, under the same name; another
-machine that has no such record fetches both. A record of this machine that the store does not have,
-because the store could not be reached at the time, is sent when it is used.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,18 +25,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.atomic_files import replacing, storage_errors, write_text
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.files.workspace_layout import RUNS
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace import cache
-from patchline.pipeline.workspace.shared_files import (
-    DamagedObjectError,
-    Reference,
-    SharedFiles,
-)
 
 Result = TypeVar("Result", bound=FrozenModel)
 Ingredients = Mapping[str, str]
@@ -82,8 +70,6 @@ class StageMemory:
     """Whether to use only results that this run has computed itself."""
     on_note: OnNote = lambda _: None
     """Called with a message when a record cannot be trusted."""
-    shared: SharedFiles | None = None
-    """The results of other machines; None if the workspace is that of the folder alone."""
     run_id: str = ""
     run_folder: Path | None = None
     reused: dict[str, str] = field(default_factory=dict)
@@ -127,9 +113,9 @@ class StageMemory:
                 continue
             try:
                 files = _copied_files(record, target or record.folder)
-                content = _absolute(record.result, files, _source(record))
+                content = absolute(record.result, files, source_of(record))
                 result = result_class.model_validate(content)
-            except (_UntrustedError, ValidationError) as reason:
+            except (UntrustedError, ValidationError) as reason:
                 self._distrust(record, file, str(reason))
                 continue
             if files != record.folder:
@@ -139,69 +125,9 @@ class StageMemory:
                 self._send(record, if_missing=True)
             self._note_recalled(record)
             return result
-        return self._fetched(stage, key, result_class, target, own_only=own_only)
-
-    def _fetched(
-        self,
-        stage: str,
-        key: str,
-        result_class: type[Result],
-        target: Path | None,
-        *,
-        own_only: bool,
-    ) -> Result | None:
-        """Return the result that another machine has computed, after fetching its files."""
-        if self.shared is None:
-            return None
-        for file in self._records(stage, key, own_only=own_only):
-            named = self.shared.find(self._name(file))
-            if named is None:
-                continue
-            try:
-                record = StageRecord.model_validate(
-                    {**named.reference.value, "files": named.reference.files}
-                )
-                if record.key != key or key_of(record.stage, record.ingredients) != key:
-                    continue
-                files = target.resolve() if target else self._place_of(record)
-                _fetch_files(self.shared, record, files)
-                content = _absolute(record.result, files, _source(record))
-                result = result_class.model_validate(content)
-                self._check_places(result)
-            except (_UntrustedError, DamagedObjectError, ValidationError) as reason:
-                self.on_note(f"a result in {self.shared.uri} is not used: {reason}")
-                continue
-            record = record.model_copy(update={"folder": files})
-            self._write(record)
-            self._note_recalled(record)
-            return result
         return None
 
-    def _place_of(self, record: StageRecord) -> Path:
-        """Return the folder of a record of the store, for a result that all runs share.
-
-        Raises:
-            DataError: if it lies outside the workspace.
-            _UntrustedError: if it holds other results, which the files would replace.
-        """
-        path = record.folder.as_posix()
-        place = safe_join(self.workspace.resolve(), path, _source(record))
-        if record.files and (record.folder.parts[0] == RUNS or len(record.folder.parts) == 1):
-            raise _UntrustedError(f"{path} is no folder of its own")
-        return place
-
-    def _check_places(self, result: FrozenModel) -> None:
-        """Raise `_UntrustedError` if a result of the store names a place outside the workspace.
-
-        It is a place of another machine, or a file of this one that the run would use, or send to
-        MLflow, as its own.
-        """
-        for path in _paths(dict(result)):
-            if not Path(os.path.normpath(path)).is_relative_to(self.workspace.resolve()):
-                raise _UntrustedError(f"it names {path}, which is outside the workspace")
-
     def _note_recalled(self, record: StageRecord) -> None:
-        cache.mark_used(record.folder)
         self.recalled.add(record.stage)
         if record.run_id and record.run_id != self.run_id:
             self.reused[record.stage] = record.run_id
@@ -312,25 +238,7 @@ class StageMemory:
             write_text(self._own_file(self.run_folder, record.stage), text)
 
     def _send(self, record: StageRecord, *, if_missing: bool = False) -> None:
-        """Send a record and its files to the store of a shared workspace.
-
-        Args:
-            record: of this machine.
-            if_missing: whether only to make up for what the store does not have.
-        """
-        if self.shared is None:
-            return
-        folder = record.folder.relative_to(self.workspace.resolve()).as_posix()
-        value = {**record.model_dump(mode="json", exclude={"files"}), "folder": folder}
-        for file in self._records(record.stage, record.key, own_only=self.private):
-            name = self._name(file)
-            if not (if_missing and self.shared.find(name)):
-                self.shared.publish(name, record.folder, record.files, value)
-
-    def _name(self, file: Path) -> str:
-        """Return the name of a record in the store: its path in the workspace."""
-        path = file.resolve().relative_to(self.workspace.resolve())
-        return path.with_suffix("").as_posix()
+        """Let other machines have a record and its files."""
 
 
 def key_of(stage: str, ingredients: Ingredients) -> str:
@@ -347,11 +255,12 @@ def result_files(folder: Path) -> list[Path]:
     )
 
 
-def _source(record: StageRecord) -> str:
+def source_of(record: StageRecord) -> str:
+    """Return what an error calls a record."""
     return f"The recorded result of the stage {record.stage}"
 
 
-class _UntrustedError(Exception):
+class UntrustedError(Exception):
     """A file of a record is missing or has changed."""
 
 
@@ -359,51 +268,20 @@ def _copied_files(record: StageRecord, target: Path) -> Path:
     """Return `target` with verified copies or links of the record's files."""
     target = target.resolve()
     if target == record.folder:
-        _verify(record, target)
+        verify(record, target)
         return target
-    copied = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
-    with storage_errors(target):
-        try:
-            for name in record.files:
-                copy = safe_join(copied, name, _source(record))
-                _link(record.folder / name, copy)
-            make_folder(copied)
-            _verify(record, copied)
-            shutil.rmtree(target, ignore_errors=True)
-            copied.rename(target)
-        finally:
-            shutil.rmtree(copied, ignore_errors=True)
+    with replacing(target) as copied:
+        for name in record.files:
+            _link(record.folder / name, safe_join(copied, name, source_of(record)))
+        make_folder(copied)
+        verify(record, copied)
     return target
-
-
-def _fetch_files(shared: SharedFiles, record: StageRecord, target: Path) -> None:
-    """Fetch the files of a record from the store; the folder is complete, or as it was.
-
-    Raises:
-        _UntrustedError: if the record has files that are not there afterwards.
-        DamagedObjectError: if a file is damaged.
-    """
-    if target.is_dir() and not record.files:
-        return
-    if target.is_dir():  # such as a store that lost one of its files
-        with contextlib.suppress(_UntrustedError):
-            _verify(record, target)
-            return
-    copied = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
-    with storage_errors(target):
-        try:
-            make_folder(copied)
-            shared.fetch(Reference(files=record.files), copied)
-            shutil.rmtree(target, ignore_errors=True)
-            copied.rename(target)
-        finally:
-            shutil.rmtree(copied, ignore_errors=True)
 
 
 def _link(source: Path, copy: Path) -> None:
     make_folder(copy.parent)
     if not source.is_file():
-        raise _UntrustedError(f"{source.name} is missing")
+        raise UntrustedError(f"{source.name} is missing")
     if source.suffix not in _APPENDED:
         with contextlib.suppress(OSError):  # another disk or one without links: copy instead
             os.link(source, copy)
@@ -411,24 +289,14 @@ def _link(source: Path, copy: Path) -> None:
     shutil.copyfile(source, copy)
 
 
-def _verify(record: StageRecord, folder: Path) -> None:
+def verify(record: StageRecord, folder: Path) -> None:
+    """Raise `UntrustedError` unless a folder has the files of a record, each with its digest."""
     for name, expected in record.files.items():
         file = folder / name
         if not file.is_file():
-            raise _UntrustedError(f"{name} is missing")
+            raise UntrustedError(f"{name} is missing")
         if file.stat().st_size != expected.bytes or digest_of(file) != expected:
-            raise _UntrustedError(f"{name} is damaged")
-
-
-def _paths(value: Any) -> Iterator[Path]:
-    """Yield the paths in a result."""
-    if isinstance(value, Path):
-        yield value
-    elif isinstance(value, FrozenModel):
-        yield from _paths(dict(value))
-    elif isinstance(value, (dict, list, tuple)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _paths(inner)
+            raise UntrustedError(f"{name} is damaged")
 
 
 def _relative(value: Any, folder: Path) -> Any:
@@ -442,16 +310,16 @@ def _relative(value: Any, folder: Path) -> Any:
     return value
 
 
-def _absolute(value: Any, folder: Path, source: str) -> Any:
+def absolute(value: Any, folder: Path, source: str) -> Any:
     """Return a JSON value in which paths inside the folder are absolute.
 
     Raises:
         DataError: if one leads out of it.
     """
     if isinstance(value, dict):
-        return {key: _absolute(inner, folder, source) for key, inner in value.items()}
+        return {key: absolute(inner, folder, source) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_absolute(inner, folder, source) for inner in value]
+        return [absolute(inner, folder, source) for inner in value]
     if value == _FOLDER:
         return str(folder)
     if isinstance(value, str) and value.startswith(f"{_FOLDER}{os.sep}"):

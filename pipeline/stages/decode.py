@@ -17,7 +17,9 @@ from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.tracking.tracked_run import TrackedRun
-from patchline.pipeline.workspace import cache, chosen
+from patchline.pipeline.workspace import cache_limit
+from patchline.pipeline.workspace.address import of_path, parsed
+from patchline.pipeline.workspace.workspace import workspace_of
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Decode(Stage[DecodeInputs, PreparedData]):
         """Return everything that determines the decoded images."""
         settings, data = context.config.data, inputs.data
         names = ("image_size", "channels", "resize", "mean", "std", "store")
+        place = of_path(settings.path)
+        scheme = parsed(place, "data.path").scheme if place else "file"
         return {
             "data": data.fingerprint,
             **({"unlabelled": data.unlabelled.fingerprint} if data.unlabelled else {}),
@@ -67,7 +71,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
             **({"streamed": "True"} if ingestion.streams(context.config, data) else {}),
             "pixel_values": data.pixel_values.model_dump_json(),
             "code": stage_keys.code(*self.code),
-            **stage_keys.store(settings.path),
+            **(stage_keys.store(scheme) if scheme != "file" else {}),
             **stage_keys.package_versions(),
         }
 
@@ -106,8 +110,8 @@ class Decode(Stage[DecodeInputs, PreparedData]):
 
 def _streaming(config: RunConfig, data: IngestedData) -> str:
     """Return why the decoded images stay on the object store, and what to set for it."""
-    size, limit = ingestion.decoded_bytes(config, data), cache.limit()
-    page = limit * cache.PAGE_SHARE
+    size, limit = ingestion.decoded_bytes(config, data), cache_limit.limit()
+    page, store = limit * cache_limit.PAGE_SHARE, workspace_of(data.manifest_file).uri
     needed = math.floor(1e4 * page / size) / 1e4
     slow = ""
     if config.training.shuffle_window > max(needed, 1e-4):
@@ -117,7 +121,7 @@ def _streaming(config: RunConfig, data: IngestedData) -> str:
         )
     return (
         f"the decoded images ({_size(size)}) are larger than the cache of this machine "
-        f"({cache.VARIABLE}, {_size(limit)}), so they stay on {chosen.address()} and are read "
+        f"({cache_limit.VARIABLE}, {_size(limit)}), so they stay on {store} and are read "
         f"while the training needs them{slow}"
     )
 

@@ -28,9 +28,8 @@ from patchline.pipeline.data.batches.token_loader import TokenImages, TrainingTo
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import units_of
 from patchline.pipeline.data.splits import folds
-from patchline.pipeline.data.store.joined_images import JoinedImages, open_stores
 from patchline.pipeline.data.store.local_pages import KeptImages, PagesFolder
-from patchline.pipeline.data.store.prepared_store import is_streamed
+from patchline.pipeline.data.store.opened_images import JoinedImages, is_streamed, open_stores
 from patchline.pipeline.data.store.read_ahead import ReadAhead
 from patchline.pipeline.data.store.streamed_images import StreamedImages
 from patchline.pipeline.files.stored_images import StoredImages

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -18,22 +17,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.file_locks import LockState, acquire, locked, state_of
 from patchline.pipeline.files.placeholders import FOLDER, PARTS_FOLDER
 from patchline.pipeline.files.workspace_folder import WORKSPACE, place
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.cache_limit import limit
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-VARIABLE = "PATCHLINE_CACHE_LIMIT"
-_DEFAULT_BYTES = 50 * 10**9
-_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
-PAGES_SHARE, PAGE_SHARE = 1 / 2, 1 / 8
-"""Of the limit: what images of a store that is larger than that take while a training run uses
-them, and a page of them, where one process trains on the machine."""
 _OF_SHARED = ("prepared/*", "features/*", "initial_weights/*")
 _UNPACKED = f"{FOLDER.parts[0]}/*/{'[0-9a-f]' * 32}.tar"
 """Compressed tars that were decompressed, named after their digest (`files.archives`)."""
@@ -58,23 +51,6 @@ class CacheState(NamedTuple):
     bytes: int
     """What is left."""
     limit: int
-
-
-def limit() -> int:
-    """Return the limit in bytes.
-
-    Raises:
-        ConfigError: if the variable holds no size.
-    """
-    text = os.environ.get(VARIABLE, "").strip()
-    if not text:
-        return _DEFAULT_BYTES
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ConfigError(
-            f"{VARIABLE} is {text}, which is not a size. Give a number with a unit, such as 20GB."
-        )
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
 def mark_used(path: Path) -> None:

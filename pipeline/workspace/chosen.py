@@ -20,13 +20,12 @@ from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.workspace.address import check_spelling, is_address, parsed
 from patchline.pipeline.workspace.object_store import Address, ObjectStore
 from patchline.pipeline.workspace.shared_files import SharedFiles
+from patchline.pipeline.workspace.workspace import CACHE_FILE
 from patchline.plugin_api import StoreContext
 
 logger = logging.getLogger(__name__)
 
 VARIABLE, FLAG = "PATCHLINE_WORKSPACE", "--workspace"
-CACHE_FILE = "cache_of.json"
-"""In the folder `.patchline`: which workspace it caches."""
 _RESULTS = ("runs/*/*", "splits/*.parquet")
 """Files of a workspace that cannot be computed again."""
 
@@ -85,12 +84,12 @@ def cached_address(workspace: Path) -> Address | None:
     return _address(cached[0], str(workspace / CACHE_FILE)) if cached else None
 
 
-def cached_id() -> str:
-    """Return the id of the shared workspace that the folder here caches; empty if there is none.
+def cached_id(workspace: Path = WORKSPACE) -> str:
+    """Return the id of the shared workspace that a folder caches; empty if there is none.
 
     A copy of a workspace, such as one that was restored from a backup, has the same id.
     """
-    cached = _cached(WORKSPACE)
+    cached = _cached(workspace)
     return cached[1] if cached else ""
 
 
@@ -127,18 +126,25 @@ def shared() -> SharedFiles | None:
         StorageError: if the store does not answer.
     """
     chosen = address()
-    if chosen is None:
-        return None
-    key = str(chosen), WORKSPACE.resolve()
+    return shared_at(str(chosen), WORKSPACE.resolve()) if chosen else None
+
+
+def shared_at(uri: str, workspace: Path) -> SharedFiles:
+    """Return the files that machines share at an address, of which a folder is the cache.
+
+    Raises:
+        ConfigError: if there is no such bucket or folder, or the credentials are wrong.
+        StorageError: if the store does not answer.
+    """
     with _opening:
-        if key not in _opened:
-            files = SharedFiles(opened(chosen), say)
+        if (uri, workspace) not in _opened:
+            files = SharedFiles(opened(_address(uri, VARIABLE)), say)
             files.open()
-            if cached_id() != files.id:
-                content = json.dumps({"uri": str(chosen), "id": files.id})
-                write_text(WORKSPACE.resolve() / CACHE_FILE, content + "\n")
-            _opened[key] = files
-    return _opened[key]
+            if cached_id(workspace) != files.id:
+                content = json.dumps({"uri": uri, "id": files.id})
+                write_text(workspace / CACHE_FILE, content + "\n")
+            _opened[uri, workspace] = files
+    return _opened[uri, workspace]
 
 
 def opened(chosen: Address, patience_seconds: float | None = None) -> ObjectStore:

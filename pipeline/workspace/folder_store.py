@@ -12,11 +12,11 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import make_folder
@@ -81,25 +81,19 @@ class FolderStore(ObjectStore):
         if_match: ObjectState | None = None,
     ) -> ObjectState:
         """Write an object as a whole, if the conditions hold."""
-        target = self._file(key)
-        with storage_errors(target), self._part_of(target) as part:
-            part.write_bytes(data)
-            if not if_absent and if_match is None:
-                part.replace(target)
-                return ObjectState(self._e_tag(key))
-            with locked(self._folder / _LOCK):
-                present = self._e_tag(key)
-                if present if if_match is None else present != if_match.e_tag:
-                    raise ConflictError(key)
-                part.replace(target)
-                return ObjectState(self._e_tag(key))
+        is_conditional = if_absent or if_match is not None
+        with locked(self._folder / _LOCK) if is_conditional else nullcontext():
+            present = self._e_tag(key) if is_conditional else ""
+            if present if if_match is None else present != if_match.e_tag:
+                raise ConflictError(key)
+            with replacing(self._file(key)) as part:
+                part.write_bytes(data)
+            return ObjectState(self._e_tag(key))
 
     def upload(self, file: Path, key: str) -> None:
         """Write the content of a file as an object."""
-        target = self._file(key)
-        with storage_errors(target), self._part_of(target) as part:
+        with replacing(self._file(key)) as part:
             shutil.copyfile(file, part)
-            part.replace(target)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects whose keys begin with a prefix, in the order of their keys."""
@@ -146,15 +140,6 @@ class FolderStore(ObjectStore):
                 f"{self.uri} may not be read ({error.strerror}). Ask its owner for access, or "
                 "choose another --workspace."
             ) from error
-
-    @contextmanager
-    def _part_of(self, target: Path) -> Iterator[Path]:
-        make_folder(target.parent)
-        part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{_PART}")
-        try:
-            yield part
-        finally:
-            part.unlink(missing_ok=True)
 
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:

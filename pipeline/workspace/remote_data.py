@@ -33,7 +33,7 @@ from patchline.pipeline.files.placeholders import (
 )
 from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.files.workspace_folder import make_folder, place
-from patchline.pipeline.workspace import cache, chosen, remote_ranges
+from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.address import (
     check_spelling,
     is_known,
@@ -65,7 +65,6 @@ _RANGED_SUFFIXES = (".zip", ".tar")
 """Of archives that say where their members are."""
 
 _listings: dict[str, tuple[float, list[ObjectInfo]]] = {}
-remote_ranges.enable()
 
 
 class KeptState(NamedTuple):

@@ -16,7 +16,6 @@ from collections import OrderedDict
 from pathlib import Path
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files import placeholders
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.made_once import made_once
 from patchline.pipeline.files.placeholders import RangedObject
@@ -156,8 +155,3 @@ class ObjectRanges:
 
 def _checksum(data: bytes) -> bytes:
     return zlib.crc32(data).to_bytes(_CHECKSUM_BYTES)
-
-
-def enable() -> None:
-    """Let this process read the objects that placeholders stand for."""
-    placeholders.read_with(ObjectRanges)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from patchline.pipeline.errors import DamagedFileError, PipelineError
-from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.files.sealed_files import read_metadata
 from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
@@ -153,15 +153,10 @@ def _is_as_far(folder: Path, reference: Reference) -> bool:
 
 def _fetch_folder(shared: SharedFiles, reference: Reference, target: Path) -> None:
     """Fetch a folder, complete or not at all; events that this machine has beyond it stay."""
-    make_folder(target.parent)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as part:
-        place = Path(part) / target.name
-        shared.fetch(reference, place)
-        with storage_errors(target):
-            if _count(target / _EVENTS) > _count(place / _EVENTS):
-                shutil.copyfile(target / _EVENTS, place / _EVENTS)
-            shutil.rmtree(target, ignore_errors=True)
-            place.rename(target)
+    with replacing(target) as part:
+        shared.fetch(reference, part)
+        if _count(target / _EVENTS) > _count(part / _EVENTS):
+            shutil.copyfile(target / _EVENTS, part / _EVENTS)
 
 
 def _count(file: Path) -> int:
@@ -192,7 +187,7 @@ class CheckpointSender:
 
     def send(self, step: int) -> None:
         """Take a snapshot of the folder, whose checkpoint of a step is complete, and send it."""
-        if chosen.address() is None or not is_of_run(self._folder):
+        if not is_of_run(self._folder):
             return
         snapshot = Path(tempfile.mkdtemp(dir=self._folder.parent, prefix=".building-"))
         try:

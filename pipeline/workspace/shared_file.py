@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.file_digest import FileDigest, digest_of
-from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.workspace.shared_files import (
     DamagedObjectError,
     Named,
@@ -44,24 +43,16 @@ class SharedFile:
             if self._before is None:
                 return
             [digest] = self._before.reference.files.values()
-            make_folder(file.parent)
             if file.is_file() and digest_of(file) == digest:
                 self._files.uploaded(file.parent, {file.name: digest})  # if it was damaged there
             else:
-                self._download(file, digest)
+                with replacing(file) as part:
+                    self._files.fetch(Reference(files={part.name: digest}), part.parent)
         except DamagedObjectError as error:
             raise DataError(
                 f"{self._name} in {self._files.uri} cannot be used: {error}. Run once on a machine "
                 "whose folder .patchline still has the file, or restore the object from a backup."
             ) from error
-
-    def _download(self, file: Path, digest: FileDigest) -> None:
-        part = file.with_name(f".{file.name}.{os.getpid()}.part")
-        try:
-            self._files.fetch(Reference(files={part.name: digest}), part.parent)
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)
 
     def replace(self, file: Path) -> None:
         """Let the store have the content of a local file.

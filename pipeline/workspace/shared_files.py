@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, ValidationError
 
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError
-from patchline.pipeline.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.files.workspace_folder import make_folder
@@ -285,17 +284,12 @@ class SharedFiles:
         named = self.find(name)
         if named is None:
             return None
-        part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
         try:
-            self.fetch(named.reference, part)
-            with storage_errors(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                part.rename(folder)
+            with replacing(folder) as part:
+                self.fetch(named.reference, part)
         except DamagedObjectError as reason:
             self.on_note(f"{name} in {self.uri} is not used: {reason}")
             return None
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
         return named.reference
 
     def _upload(self, file: Path, digest: FileDigest) -> None:

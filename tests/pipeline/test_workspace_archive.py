@@ -23,7 +23,7 @@ from patchline.pipeline.relocation import (
 from patchline.pipeline.tracking import team_stores, tracked_run, tracking_store
 from patchline.pipeline.tracking.team_stores import TeamStores
 from patchline.pipeline.tracking.tracked_run import NewRun
-from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.workspace import CACHE_FILE
 from tests.patience import patient
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
@@ -192,7 +192,7 @@ def test_runs_of_a_store_elsewhere_are_said_to_be_missing(
 ) -> None:
     """A server of the user, or a team's database; so are results on an object store alone."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://anna:hunter22@mlflow.example.org")
-    cache = workspace / ".patchline" / chosen.CACHE_FILE
+    cache = workspace / ".patchline" / CACHE_FILE
     cache.write_text('{"uri": "s3://flowers/team"}', encoding="utf-8")
     commands.export(tmp_path / "a.tar")
     said = " ".join(capsys.readouterr().out.split())

@@ -15,7 +15,7 @@ from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.batches.batch_order import row_of
 from patchline.pipeline.data.batches.one_ahead import endless, one_ahead
-from patchline.pipeline.data.store.joined_images import open_stores
+from patchline.pipeline.data.store.opened_images import open_stores
 from patchline.pipeline.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
 

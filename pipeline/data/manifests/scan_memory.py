@@ -24,7 +24,8 @@ from patchline.pipeline.files.archive_members import MemberError
 from patchline.pipeline.files.archives import INDEX_SUFFIX, ShardedArchive, named_encoding
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.workspace import kept_files, remote_data
+from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace.workspace import workspace_of
 
 FORMAT = 5
 """Increase it when the rows of a manifest say something else about a file."""
@@ -80,7 +81,7 @@ class ScanMemory:
         """
         empty = pd.DataFrame(columns=DESCRIBED)
         if not self.fresh:
-            kept_files.fetch_file(self.file)
+            workspace_of(self.file).fetch_file(self.file)
         if self.fresh or not self.file.is_file():
             return empty
         try:
@@ -118,7 +119,7 @@ class ScanMemory:
             with replacing(self.file) as temporary:
                 table.to_parquet(temporary, index=False)
         if remote_data.is_downloaded(self._root):  # of other files, only this machine knows
-            kept_files.send_file(self.file)
+            workspace_of(self.file).send_file(self.file)
 
 
 def digest_of_root(root: Path, version: int | str) -> str:

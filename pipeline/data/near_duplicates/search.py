@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -26,11 +26,13 @@ from patchline.pipeline.data.near_duplicates.comparing_job import (
     PartCompared,
 )
 from patchline.pipeline.data.near_duplicates.matching import LABEL, SEARCHES, matches
-from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
+
+if TYPE_CHECKING:
+    from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]

@@ -12,7 +12,7 @@ from patchline.pipeline.data.manifests.scan_memory import digest_of_root
 from patchline.pipeline.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.workspace import kept_files
+from patchline.pipeline.workspace.workspace import workspace_of
 
 Array = np.ndarray[Any, Any]
 
@@ -51,7 +51,7 @@ class SearchMemory:
         """
         nothing = None, np.zeros((2, 0), np.int64)
         if not self._fresh:
-            kept_files.fetch_file(self.file)
+            workspace_of(self.file).fetch_file(self.file)
         if self._fresh or not self.file.is_file():
             return nothing
         try:
@@ -76,4 +76,4 @@ class SearchMemory:
             make_folder(self.file.parent)
             with replacing(self.file) as temporary, temporary.open("wb") as opened:
                 np.savez(opened, keys=keys_N, pairs=pairs)
-        kept_files.send_file(self.file)
+        workspace_of(self.file).send_file(self.file)

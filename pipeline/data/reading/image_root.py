@@ -24,13 +24,11 @@ from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.compression import READ_ERRORS
 from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
 from patchline.pipeline.files.file_digest import sha256_of
-from patchline.pipeline.workspace import remote_ranges
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _DAMAGED = (*READ_ERRORS, zipfile.BadZipFile)
-remote_ranges.enable()  # in every process that reads images
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.resizing import ResizePolicy
-from patchline.pipeline.data.store.store_decoding import StoreSpec
+from patchline.pipeline.data.store.store_shards import StoreSpec
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers.job_paths import SAME_PLACE
 from patchline.pipeline.workers.launcher import Resources

@@ -21,10 +21,9 @@ from patchline.pipeline.data.reading.child_processes import (
 from patchline.pipeline.data.store.store_decoding import (
     LargeImageError,
     StoredImage,
-    StoreSpec,
     read_image,
 )
-from patchline.pipeline.data.store.store_shards import Pixels
+from patchline.pipeline.data.store.store_shards import Pixels, StoreSpec
 from patchline.pipeline.errors import DataError
 
 Decode = Callable[[Sequence[StoredImage]], Iterator[None]]

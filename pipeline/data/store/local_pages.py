@@ -23,13 +23,13 @@ from patchline.pipeline.data.store.streamed_records import Bytes, Records, Rows,
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.workspace_folder import make_folder, place
-from patchline.pipeline.workspace import cache
+from patchline.pipeline.workspace import cache_limit
 
 _FOLDER, _LOCK = "pages", "lock"
 _ROWS, _STARTS, _RECORDS = "rows.npy", "starts.npy", "records.bin"
 _AT_ONCE = 64 << 20
 """Bytes of a page in memory."""
-_PARTS = round(cache.PAGES_SHARE / cache.PAGE_SHARE)
+_PARTS = round(cache_limit.PAGES_SHARE / cache_limit.PAGE_SHARE)
 """Of the space: three pages, being used up, used, and fetched; and the images that are kept."""
 _MOST_OF_THE_DISK = 0.9
 
@@ -50,7 +50,7 @@ class PagesFolder:
         self._lock = file_locks.acquire(self.folder / _LOCK)
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         free = shutil.disk_usage(top).free * _MOST_OF_THE_DISK
-        space = min(cache.limit() * cache.PAGES_SHARE, free) / processes
+        space = min(cache_limit.limit() * cache_limit.PAGES_SHARE, free) / processes
         self.page_bytes = max(1, int(space / _PARTS))
 
     def fetch(

@@ -26,8 +26,13 @@ from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import Pixels, resize_image
-from patchline.pipeline.data.store.store_decoding import ReadImage, StoreSpec
-from patchline.pipeline.data.store.store_shards import ROWS, Shape, StoreShards
+from patchline.pipeline.data.store.store_shards import (
+    ROWS,
+    ReadImage,
+    Shape,
+    StoreShards,
+    StoreSpec,
+)
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.files.atomic_files import replacing, write_text
 from patchline.pipeline.files.file_digest import digest_of

@@ -14,24 +14,18 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import Progress
 from patchline.pipeline.data.reading.child_processes import FEWEST_FILES
-from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.earlier_stores import lock_of
-from patchline.pipeline.data.store.local_pages import LocalPages
-from patchline.pipeline.data.store.packed_files import PACKED_FILE, PackedImages
+from patchline.pipeline.data.store.opened_images import is_streamed, open_images
 from patchline.pipeline.data.store.store_builds import DecodedBuild, PackedBuild, StoreBuild
-from patchline.pipeline.data.store.store_decoding import StoreSpec
-from patchline.pipeline.data.store.store_shards import Pixels
-from patchline.pipeline.data.store.streamed_build import StreamedBuild
-from patchline.pipeline.data.store.streamed_images import StreamedImages
-from patchline.pipeline.data.store.streamed_records import STREAMED_FILE, StreamedIndex
+from patchline.pipeline.data.store.store_shards import StoreSpec
+from patchline.pipeline.data.store.streamed_build import StreamedBuild, is_on
+from patchline.pipeline.data.store.streamed_records import StreamedIndex
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.shared_files import SharedFiles
@@ -114,38 +108,15 @@ def _fits(build: DecodedBuild) -> bool:
     return False
 
 
-def is_streamed(store: Path) -> bool:
-    """Return whether the images of a store are on an object store."""
-    return (store / STREAMED_FILE).exists()
-
-
 def is_complete(store: Path) -> bool:
     """Return whether the images of a store are there, as far as that is known without reading."""
     index = StreamedIndex.read(store)
     if index is None:
         return True
     shared = chosen.shared()
-    return shared is not None and index.is_on(shared, store.name)
+    return shared is not None and is_on(index, shared, store.name)
 
 
 def _size(count: int) -> str:
     """Return a number of bytes for people."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"  # noqa: PLR2004
-
-
-def open_images(
-    store: Path, threads: int | None = None, pages: LocalPages | None = None
-) -> StoredImages:
-    """Return the images (N, H, W, C), mapped from disk and read-only.
-
-    Args:
-        store: the folder.
-        threads: that decode packed images; by default one for each processor.
-        pages: with images of a streamed store, if there are some on this machine.
-    """
-    if is_streamed(store):
-        return StreamedImages(store, threads, pages)
-    if (store / PACKED_FILE).exists():
-        return PackedImages(store, threads)
-    images: Pixels = np.load(store / IMAGES_FILE, mmap_mode="r", allow_pickle=False)
-    return images

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.data.store.joined_images import JoinedImages
+from patchline.pipeline.data.store.opened_images import JoinedImages
 from patchline.pipeline.data.store.packed_files import PackedImages
 from patchline.pipeline.files.stored_images import StoredImages
 

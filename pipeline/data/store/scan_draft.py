@@ -29,11 +29,11 @@ from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.store.decoded_files import DecodedFiles
 from patchline.pipeline.data.store.earlier_stores import DRAFT_FILE, lock_of
 from patchline.pipeline.data.store.store_builds import DecodedBuild
-from patchline.pipeline.data.store.store_decoding import StoreSpec
-from patchline.pipeline.data.store.store_shards import Pixels
+from patchline.pipeline.data.store.store_shards import Pixels, StoreSpec
 from patchline.pipeline.files import file_locks
 from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.workspace import cache, chosen
+from patchline.pipeline.workspace import cache_limit
+from patchline.pipeline.workspace.workspace import workspace_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class ScanDraft:
         held = DecodedFiles(folder, (count, spec.height, spec.width, spec.channels))
         if not held.fit_the_disk(copies=2):  # the store may have to be a copy
             return None
-        if chosen.address() is not None and held.images.bytes_to_allocate() > cache.limit():
+        if workspace_of(self._stores).uri and held.images.bytes_to_allocate() > cache_limit.limit():
             return None  # the store will be on the object store
         try:
             make_folder(folder)

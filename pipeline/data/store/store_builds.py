@@ -38,8 +38,8 @@ from patchline.pipeline.data.store.decoding_job import (
 from patchline.pipeline.data.store.decoding_processes import decoder
 from patchline.pipeline.data.store.earlier_stores import BUILDING, earlier_stores, remove_drafts
 from patchline.pipeline.data.store.packed_files import PackedFiles, packed
-from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
-from patchline.pipeline.data.store.store_shards import Contents, Pixels, StoreShards
+from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
+from patchline.pipeline.data.store.store_shards import Contents, Pixels, StoreShards, StoreSpec
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.earlier_rows import EarlierRows
 from patchline.pipeline.files.finished_pieces import Piece

@@ -5,29 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
-from patchline.pipeline.data.reading.resizing import Pixels, ResizePolicy, resize_image
+from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.pipeline.data.store.store_shards import ReadImage, StoreSpec
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace import remote_data
-
-
-@dataclass(frozen=True)
-class StoreSpec:
-    """The format of every image of a store."""
-
-    channels: int
-    height: int
-    width: int
-    resize: ResizePolicy
-    mapping: PixelMapping = PLAIN
-    """What becomes of values that are not of 8 bits."""
 
 
 class StoredImage(NamedTuple):
@@ -37,16 +24,6 @@ class StoredImage(NamedTuple):
     path: str
     sha256: str
     """Of its file when it was described."""
-
-
-class ReadImage(NamedTuple):
-    """An image in two forms."""
-
-    file: bytes
-    """What the image was decoded from."""
-    pixels_in_file: int
-    """Height times width before resizing."""
-    resized_HWC: Pixels
 
 
 class LargeImageError(Exception):

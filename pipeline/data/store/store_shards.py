@@ -1,4 +1,4 @@
-"""The shards of a prepared store, complete or not: ranges of rows that are finished one by one.
+"""The format of a prepared store, and its shards: ranges of rows that are finished one by one.
 
 `contents.npy` (N, 32) holds the SHA-256 digest of the file that each row comes from.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
+from patchline.pipeline.data.reading.resizing import ResizePolicy
 from patchline.pipeline.files.atomic_files import replacing
 from patchline.pipeline.files.finished_pieces import FinishedPieces, Piece
 
@@ -26,6 +29,28 @@ Shape = tuple[int, int, int, int]
 """Images, height, width, channels."""
 Contents = np.ndarray[Any, np.dtype[np.uint8]]
 """The SHA-256 digest of each file (N, 32)."""
+
+
+@dataclass(frozen=True)
+class StoreSpec:
+    """The format of every image of a store."""
+
+    channels: int
+    height: int
+    width: int
+    resize: ResizePolicy
+    mapping: PixelMapping = PLAIN
+    """What becomes of values that are not of 8 bits."""
+
+
+class ReadImage(NamedTuple):
+    """An image in two forms."""
+
+    file: bytes
+    """What the image was decoded from."""
+    pixels_in_file: int
+    """Height times width before resizing."""
+    resized_HWC: Pixels
 
 
 class StoreShards(ABC):

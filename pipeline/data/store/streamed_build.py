@@ -24,9 +24,10 @@ from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.store.earlier_stores import BUILDING
 from patchline.pipeline.data.store.packed_files import packed
 from patchline.pipeline.data.store.store_builds import store_key
-from patchline.pipeline.data.store.store_decoding import StoredImage, StoreSpec, read_image
-from patchline.pipeline.data.store.store_shards import Contents
-from patchline.pipeline.data.store.streamed_records import Rows, StreamedIndex
+from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
+from patchline.pipeline.data.store.store_shards import Contents, StoreSpec
+from patchline.pipeline.data.store.streamed_records import SHARDS, Rows, StreamedIndex
+from patchline.pipeline.errors import StorageError
 from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.files.workspace_folder import make_folder
@@ -75,7 +76,7 @@ class StreamedBuild:
     def is_intact(self) -> bool:
         """Return whether the store is there, here and in the workspace."""
         index = StreamedIndex.read(self.store)
-        return index is not None and index.is_on(self.shared, self.store.name)
+        return index is not None and is_on(index, self.shared, self.store.name)
 
     def finish(self, *, fresh: bool) -> bool:
         """Build, continue or repair the store, and return whether nothing had to be done."""
@@ -107,7 +108,13 @@ class StreamedBuild:
             np.concatenate([np.array(column, np.uint32) for column in columns])
             for columns in ([each.sizes for each in sent], [each.checksums for each in sent])
         )
-        index.name_shards(self.shared, self.store.name)
+        try:
+            self.shared.publish(f"{SHARDS}{self.store.name}", Path(), _by_name(index))
+        except FileNotFoundError as error:
+            raise StorageError(
+                f"Decoded images are missing in {self.shared.uri}: objects were deleted there "
+                "while the others were decoded. Run again: only what is missing is decoded again."
+            ) from error
         with storage_errors(self.store):
             index.write(building, positions, sizes, checksums)
             (building / _LOG).unlink()
@@ -199,6 +206,16 @@ class StreamedBuild:
     @cached_property
     def _paths(self) -> list[str]:
         return list(self.rows["path"])
+
+
+def is_on(index: StreamedIndex, shared: SharedFiles, store: str) -> bool:
+    """Return whether a workspace has the shards of a store, as far as it knows."""
+    named = shared.find(f"{SHARDS}{store}")
+    return named is not None and named.reference.files == _by_name(index)
+
+
+def _by_name(index: StreamedIndex) -> dict[str, FileDigest]:
+    return {f"{number:06}": digest for number, digest in enumerate(index.shards)}
 
 
 def _shard_file(building: Path, first: int) -> Path:

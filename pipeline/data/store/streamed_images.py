@@ -15,8 +15,7 @@ from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.resizing import Pixels
 from patchline.pipeline.data.store.local_pages import KeptImages, LocalPages
 from patchline.pipeline.data.store.packed_files import unpacked
-from patchline.pipeline.data.store.store_decoding import StoreSpec
-from patchline.pipeline.data.store.store_shards import Shape
+from patchline.pipeline.data.store.store_shards import Shape, StoreSpec
 from patchline.pipeline.data.store.streamed_records import Rows, StreamedRecords
 
 

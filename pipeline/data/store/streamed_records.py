@@ -26,17 +26,15 @@ import numpy as np
 from pydantic import ValidationError
 
 from patchline.pipeline.data.reading.resizing import ResizePolicy
-from patchline.pipeline.errors import ConfigError, DataError, StorageError
+from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.files.file_digest import FileDigest
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.object_store import ObjectStore
-from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
+from patchline.pipeline.workspace.workspace import Workspace, workspace_of
 
 STREAMED_FILE = "streamed.json"
 _POSITIONS, _SIZES, _CHECKSUMS = "positions.npy", "sizes.npy", "checksums.npy"
-_NAME = "shards/"
+SHARDS = "shards/"
 """Followed by the name of a store: the name of its shards in the workspace."""
 _MOST_UNUSED = 0.04
 """Bytes that are read without need, of those that are needed, so that there are fewer requests."""
@@ -75,28 +73,6 @@ class StreamedIndex(FrozenModel):
         for name, table in ((_POSITIONS, positions), (_SIZES, sizes), (_CHECKSUMS, checksums)):
             np.save(folder / name, table, allow_pickle=False)
         write_text(folder / STREAMED_FILE, self.model_dump_json() + "\n")
-
-    def name_shards(self, shared: SharedFiles, store: str) -> None:
-        """Let the workspace know which contents the store needs, once all of them are there.
-
-        Raises:
-            StorageError: if one is missing.
-        """
-        try:
-            shared.publish(f"{_NAME}{store}", Path(), self._by_name())
-        except FileNotFoundError as error:
-            raise StorageError(
-                f"Decoded images are missing in {shared.uri}: objects were deleted there while the "
-                "others were decoded. Run again: only what is missing is decoded again."
-            ) from error
-
-    def is_on(self, shared: SharedFiles, store: str) -> bool:
-        """Return whether the workspace has the shards, as far as it knows."""
-        named = shared.find(f"{_NAME}{store}")
-        return named is not None and named.reference.files == self._by_name()
-
-    def _by_name(self) -> dict[str, FileDigest]:
-        return {f"{number:06}": digest for number, digest in enumerate(self.shards)}
 
 
 class Records(NamedTuple):
@@ -202,10 +178,10 @@ class StreamedRecords:
 
     def _fetch(self, request: _ShardRange, positions: Rows, records: Records) -> None:
         """Read a range into the places of its records, after comparing their checksums."""
-        key = content_key(self.index.shards[request.shard].sha256)
-        content = self._store.read_range(key, request.start, request.stop)
+        sha256 = self.index.shards[request.shard].sha256
+        content = self._workspace.read_content(sha256, request.start, request.stop)
         if content is None:
-            raise self._damaged(key, "is missing")
+            raise self._damaged(sha256, "is missing")
         self.bytes_read += len(content)
         view = memoryview(content)
         for number in range(request.first, request.last + 1):
@@ -213,18 +189,14 @@ class StreamedRecords:
             start = int(self._begins[position]) - request.start
             record = view[start : start + int(self._sizes[position])]
             if zlib.crc32(record) != self._checksums[position]:
-                raise self._damaged(key, "does not match its checksums")
+                raise self._damaged(sha256, "does not match its checksums")
             place = slice(int(records.starts[number]), int(records.starts[number + 1]))
             records.data[place] = np.frombuffer(record, np.uint8)
 
-    def _damaged(self, key: str, what: str) -> DataError:
+    def _damaged(self, sha256: str, what: str) -> DataError:
         """Let the workspace forget a shard, so that the next run makes it again."""
-        shared = _workspace(self.folder)
-        shared.remove(f"{_NAME}{self.folder.name}")
-        shared.store.delete(key)
-        return DataError(
-            f"The object {key} in {shared.uri} {what}. Run again (or `--resume`) to repair it."
-        )
+        shard = self._workspace.forget_content(sha256, f"{SHARDS}{self.folder.name}")
+        return DataError(f"{shard} {what}. Run again (or `--resume`) to repair it.")
 
     @cached_property
     def _begins(self) -> Rows:
@@ -235,8 +207,14 @@ class StreamedRecords:
         return begins
 
     @cached_property
-    def _store(self) -> ObjectStore:
-        return _workspace(self.folder).store
+    def _workspace(self) -> Workspace:
+        workspace = workspace_of(self.folder)
+        if not workspace.uri:
+            raise ConfigError(
+                f"The images of {self.folder} are on the object store of a shared workspace. Give "
+                "its address with --workspace."
+            )
+        return workspace
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -259,13 +237,3 @@ def _longest_gap(gaps: Rows, sizes: Rows) -> int:
         return int(ordered[-1]) if len(ordered) else 0
     longest, next_gap = int(ordered[count - 1]) if count else 0, int(ordered[count])
     return longest if longest < next_gap else max(0, next_gap - 1)
-
-
-def _workspace(folder: Path) -> SharedFiles:
-    shared = chosen.shared()
-    if shared is None:
-        raise ConfigError(
-            f"The images of {folder} are on the object store of a shared workspace. Give its "
-            "address with --workspace."
-        )
-    return shared

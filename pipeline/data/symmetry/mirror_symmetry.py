@@ -35,7 +35,7 @@ from patchline.pipeline.data.symmetry.mirror_probe import (
 )
 from patchline.pipeline.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.workspace import kept_files
+from patchline.pipeline.workspace.workspace import workspace_of
 
 FORMAT = 2
 """Increase it when the measurement finds something else in the same images."""
@@ -103,7 +103,7 @@ def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> Mirr
     """Measure it on training images, or return what was measured on the same ones before."""
     chosen = _sample(rows)
     file = workspace / "symmetries" / f"{_digest(chosen, files.mapping)}.json"
-    kept_files.fetch_file(file)
+    workspace_of(file).fetch_file(file)
     try:
         return MirrorSymmetry.model_validate_json(file.read_bytes())
     except (OSError, ValidationError):
@@ -119,7 +119,7 @@ def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> Mirr
     with storage_errors(file):
         make_folder(file.parent)
     write_text(file, symmetry.model_dump_json())
-    kept_files.send_file(file)
+    workspace_of(file).send_file(file)
     return symmetry
 
 

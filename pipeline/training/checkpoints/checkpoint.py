@@ -24,7 +24,7 @@ from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.processes.shared_clock import SharedClock
 from patchline.pipeline.training.train_state import Numbers, Tensors, TrainState
-from patchline.pipeline.workspace.run_folders import CheckpointSender
+from patchline.pipeline.workspace.workspace import workspace_of
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class Checkpoints:
         self._best_steps: tuple[int, ...] = ()  # of the best weights in both checkpoints
         self._written_at = self._clock.now
         self._pause = min(_FIRST_PAUSE_SECONDS, _PAUSE_SECONDS)
-        self._sender = CheckpointSender(folder)
+        self._workspace = workspace_of(folder)
 
     def start_clock(self) -> None:
         """Start measuring the time to the next checkpoint."""
@@ -207,7 +207,7 @@ class Checkpoints:
         self._clock.read()
         if self._writes:
             self._write(state)
-            self._sender.send(state.step)
+            self._workspace.send_checkpoint(self._folder, state.step)
         seconds = self._clock.read()
         self.exist, self._written_at = True, self._clock.now
         self._pause = max(_PAUSE_SECONDS, seconds / _SHARE)
@@ -272,7 +272,7 @@ class Checkpoints:
         """Keep only the last checkpoint and the best weights, and return the weights' folder."""
         if not self._writes:
             return self._folder / best_weights.FINAL
-        self._sender.finish()
+        self._workspace.finish_sending()
         self._previous.unlink(missing_ok=True)
         _keep_restart_points(self._folder)
         best_weights.keep_only(self._folder, best_step)

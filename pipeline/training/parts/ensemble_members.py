@@ -16,7 +16,7 @@ from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import units_of
-from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.labels import label_sets
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.label_calibration import fit_label_calibration

@@ -38,7 +38,7 @@ from patchline.pipeline.probing.shared_batches import (
     locked_for,
     wait_for_lock,
 )
-from patchline.pipeline.workspace import kept_files
+from patchline.pipeline.workspace.workspace import workspace_of
 from patchline.plugin_api import ImageSpec
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class TokenStore:
     def remaining(self) -> int:
         """Return the number of images whose tokens are not stored yet, or are damaged."""
         array = self.array()
-        kept_files.fetch_array(array.file)
+        workspace_of(array.file).fetch_array(array.file)
         return len(self.rows) - sum(piece.rows for piece in array.finished.intact())
 
     def bytes_per_image(self) -> int:
@@ -136,9 +136,9 @@ class TokenStore:
             self._assist(self.group, array)
             return array.file
         self.check_space()
-        lock = array.file.with_suffix(".lock")
+        lock, workspace = array.file.with_suffix(".lock"), workspace_of(array.file)
         with locked_for(self.group, lock, _on_wait), evaluating(self.model):
-            kept_files.fetch_array(array.file)
+            workspace.fetch_array(array.file)
             intact = array.finished.intact()
             array.begin(intact)
             finished = np.zeros(len(self.rows), bool)
@@ -152,7 +152,7 @@ class TokenStore:
             done, batches = int(finished.sum()), self._batches(agreed(self.group, missing), array)
             for start, tokens_BVND in self._pieces(batches, done, on_progress):
                 array.write(start, tokens_BVND)
-            kept_files.send_array(array.file)
+            workspace.send_array(array.file)
         return array.file
 
     def _assist(self, group: BatchGroup, array: ResumableArray) -> None:

@@ -17,6 +17,7 @@ import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests import scanning
 from patchline.pipeline.data.manifests.scan_memory import ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.data.near_duplicates.independent_images import ComparedPictures
@@ -129,7 +130,7 @@ class ImageFiles:
             on_progress("Reading images", done, total)
 
         memory = ScanMemory(listing.root, workspace)
-        manifest = manifests.scan(listing, reading, labelled=False, memory=memory)
+        manifest = scanning.scan(listing, reading, labelled=False, memory=memory)
         manifest = with_unfit_damaged(manifest, self._package.mapping)
         notes = []
         is_other = manifest["path"].str.fullmatch(LABEL_TABLES)

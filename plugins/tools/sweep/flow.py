@@ -44,6 +44,7 @@ from patchline.pipeline.plugin_system.plugin_loader import plugin_files
 from patchline.pipeline.registry import registered_models
 from patchline.pipeline.run_memory import interrupted_runs, live_runs
 from patchline.pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun
+from patchline.pipeline.run_memory.shared_stage_memory import SharedStageMemory
 from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
@@ -475,7 +476,7 @@ def _log_trials(run: TrackedRun, study: Study) -> None:
 
 
 def _memory(*, fresh: bool) -> StageMemory:
-    return StageMemory(
+    return SharedStageMemory(
         WORKSPACE.resolve(), fresh=fresh, on_note=display().note, shared=chosen.shared()
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.scanning import scan
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import write_photos
 from tests.pipeline.registry.made_versions import CLASSES
@@ -41,7 +41,7 @@ def manifest_of(photos: Path, train: int, validation: int) -> pd.DataFrame:
         ListedImage(path=file.relative_to(photos).as_posix(), label=file.parent.name)
         for file in sorted(photos.rglob("*.png"))
     ]
-    manifest = manifests.scan(ImageListing(name="photos", root=photos, images=listed))
+    manifest = scan(ImageListing(name="photos", root=photos, images=listed))
     number = manifest["path"].str.extract(r"(\d+)\.png")[0].astype(int)
     ends = [("train", train), ("validation", train + validation)]
     manifest["split"] = [next((split for split, end in ends if n < end), "test") for n in number]

@@ -16,7 +16,7 @@ from patchline.pipeline.config_files import validated
 from patchline.pipeline.data.ingested_data import IngestedData, UnlabelledImages
 from patchline.pipeline.data.ingestion import ingest, prepare, resolve
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.store.joined_images import JoinedImages, open_stores
+from patchline.pipeline.data.store.opened_images import JoinedImages, open_stores
 from patchline.pipeline.data.unlabelled_images import check_unlabelled
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.inspection.inspecting import inspect_data

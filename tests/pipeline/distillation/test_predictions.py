@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
 from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
 from patchline.pipeline.distillation import predictions
@@ -72,7 +72,7 @@ def outputs(tmp_path: Path) -> TeacherOutputs:
 def _rows(root: Path) -> Any:
     paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
     listing = ImageListing("photos", root, [ListedImage(path, "a") for path in paths])
-    return manifests.usable(manifests.scan(listing))
+    return scan(listing)
 
 
 def stored(outputs: TeacherOutputs) -> Any:
@@ -139,10 +139,9 @@ def test_views_without_mirror_images_where_they_show_something_else() -> None:
 
 def job_of(root: Path, folder: Path) -> TeachingJob:
     """Return the job to predict the first of two images."""
-    paths = sorted(each.relative_to(root).as_posix() for each in root.rglob("*.png"))
-    rows = manifests.scan(ImageListing("x", root, [ListedImage(each, "a") for each in paths]))
+    rows = _rows(root)
     rows["split"] = ["train", "test"]
-    manifests.save(rows, folder / "m.parquet")
+    rows.to_parquet(folder / "m.parquet")
     images = ImagesToTeach(manifest_file=folder / "m.parquet", root=root, splits=("train",))
     return TeachingJob(
         teacher=folder, name="t", sha256="0", classes=("a",), images=(images,), views=1,

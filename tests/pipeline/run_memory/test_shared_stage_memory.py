@@ -9,7 +9,7 @@ import pytest
 
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.run_memory.stage_memory import StageMemory, key_of
+from patchline.pipeline.run_memory.shared_stage_memory import SharedStageMemory
 from patchline.pipeline.workspace.folder_store import FolderStore
 from patchline.pipeline.workspace.shared_files import Reference, SharedFiles
 from tests.pipeline.run_memory.test_stage_memory import SAME, Made, recall
@@ -20,12 +20,12 @@ work = functools.partial(work_in, elsewhere=None)
 
 def on_machine(
     tmp_path: Path, name: str, run: str, notes: list[str] | None = None, *, fresh: bool = False
-) -> StageMemory:
+) -> SharedStageMemory:
     """Return the memory of a run on a machine of its own, in a workspace that all share."""
     said = [] if notes is None else notes
     shared = SharedFiles(FolderStore(tmp_path / "store"), said.append)
     workspace = tmp_path / name / ".patchline"
-    memory = StageMemory(workspace, fresh=fresh, shared=shared, on_note=said.append)
+    memory = SharedStageMemory(workspace, fresh=fresh, shared=shared, on_note=said.append)
     memory.enter(run, workspace / "runs" / run)
     return memory
 
@@ -106,9 +106,10 @@ def test_a_hostile_result_writes_nothing_outside_its_folder(
     tmp_path: Path, folder: str, path: str
 ) -> None:
     """Whoever may write to the store decides what results are, not what else is on this machine."""
-    memory, name = on_machine(tmp_path, "a", "first"), f"stages/bake/{key_of('bake', SAME)}"
+    memory = on_machine(tmp_path, "a", "first")
     work(memory)
     assert memory.shared is not None
+    [name] = memory.shared.names("stages/")
     named = memory.shared.lasting(name)
     assert named is not None
     own = named.reference

@@ -24,13 +24,17 @@ NOT_LOADED = {
 
 @pytest.mark.parametrize("stage", [TRAIN, EVALUATE, PACKAGING], ids=lambda stage: str(stage.name))
 def test_a_key_covers_what_its_process_has_loaded(finished_run: Run, stage: AnyStage) -> None:
-    """Every module of the library; that of a training covers no others without a reason."""
+    """Every module of the library, and no object store; that of a training covers no others.
+
+    What talks to a shared workspace is loaded where there is one, and decides no result.
+    """
     assert stage.worker is not None
     file = finished_run.folder / f"modules-{stage.worker.module}.txt"
     loaded = _files(file.read_text(encoding="utf-8").split())
     covered = _files(_name(each) for each in stage_keys.files_of(*stage.code))
     assert len(loaded) > 100
     assert not loaded - covered
+    assert not any("object_store" in name for name in covered)
     if stage is TRAIN:
         more = {name.removeprefix("patchline.") for name in covered - loaded}
         assert not {name for name in more if not name.startswith(tuple(NOT_LOADED))}

@@ -10,8 +10,9 @@ import pytest
 
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.workspace import cache, kept_files
+from patchline.pipeline.workspace import cache
 from patchline.pipeline.workspace.folder_store import FolderStore
+from patchline.pipeline.workspace.workspace import workspace_of
 from tests.pipeline.workspace.machines import machine
 
 _BYTES, _DATA = 40_960, "sources/objects"
@@ -42,11 +43,11 @@ def test_what_was_not_used_for_longest_goes(team: str, monkeypatch: pytest.Monke
             os.utime(file, (1e9, 1e9))
         cache.mark_used(tar)  # which leaves the time of the file as it was
         assert tar.stat().st_mtime == 1e9
-        monkeypatch.setenv(cache.VARIABLE, f"{3.5 * _BYTES / 1000:.0f}kB")
+        monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", f"{3.5 * _BYTES / 1000:.0f}kB")
         state = cache.shrink()
         assert [each.path for each in state.removed] == [old]
         assert state.bytes <= state.limit
-        monkeypatch.setenv(cache.VARIABLE, "0")
+        monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", "0")
         assert {each.path for each in cache.shrink().removed} == {data, new, tar}
         assert run.exists()
         assert downloaded.exists()
@@ -61,7 +62,7 @@ def test_what_an_active_run_uses_stays(
     A local workspace keeps all but downloaded data, for nothing else has a copy.
     """
     kept, data = (fill(tmp_path / ".patchline", f"{name}/s3/b", 9) for name in ("prepared", _DATA))
-    monkeypatch.setenv(cache.VARIABLE, "1 kB")
+    monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", "1 kB")
     assert [each.path for each in cache.shrink().removed] == [data]
     assert kept.exists()
     with machine("a", team) as workspace:
@@ -77,7 +78,7 @@ def test_what_another_process_uses_stays(team: str, monkeypatch: pytest.MonkeyPa
     """Such as a prediction, which is no run; once it has ended, the entry may go."""
     with machine("a", team) as workspace:
         used = fill(workspace, "sources/objects/s3/bucket", 300)
-        monkeypatch.setenv(cache.VARIABLE, "1kb")
+        monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", "1kb")
         with monkeypatch.context() as other:
             other.setattr(cache, "_held", {})
             cache.mark_used(used)
@@ -95,9 +96,9 @@ def test_what_another_process_uses_stays(team: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("text", ["much", "-1GB", "20 GiB"])
 def test_a_limit_is_a_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anything else is refused with an example."""
-    monkeypatch.setenv(cache.VARIABLE, text)
+    monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", text)
     with pytest.raises(ConfigError, match=r"which is not a size\. Give .* such as 20GB\."):
-        cache.limit()
+        cache.shrink()
 
 
 def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,27 +109,29 @@ def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPa
     for name, content in (("a", "first"), ("b", "second")):
         with machine(name, team) as workspace:
             array, file = workspace / "features/model/x.npy", workspace / "scans/x.parquet"
-            kept_files.fetch_array(array)
-            kept_files.fetch_folder(workspace / "initial_weights/0f")
-            kept_files.fetch_file(file)
+            kept = workspace_of(array)
+            kept.fetch_array(array)
+            kept.fetch_folder(workspace / "initial_weights/0f")
+            kept.fetch_file(file)
             assert file.exists() is array.exists() is (name == "b")
             for each in ("x.npy", "x.pieces.jsonl", "x.lock", "y.npy"):
                 write_text(array.with_name(each), each)
             write_text(file, content)
             write_text(workspace / "initial_weights/0f/weights.json", "{}")
-            kept_files.send_array(array)
-            kept_files.send_folder(workspace / "initial_weights/0f")
-            kept_files.send_file(file)
+            kept.send_array(array)
+            kept.send_folder(workspace / "initial_weights/0f")
+            kept.send_file(file)
     with machine("c", team) as workspace:
         array, file = workspace / "features/model/x.npy", workspace / "scans/x.parquet"
-        kept_files.fetch_array(array)
-        kept_files.fetch_array(array.with_name("y.npy"))
+        kept = workspace_of(array)
+        kept.fetch_array(array)
+        kept.fetch_array(array.with_name("y.npy"))
         assert {each.name for each in array.parent.iterdir()} == {"x.npy", "x.pieces.jsonl"}
         for digits in ("0f", "1f"):
-            kept_files.fetch_folder(workspace / "initial_weights" / digits)
+            kept.fetch_folder(workspace / "initial_weights" / digits)
         assert (workspace / "initial_weights/0f/weights.json").read_text() == "{}"
         assert not (workspace / "initial_weights/1f").exists()
-        kept_files.fetch_file(file)
+        kept.fetch_file(file)
         assert file.read_text() == "second"
 
         def away(*_: object) -> None:
@@ -136,6 +139,6 @@ def test_kept_files_are_fetched_and_sent(team: str, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(FolderStore, "read", away)
         monkeypatch.setattr(FolderStore, "write", away)
-        kept_files.fetch_file(workspace / "scans/y.parquet")
-        kept_files.send_file(file)
+        kept.fetch_file(workspace / "scans/y.parquet")
+        kept.send_file(file)
         assert not (workspace / "scans/y.parquet").exists()

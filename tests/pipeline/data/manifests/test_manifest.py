@@ -14,6 +14,7 @@ from PIL import Image
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.own_columns import check_slices, own_columns
+from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.errors import ConfigError
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo, write_photos
@@ -35,7 +36,7 @@ def test_each_file_has_one_row_that_describes_it(tmp_path: Path) -> None:
     """A row holds path, label, size, mode, bytes and the SHA-256 of the file."""
     root = write_photos(tmp_path / "photos", classes=2, images=3)
     Image.fromarray(draw_photo(0, 9)[:10, :20, 0]).save(root / "across" / "grey.png")
-    scanned = manifests.scan(listed(root))
+    scanned = scan(listed(root))
     assert list(scanned.columns) == manifests.COLUMNS
     assert list(scanned["path"]) == sorted(scanned["path"])
     assert len(scanned) == 7
@@ -64,7 +65,7 @@ def test_foreign_file_is_told_from_a_damaged_image(
     """A file that neither begins nor is named like an image is foreign, any other one damaged."""
     (tmp_path / name).write_bytes(content)
     listing = ImageListing("one", tmp_path, [ListedImage(name, "rose")])
-    row = manifests.scan(listing).iloc[0]
+    row = scan(listing).iloc[0]
     assert row["status"] == status
     assert re.search(reason, row["reason"])
 
@@ -76,7 +77,7 @@ def test_fingerprint_does_not_depend_on_order_place_or_time(tmp_path: Path) -> N
     for file in moved.rglob("*.png"):
         os.utime(file, (1_000_000_000, 1_000_000_000))
     backwards = ImageListing("photos", moved, listed(moved).images[::-1])
-    first, second = manifests.scan(listed(root)), manifests.scan(backwards)
+    first, second = scan(listed(root)), scan(backwards)
     pd.testing.assert_frame_equal(first, second)
     assert manifests.fingerprint(first) == manifests.fingerprint(second)
 
@@ -84,7 +85,7 @@ def test_fingerprint_does_not_depend_on_order_place_or_time(tmp_path: Path) -> N
 def test_fingerprint_depends_on_path_label_split_group_and_content(tmp_path: Path) -> None:
     """Each change that may change a result gives another fingerprint."""
     root = write_photos(tmp_path / "photos", classes=2, images=2)
-    manifest = manifests.scan(listed(root))
+    manifest = scan(listed(root))
     fingerprints = {manifests.fingerprint(manifest)}
     for column, value in [
         ("path", "across/other.png"),

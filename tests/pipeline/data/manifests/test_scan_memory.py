@@ -12,8 +12,8 @@ from PIL import Image
 
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory
+from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.shared_files import SharedFiles
@@ -35,7 +35,7 @@ def marked(memory: ScanMemory) -> None:
 def scanned(listing: ImageListing, work: Path, *, fresh: bool = False) -> pd.DataFrame:
     """Scan with the memory of a workspace."""
     memory = ScanMemory(listing.root, work, fresh=fresh)
-    return manifests.scan(listing, memory=memory).set_index("path")
+    return scan(listing, memory=memory).set_index("path")
 
 
 @pytest.mark.usefixtures("later")
@@ -44,7 +44,7 @@ def test_only_what_changed_is_opened_again(tmp_path: Path) -> None:
     root, work = write_photos(tmp_path / "photos", classes=2, images=3), tmp_path / "work"
     (root / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
     first = scanned(listed(root), work)
-    assert first.equals(manifests.scan(listed(root)).set_index("path"))
+    assert first.equals(scan(listed(root)).set_index("path"))
     marked(ScanMemory(root, work))
     changed = root / "across" / "000.png"
     times, content = changed.stat(), bytearray(changed.read_bytes())

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.describing_processes import KeptImageArray, rows_of
+from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading import child_processes
 from patchline.pipeline.data.reading.child_processes import processors
@@ -120,7 +120,7 @@ def test_processes_decode_the_same_store(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos", classes=2, images=20)
     Image.new("L", (4200, 4200), 99).save(root / "across" / "large.png", compress_level=1)
     (root / "down" / "deep.png").write_bytes(png_file(np.full((9, 9, 1), 2000, np.uint16)))
-    rows = manifests.usable(manifests.scan(listed(root)))
+    rows = scan(listed(root))
     spec = StoreSpec(3, 20, 24, "pad", PixelMapping((("uint16", 0.0, 4095.0),)))
     by_threads, _ = prepare(rows, root, spec, tmp_path / "threads", fewest=10**9)
     by_processes, _ = prepare(rows, root, spec, tmp_path / "processes", fewest=1)

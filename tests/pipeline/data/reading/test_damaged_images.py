@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.fuzz import fuzz_data, fuzz_images
-from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, content_of
 from patchline.plugin_api import ImageListing, ListedImage
@@ -87,7 +87,7 @@ print(Path('/proc/self/status').read_text())
 
 def scanned(root: Path, name: str) -> Any:
     """Return the manifest's row of a file."""
-    return manifests.scan(ImageListing("x", root, [ListedImage(name, "a")])).iloc[0]
+    return scan(ImageListing("x", root, [ListedImage(name, "a")])).iloc[0]
 
 
 def test_the_largest_strip_is_refused_in_a_sentence() -> None:

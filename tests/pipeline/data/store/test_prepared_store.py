@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.data.store import store_shards
@@ -40,7 +40,7 @@ def rows_of(root: Path) -> pd.DataFrame:
     """Return the usable rows of a folder."""
     names = sorted(file.name for file in root.iterdir())
     listing = ImageListing("images", root, [ListedImage(name, "a") for name in names])
-    return manifests.usable(manifests.scan(listing))
+    return scan(listing)
 
 
 @pytest.mark.parametrize(

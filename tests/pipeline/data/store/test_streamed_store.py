@@ -17,8 +17,8 @@ from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
 from patchline.pipeline.data.batches.streamed_order import StreamedOrder
 from patchline.pipeline.data.store import streamed_build
-from patchline.pipeline.data.store.joined_images import JoinedImages, open_stores
 from patchline.pipeline.data.store.local_pages import KeptImages, PagesFolder
+from patchline.pipeline.data.store.opened_images import JoinedImages, open_stores
 from patchline.pipeline.data.store.prepared_store import (
     StoreKind,
     StoreSpec,
@@ -35,6 +35,7 @@ from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.workspace import chosen, unneeded_objects
+from patchline.pipeline.workspace.workspace import CACHE_FILE
 from patchline.plugins.stores import objects as remote_store
 from tests.conftest import write_photos
 from tests.object_server import ObjectServer, faulty_connection
@@ -154,13 +155,13 @@ def test_an_epoch_reads_the_data_once(
     images, pages = open_images(stored(rows)), PagesFolder()
     assert isinstance(images, StreamedImages)
     requests = list[int]()
-    read_range = images.records._store.read_range
+    read_content = images.records._workspace.read_content
 
     def counted(key: str, start: int, stop: int) -> Any:
         requests.append(stop - start)
-        return read_range(key, start, stop)
+        return read_content(key, start, stop)
 
-    monkeypatch.setattr(images.records._store, "read_range", counted)
+    monkeypatch.setattr(images.records._workspace, "read_content", counted)
     order = order_of(rows, windows)
     steps = 2 * order.steps_per_epoch
     streamed = StreamedOrder(order, order, images, pages, lambda: steps)
@@ -260,12 +261,10 @@ def test_a_store_that_stays_away_is_one_sentence(
 
 
 @pytest.mark.usefixtures("team")
-def test_without_the_workspace_it_is_said(
-    rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_workspace_it_is_said(rows: pd.DataFrame) -> None:
     """A folder alone does not have the images."""
     records = StreamedRecords(stored(rows))
-    monkeypatch.setattr(chosen, "shared", lambda: None)
+    (WORKSPACE / CACHE_FILE).unlink()
     with pytest.raises(ConfigError, match=r"Give its address with --workspace"):
         records.read(np.array([1]))
 
