@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from filelock import FileLock
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from patchline.pipeline import quiet_libraries
@@ -36,7 +36,10 @@ from tests.surroundings import OF_OTHERS, recording_proxy
 # again in every test.
 sys.path[:] = [folder for folder in sys.path if folder]
 quiet_libraries.apply()
-settings.register_profile("repeatable", derandomize=True)  # the same examples each time
+# The same examples each time, however slowly a busy machine makes them.
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same modules

@@ -28,7 +28,7 @@ configs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(configs)
 def test_yaml_gives_back_the_config(config: RunConfig) -> None:
     """A config written as YAML or JSON and read again is equal."""

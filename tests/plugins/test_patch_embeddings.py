@@ -73,7 +73,7 @@ OPEN_SETTINGS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 
 
 @pytest.mark.parametrize("name", OPEN_SETTINGS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.data())
 def test_what_is_not_refused_works(name: str, data: st.DataObject) -> None:
     """Any settings are either refused for an image, or built with the grid that they promise."""

@@ -125,7 +125,7 @@ _ROWS = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(champion=_ROWS, challenger=_ROWS)
 def test_what_counts_is_what_counting_by_hand_says(
     champion: list[Row], challenger: list[Row]

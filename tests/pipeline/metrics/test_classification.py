@@ -43,7 +43,7 @@ def test_confusion_matrix_equals_scikit_learns(classifier: tuple[Array, Array]) 
     assert np.array_equal(counts, reference)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(predictions)
 def test_figures_equal_scikit_learns(prediction: tuple[Array, Array]) -> None:
     """Every figure is scikit-learn's, over the classes with images."""
@@ -80,7 +80,7 @@ def test_figures_equal_scikit_learns(prediction: tuple[Array, Array]) -> None:
         assert found[name].value == pytest.approx(figure, abs=1e-9), name
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(predictions)
 def test_every_interval_holds_its_value_inside_the_range(prediction: tuple[Array, Array]) -> None:
     """Intervals are finite, contain the figure, have some width, and stay where figures can be."""

@@ -24,7 +24,7 @@ def _groups(sizes: list[int]) -> ImageGroups:
     return groups
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(-30, 30), max_size=9))
 def test_the_p_value_counts_all_assignments_of_signs(wins: list[int]) -> None:
     """It is the share of the 2^G signs whose sum is at least as far from 0 as the observed one."""

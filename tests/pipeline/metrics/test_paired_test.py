@@ -6,7 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patchline.pipeline.metrics.paired_test import PairedDifference, is_better, paired_difference
@@ -45,7 +45,6 @@ def test_interval_is_tangos(table: tuple[int, int, int, int], low: float, high: 
     assert (difference.low, difference.high) == pytest.approx((low, high), abs=5e-4)
 
 
-@settings(deadline=None)
 @given(tables)
 def test_exchanging_the_models_mirrors_everything(table: tuple[int, int, int, int]) -> None:
     """Exchanged, the models have the difference with the other sign, and the same p-value."""

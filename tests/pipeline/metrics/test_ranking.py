@@ -29,7 +29,7 @@ def scores(n: int, seed: int, steps: int) -> tuple[Array, Array]:
     return np.round((generator.normal(size=n) + positive) * steps) / steps, positive
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(2, 80), st.integers(0, 10_000), st.integers(1, 50))
 def test_areas_equal_scikit_learns(n: int, seed: int, steps: int) -> None:
     """Both areas are scikit-learn's, also where scores tie; the intervals hold them."""
@@ -69,7 +69,7 @@ def test_mean_is_over_the_classes_with_images() -> None:
         assert found.by_class[1] is None
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     classes=st.integers(2, 6),
     count=st.integers(3, 60),

@@ -46,7 +46,7 @@ def test_the_hidden_temperature_is_found(temperature: float, words: str) -> None
     assert words in fit.before()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 1000), st.floats(0.5, 3), st.floats(0.4, 3))
 def test_the_interval_is_that_of_the_likelihood(seed: int, skill: float, hidden: float) -> None:
     """Inside, no temperature is much less likely than the best one; outside, every one is."""

@@ -42,7 +42,7 @@ def seen(trained: list[int], selected: list[int]) -> SeenImages:
 
 
 @given(trained=NUMBERS, selected=NUMBERS, other=NUMBERS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_record_holds_exactly_what_was_seen(
     trained: list[int], selected: list[int], other: list[int]
 ) -> None:

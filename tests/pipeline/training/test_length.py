@@ -68,7 +68,7 @@ speeds = st.sampled_from([0.02, 0.05, 0.3, 1.0])
 epochs = st.integers(1, 300)
 validations = st.floats(0.0, 300.0)
 """Seconds of a validation of the whole split: up to three times the limit."""
-timed = settings(deadline=None, max_examples=40, derandomize=True)
+timed = settings(max_examples=40, derandomize=True)
 
 
 @given(steps=st.integers(1, 10_000))

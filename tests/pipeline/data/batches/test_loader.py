@@ -58,7 +58,7 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     count=st.integers(1, 50),
     batch_size=st.integers(1, 60),
@@ -114,7 +114,7 @@ def test_resumed_batches_equal_the_uninterrupted_ones(source: TrainingImages) ->
     assert same(list(islice(ahead, 3)), whole[5:])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     seed=st.integers(0, 1000),

@@ -18,7 +18,7 @@ def epoch_of(order: BatchOrder) -> Rows:
     return np.array([draw for batch in batches for _, draw in batch])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     stored=st.integers(20, 400),
     count=st.integers(2, 12),

@@ -30,7 +30,7 @@ def _manifest(images: Images, **columns: Any) -> pd.DataFrame:
     return table.assign(sha256=digests, status="ok", **columns)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(*[st.lists(st.tuples(st.integers(0, 12), st.sampled_from("abc")), max_size=15)] * 2)
 def test_new_and_removed_are_the_differences_of_the_sets_of_contents(
     before: Images, now: Images

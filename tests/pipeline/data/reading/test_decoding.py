@@ -225,7 +225,7 @@ def test_decompression_bomb_is_refused(width: int, height: int) -> None:
         decode_image(png_of_zeros(width, height), 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.tuples(*[st.integers(1, 40)] * 4),
     channels=st.sampled_from([1, 3]),
@@ -254,7 +254,7 @@ def test_crop_cuts_the_centre_without_distortion() -> None:
     assert np.array_equal(resize_image(tall, 24, 24, "crop"), tall[4:28])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=st.tuples(*[st.integers(1, 60)] * 4), channels=st.sampled_from([1, 3]))
 def test_pad_shows_the_whole_image_in_its_proportions(
     sizes: tuple[int, int, int, int], channels: int

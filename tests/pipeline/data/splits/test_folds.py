@@ -27,7 +27,7 @@ def _rows(
     return table(labels, split=["test"] * test + splits[test:], group=groups)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(images=st.integers(5, 40), folds=st.integers(2, 5), seed=st.integers(0, 1000))
 def test_every_fold_has_its_share_of_every_class(images: int, folds: int, seed: int) -> None:
     """Single images: the counts of a class differ by at most one between folds."""

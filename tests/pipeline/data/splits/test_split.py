@@ -64,7 +64,7 @@ def test_another_split_seed_gives_another_split() -> None:
     assert len({tuple(assigned(manifest, seed)[0]["split"]) for seed in range(3)}) == 3
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     counts=st.lists(st.integers(45, 90), min_size=2, max_size=5),
     groups=st.integers(1, 6),
@@ -89,7 +89,7 @@ def test_each_class_has_its_share_within_one_image(
             assert abs(own.sum() - wanted.sum()) <= 1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     counts=st.lists(st.integers(3, 12), min_size=2, max_size=6),
     seed=st.integers(0, 2**32),
@@ -103,7 +103,7 @@ def test_each_class_is_in_each_split(counts: list[int], seed: int, share: float)
         assert set(rows["split"]) == set(SPLITS)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     data=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 15)), min_size=12, max_size=60),
     seed=st.integers(0, 1000),

@@ -110,7 +110,7 @@ def test_failure_leaves_nothing(root: Path, tmp_path: Path) -> None:
     assert stores_in(tmp_path / "stores") == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     images=arrays.arrays(
         np.uint8,

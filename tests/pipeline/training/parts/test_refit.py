@@ -48,7 +48,7 @@ def _fold(make: Make, fold: int, folds: int) -> TrainingJob:
     return job.model_copy(update={"part": TrainingPart(fold=fold, folds=folds)})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(numerator=st.integers(1, 60), denominator=st.integers(1, 60))
 def test_a_scaled_plan_is_a_valid_plan(numerator: int, denominator: int) -> None:
     """Whatever the number of steps per epoch, the knots are accepted as a recorded plan."""
