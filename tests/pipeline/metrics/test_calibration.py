@@ -37,13 +37,13 @@ def test_calibration_can_be_undone(temperature: float) -> None:
 def test_each_bin_has_its_images_their_confidence_and_hits(
     prediction: tuple[Array, Array], bins: int
 ) -> None:
-    """Bins are of equal width; the error is their mean distance of confidence and accuracy."""
+    """Bins have equal widths and their upper ends; the error is the mean distance in them."""
     probabilities, labels = prediction
     sure, hits = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     expected = 0.0
     for k, one in enumerate(reliability(probabilities, labels, bins)):
         assert (one.low, one.high) == pytest.approx((k / bins, (k + 1) / bins))
-        inside = np.minimum(sure * bins, bins - 1).astype(int) == k
+        inside = np.ceil(sure * bins).astype(int) - 1 == k
         assert one.accuracy == proportion(int(hits[inside].sum()), int(inside.sum()))
         confidence = sure[inside].mean() if inside.any() else (one.low + one.high) / 2
         assert one.confidence == pytest.approx(confidence)
