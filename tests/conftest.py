@@ -183,9 +183,9 @@ def _own_folder(_what_libraries_set: None, tmp_path: Path, monkeypatch: pytest.M
         torch.default_generator.manual_seed(0)  # the same weights, whatever ran before
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
     monkeypatch.delenv("PATCHLINE_WEIGHTS", raising=False)
-    monkeypatch.setenv("PATCHLINE_WORKSPACE", "")  # so that what a command sets goes with the test
+    for name in ("PATCHLINE_WORKSPACE", "PATCHLINE_PLUGIN_FILES"):
+        monkeypatch.setenv(name, "")  # so that what a command sets goes with the test
 
 
 def draw_photo(label: int, variant: int, side: int = 32) -> np.ndarray[Any, np.dtype[np.uint8]]:

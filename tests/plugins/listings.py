@@ -1,4 +1,7 @@
-"""What the data sources list, and the files that they list it from."""
+"""What the data sources list, and the files that they list it from.
+
+Paths that are relative begin in the folder of the test.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,28 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import check_source, ingest
 from patchline.pipeline.data.manifests.source_listing import listing_of
+from patchline.pipeline.errors import DataError
 from patchline.plugin_api import ImageListing
+from tests.conftest import write_photos
 
 
-def listed(data: Path, **settings: Any) -> ImageListing:
+def listed(data: Path | str, **settings: Any) -> ImageListing:
     """Return what a run with the argument DATA would list; it has labels unless told otherwise."""
-    labelled = settings.pop("labelled", True)
+    data, labelled = Path.cwd() / data, settings.pop("labelled", True)
     config = requested(str(data), preset_name=None, file=None, flags={"data": settings})
     return listing_of(config, data.parent / ".work", labelled=labelled)
+
+
+def refused(words: str, data: Path | str, **settings: Any) -> None:
+    """Check that the data is refused in a sentence with these words."""
+    with pytest.raises(DataError, match=words):
+        listed(data, **settings)
 
 
 def labels_of(listing: ImageListing) -> dict[str, tuple[str, ...] | str]:
@@ -28,15 +41,18 @@ def labels_of(listing: ImageListing) -> dict[str, tuple[str, ...] | str]:
     }
 
 
-def ingested(data: Path, work: Path, **settings: Any) -> IngestedData:
+def ingested(data: Path | str, work: Path | str, **settings: Any) -> IngestedData:
     """Return what the ingestion says about the argument DATA."""
-    config = requested(str(data), preset_name=None, file=None, flags={"data": settings})
+    flags = {"data": settings}
+    config = requested(str(Path.cwd() / data), preset_name=None, file=None, flags=flags)
+    work = Path.cwd() / work
     check_source(config, work)
     return ingest(config, work)
 
 
-def touched(root: Path, *names: str) -> Path:
+def touched(folder: Path | str, *names: str) -> Path:
     """Write files that a source need not open, and empty folders for names that end in a slash."""
+    root = Path.cwd() / folder
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         if name.endswith("/"):
@@ -46,8 +62,14 @@ def touched(root: Path, *names: str) -> Path:
     return root
 
 
-def table(file: Path, text: str) -> Path:
+def table(name: Path | str, text: str) -> Path:
     """Write a table, and the images that it names by a number."""
+    file = Path.cwd() / name
     touched(file.parent, *re.findall(r"\b\d+\.jpg", text))
     file.write_text(text, encoding="utf-8")
     return file
+
+
+def two_classes(images: int) -> Path:
+    """Write photos, as many of each of two classes, into the folder `photos`."""
+    return write_photos(Path.cwd() / "photos", 2, images)

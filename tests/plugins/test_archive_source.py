@@ -19,8 +19,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.registry.version_records import image_reader
-from tests.conftest import write_photos
-from tests.plugins.listings import ingested
+from tests.plugins.listings import ingested, two_classes
 
 
 def decoded(data: Path, found: IngestedData, work: Path) -> np.ndarray:
@@ -37,15 +36,13 @@ def test_archive_is_the_same_data_as_its_folder(
     tmp_path: Path, kind: str, *, wrapped: bool
 ) -> None:
     """Fingerprint, splits and pixels are those of the folder; a folder around it all is skipped."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=4)
+    photos = two_classes(4)
     root, base = (tmp_path, "photos") if wrapped else (photos, ".")
     archive = Path(shutil.make_archive(str(tmp_path / "packed"), kind, root, base))
-    expected = ingested(photos, tmp_path / "one")
-    found = ingested(archive, tmp_path / "two")
-    assert found.name == "packed"
-    assert found.fingerprint == expected.fingerprint
-    assert found.counts == expected.counts
-    assert found.notes == expected.notes
+    expected = ingested(photos, "one")
+    found = ingested(archive, "two")
+    assert (found.name, found.fingerprint) == ("packed", expected.fingerprint)
+    assert (found.counts, found.notes) == (expected.counts, expected.notes)
     pixels = decoded(archive, found, tmp_path / "two")
     assert np.array_equal(pixels, decoded(photos, expected, tmp_path / "one"))
     example = np.asarray(Image.open(found.example_image))
@@ -54,9 +51,9 @@ def test_archive_is_the_same_data_as_its_folder(
 
 def test_images_can_be_read_again_by_root_and_path(tmp_path: Path) -> None:
     """A gallery finds the images of an archive by what the run recorded."""
-    write_photos(tmp_path / "photos", classes=2, images=4)
+    two_classes(4)
     archive = Path(shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path, "photos"))
-    found = ingested(archive, tmp_path / "work")
+    found = ingested(archive, "work")
     rows = manifests.usable(manifests.load(found.manifest_file))
     read = image_reader(rows, found.root)(0)
     assert read is not None
@@ -69,12 +66,12 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     """Members that do harm, are damaged or lie beside the folders are named with the reason."""
     file = tmp_path / "photos.zip"
     with zipfile.ZipFile(file, "w") as archive:
-        for photo in sorted(write_photos(tmp_path / "photos", classes=2, images=6).rglob("*.png")):
+        for photo in sorted(two_classes(6).rglob("*.png")):
             archive.write(photo, f"set/{photo.relative_to(tmp_path / 'photos')}")
         archive.writestr("set/across/cut.png", photo.read_bytes()[:60])
         archive.writestr("set/across/../../../out.png", photo.read_bytes())
         archive.writestr("readme.txt", "about")
-    notes = "\n".join(ingested(file, tmp_path / "work").notes)
+    notes = "\n".join(ingested(file, "work").notes)
     assert "were left out" not in notes  # one of each cause
     assert "across/cut.png (the file ends too early)" in notes
     assert "1 member of the archive has a path outside the archive and was left out" in notes
@@ -83,15 +80,14 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.parent.glob("out.png"))
 
 
-def test_damaged_member_is_one_damaged_image(tmp_path: Path) -> None:
+def test_damaged_member_is_one_damaged_image() -> None:
     """Bytes that are flipped in one member do not concern the others."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=6)
-    file = Path(shutil.make_archive(str(tmp_path / "a"), "zip", photos, "."))
+    file = Path(shutil.make_archive("a", "zip", two_classes(6), "."))
     data = bytearray(file.read_bytes())
     middle = data.index(b"across/003.png") + 60
     data[middle : middle + 8] = b"damaged!"
     file.write_bytes(data)
-    (note,) = [each for each in ingested(file, tmp_path / "work").notes if "damaged" in each]
+    (note,) = [each for each in ingested(file, "work").notes if "damaged" in each]
     assert note.startswith("1 member of the archive is damaged and was left out: across/003")
 
 
@@ -112,4 +108,4 @@ def test_archive_without_images_is_refused(tmp_path: Path) -> None:
         ("none.tgz", "There is no archive"),
     ):
         with pytest.raises(DataError, match=words):
-            ingested(tmp_path / name, tmp_path / "work")
+            ingested(tmp_path / name, "work")

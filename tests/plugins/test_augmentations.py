@@ -106,8 +106,7 @@ def test_images_are_moved_as_scipy_moves_them(height: int, width: int, channels:
         across, down = scales_B2[row]
         scaled = np.diag([down, -across if mirrored_B[row] else across])
         back = np.linalg.inv(np.array([[cos, sin], [-sin, cos]]) @ scaled)
-        shift = np.array([down_B[row], right_B[row]])
-        offset = middle - back @ (middle + shift)
+        offset = middle - back @ (middle + np.array([down_B[row], right_B[row]]))
         for channel in range(channels):
             image = images_BCHW[row, channel].numpy()
             expected = affine_transform(image, back, offset, order=1, mode="mirror")
@@ -119,8 +118,7 @@ def test_a_cpu_augments_large_images_in_turn_as_a_batch_at_once(channels: int) -
     """Both move and light each image in the same way, to one level of 256."""
     rows, size = torch.arange(12), (64, 80)
     rough_BCHW = torch.rand(12, channels, 8, 10, generator=torch.Generator().manual_seed(0)) * 255
-    smooth_BCHW = torch.nn.functional.interpolate(rough_BCHW, size, mode="bicubic")
-    images_BHWC = as_bytes(smooth_BCHW)
+    images_BHWC = as_bytes(torch.nn.functional.interpolate(rough_BCHW, size, mode="bicubic"))
     random = CounterRandom(0, 0, rows)
     placed = placements(random, size, flip=True, shift=0.2, scale=0.3, rotation=40.0)
     light = lights(random, brightness=0.3)
@@ -132,8 +130,7 @@ def test_a_cpu_augments_large_images_in_turn_as_a_batch_at_once(channels: int) -
 
 def test_half_of_the_images_get_another_light() -> None:
     """Brightness and contrast change by at most the given fraction, each image by itself."""
-    rows = torch.arange(400)
-    light = lights(CounterRandom(0, 0, rows), brightness=0.1)
+    light = lights(CounterRandom(0, 0, torch.arange(400)), brightness=0.1)
     low, high = (lit(torch.full((400, 1, 2, 2), level), light) for level in (50.0, 150.0))
     contrast_B = ((high - low) / 100)[:, 0, 0, 0]
     added_B = low[:, 0, 0, 0] - 50 * contrast_B
@@ -151,8 +148,7 @@ def test_standard_shows_windows_of_the_reflected_image() -> None:
     windows = [padded[y : y + 24, x : x + 24] for y in range(3) for x in range(3)]
     windows += [window[:, ::-1] for window in windows]
     possible = {window.tobytes() for window in windows}
-    seen = {augment(photo, epoch, 5).tobytes() for epoch in range(160)}
-    assert seen == possible
+    assert {augment(photo, epoch, 5).tobytes() for epoch in range(160)} == possible
 
 
 def test_alternating_flips_show_both_sides_in_any_two_epochs() -> None:
@@ -196,8 +192,7 @@ def test_windows_are_enlarged_as_by_torchvision(height: int, width: int, channel
     windows_B4 = windows(
         (height, width), CounterRandom(0, 0, rows), smallest_area=0.1, largest_ratio=2.0
     )
-    random = CounterRandom(0, 1, rows)
-    found_BCHW = enlarged(images_BCHW, windows_B4, random, flip=True)
+    found_BCHW = enlarged(images_BCHW, windows_B4, CounterRandom(0, 1, rows), flip=True)
     mirrored_B = CounterRandom(0, 1, rows).integers(0, 2, 1)[:, 0].tolist()
     assert 10 < sum(mirrored_B) < 30
     for row, (top, left, tall, wide) in enumerate(windows_B4.int().tolist()):
@@ -220,8 +215,7 @@ def test_windows_have_the_areas_ratios_and_places_of_the_settings() -> None:
     assert 0.95 < float(area.max()) <= 1
     assert 0.73 < float(ratio.min()) < 0.77
     assert 0.47 < float((ratio > 1).float().mean()) < 0.53
-    small = height < 60
-    assert float((top / (96 - height))[small].mean()) == pytest.approx(0.5, abs=0.05)
+    assert float((top / (96 - height))[height < 60].mean()) == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -34,8 +34,8 @@ def labels(root: Path, *, split_folders: bool | None = None) -> set[tuple[str, s
 
 def test_links_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
     """Linked class folders and linked folders inside belong to the data; a way back does not."""
-    touched(tmp_path / "elsewhere", "roses/1.png", "roses/deep/2.png", "more/3.png", "4.png")
-    root = touched(tmp_path / "data", "tulip/5.png")
+    touched("elsewhere", "roses/1.png", "roses/deep/2.png", "more/3.png", "4.png")
+    root = touched("data", "tulip/5.png")
     (root / "rose").symlink_to(tmp_path / "elsewhere/roses")
     (root / "tulip/more").symlink_to(tmp_path / "elsewhere/more")
     (root / "tulip/4.png").symlink_to(tmp_path / "elsewhere/4.png")
@@ -49,27 +49,25 @@ def test_links_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
 
 def test_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
     """A class behind a link that leads nowhere does not vanish; a broken link to a file may."""
-    root = touched(tmp_path / "data", "tulip/1.png", "lily/1.png")
+    root = touched("data", "tulip/1.png", "lily/1.png")
     (root / "rose").symlink_to(tmp_path / "unmounted")
     with pytest.raises(DataError, match=r"data/rose is a link to .*unmounted, which is not there"):
         listing(root)
-    (root / "rose").rename(root / "tulip" / "gone.png")
+    (root / "rose").rename(root / "tulip/gone.png")
     assert ListedImage("tulip/gone.png", "tulip") in listing(root).images
 
 
 @pytest.mark.parametrize("prefix", ["", "train/"])
-def test_empty_class_folders_are_named(tmp_path: Path, prefix: str) -> None:
+def test_empty_class_folders_are_named(prefix: str) -> None:
     """A class folder with no file, or with hidden ones alone, is not passed over in silence."""
-    root = touched(
-        tmp_path, *(f"{prefix}{name}" for name in ("a/1.png", "b/1.png", "c/d/", "e/.x"))
-    )
+    root = touched(".", *(f"{prefix}{name}" for name in ("a/1.png", "b/1.png", "c/d/", "e/.x")))
     assert listing(root).empty_classes == [f"{prefix}c", f"{prefix}e"]
 
 
-def test_folders_of_a_split_in_another_keep_their_paths(tmp_path: Path) -> None:
+def test_folders_of_a_split_in_another_keep_their_paths() -> None:
     """Where a split holds one more folder for itself, its classes are found, also empty ones."""
     prefix = "seg_train/seg_train"
-    root = touched(tmp_path, f"{prefix}/a/1.png", f"{prefix}/b/1.png", f"{prefix}/c/")
+    root = touched(".", f"{prefix}/a/1.png", f"{prefix}/b/1.png", f"{prefix}/c/")
     (root / prefix / "b/again").symlink_to(root / prefix)
     found = listing(root)
     assert {image.path for image in found.images} == {f"{prefix}/a/1.png", f"{prefix}/b/1.png"}
@@ -81,12 +79,12 @@ def test_folders_of_a_split_in_another_keep_their_paths(tmp_path: Path) -> None:
     [(("part_1", "part_2"), True), (("photos",), True), (("0", "1"), False), (("a", "b"), False)],
 )
 def test_a_table_beside_folders_that_are_named_like_no_classes(
-    tmp_path: Path, folders: tuple[str, ...], asked: bool
+    folders: tuple[str, ...], asked: bool
 ) -> None:
     """A published data set often has its images in numbered folders, and its labels in a table."""
-    root = touched(tmp_path, *(f"{name}/1.jpg" for name in folders))
+    root = touched(".", *(f"{name}/1.jpg" for name in folders))
     assert len(listing(root).images) == len(folders)
-    touched(tmp_path, "metadata_2018.csv")
+    touched(".", "metadata_2018.csv")
     if not asked:
         assert {image.label for image in listing(root).images} - {""} == set(folders)
         return
@@ -94,29 +92,29 @@ def test_a_table_beside_folders_that_are_named_like_no_classes(
         listing(root)
 
 
-def test_every_file_below_a_class_folder_has_its_name_as_label(tmp_path: Path) -> None:
+def test_every_file_below_a_class_folder_has_its_name_as_label() -> None:
     """However deep it lies, in the order of the names, but for hidden files and folders."""
     names = ["dog/b.jpg", "cat/10.jpg", "cat/indoor/old/2.png"]
     hidden = [".DS_Store", "cat/.DS_Store", "cat/.cache/1.jpg", ".git/objects/1.jpg"]
-    first = listing(touched(tmp_path / "my flowers (new)", *names, *hidden, "readme.txt"))
+    first = listing(touched("my flowers (new)", *names, *hidden, "readme.txt"))
     assert {image.path: image.label for image in first.images} == {
         "cat/10.jpg": "cat", "cat/indoor/old/2.png": "cat", "dog/b.jpg": "dog", "readme.txt": ""
     }  # fmt: skip
     assert first.name == "my-flowers-new"
-    assert first.images == listing(touched(tmp_path / "花", "readme.txt", *names[::-1])).images
-    assert listing(tmp_path / "花").name == "images"
+    assert first.images == listing(touched("花", "readme.txt", *names[::-1])).images
+    assert listing(Path("花")).name == "images"
 
 
-def test_refuses_what_is_no_folder_of_classes(tmp_path: Path) -> None:
+def test_refuses_what_is_no_folder_of_classes() -> None:
     """A missing path, a file and a folder without classes are each refused in a sentence."""
-    touched(tmp_path, "one.jpg", "packed/a.tar", "inbox/1.jpg", "inbox/labels.csv", "empty/")
+    touched(".", "one.jpg", "packed/a.tar", "inbox/1.jpg", "inbox/labels.csv", "empty/")
     for path, words in (
         (None, r"data\.path is missing"),
-        (tmp_path / "nowhere", r"There is no folder .*nowhere"),
-        (tmp_path / "one.jpg", r"one\.jpg is not a folder"),
-        (tmp_path / "empty", r"has no class folder"),
-        (tmp_path / "inbox", r"holds the labels, pass it: .*inbox/labels\.csv"),
-        (tmp_path / "packed", r"has no class folder .*, but 'a\.tar'\. To read"),
+        (Path("nowhere"), r"There is no folder .*nowhere"),
+        (Path("one.jpg"), r"one\.jpg is not a folder"),
+        (Path("empty"), r"has no class folder"),
+        (Path("inbox"), r"holds the labels, pass it: .*inbox/labels\.csv"),
+        (Path("packed"), r"has no class folder .*, but 'a\.tar'\. To read"),
     ):
         with pytest.raises(DataError, match=words):
             listing(path)
@@ -147,10 +145,10 @@ SPLITS = {("cat", "train"), ("dog", "train")}
     ],
 )  # fmt: skip
 def test_splits_are_told_from_classes_of_the_same_name(
-    tmp_path: Path, files: list[str], expected: set[tuple[str, str | None]]
+    files: list[str], expected: set[tuple[str, str | None]]
 ) -> None:
     """A folder named train is a split only if it holds class folders and nothing speaks against."""
-    assert labels(touched(tmp_path, *files)) == expected
+    assert labels(touched(".", *files)) == expected
 
 
 @pytest.mark.parametrize(
@@ -166,13 +164,12 @@ def test_splits_are_told_from_classes_of_the_same_name(
     ],
 )
 def test_what_nobody_can_know_is_asked(
-    tmp_path: Path,
     files: list[str],
     as_split: set[tuple[str, str | None]] | None,
     as_class: set[tuple[str, str | None]],
 ) -> None:
     """Where train may be either, the sentence names the setting, and the setting decides."""
-    root = touched(tmp_path, *files)
+    root = touched(".", *files)
     with pytest.raises(
         DataError, match=r"'(train|test)' in .* may be a split or a class: .*split_folders"
     ):
@@ -191,10 +188,9 @@ def test_what_nobody_can_know_is_asked(
         ([f"mlruns/1/{RUN}/artifacts/a.png", "mlruns/own.png"], True),
     ],
 )
-def test_artifacts_of_mlflow_are_no_class(tmp_path: Path, files: list[str], is_class: bool) -> None:
+def test_artifacts_of_mlflow_are_no_class(files: list[str], is_class: bool) -> None:
     """What MLflow keeps beside the images is not data; a class with the same name is."""
-    root = touched(tmp_path, "cat/1.png", "dog/1.png", *files)
-    found = listing(root)
+    found = listing(touched(".", "cat/1.png", "dog/1.png", *files))
     assert ({image.label for image in found.images} == {"cat", "dog"}) is not is_class
     assert found.empty_classes == []
 
@@ -202,7 +198,7 @@ def test_artifacts_of_mlflow_are_no_class(tmp_path: Path, files: list[str], is_c
 @pytest.mark.slow  # a process that keeps to permissions
 def test_a_closed_folder_ends_the_command(tmp_path: Path) -> None:
     """A folder that cannot be opened is answered with its name and exit code 2, at any depth."""
-    closed = touched(tmp_path, "photos/rose/1.png", "photos/tulip/deeper/") / "photos/tulip/deeper"
+    closed = touched(".", "photos/rose/1.png", "photos/tulip/deeper/") / "photos/tulip/deeper"
     command = [sys.executable, "-m", "patchline.flows.command_line", "run", "photos"]
     if os.geteuid() == 0:
         setpriv = shutil.which("setpriv")

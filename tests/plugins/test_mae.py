@@ -70,8 +70,7 @@ def test_hidden_pixels_do_not_leak(embedding: str) -> None:
     images = _images()
     order, visible = module._drawn(images)
     hidden = module._hidden(order, visible)
-    other = torch.where(hidden, 9.0, module._patches(images))
-    changed = module._joined(other, module.grid)
+    changed = module._joined(torch.where(hidden, 9.0, module._patches(images)), module.grid)
     assert not torch.equal(images, changed)
     expected = module._predicted(images, order, visible)
     assert torch.equal(module._predicted(changed, order, visible), expected)
@@ -95,8 +94,7 @@ def test_visible_patches_are_encoded_at_their_places(name: str) -> None:
     expected = torch.stack([tokens[prefix + order] for tokens, order in pairs])
     assert torch.allclose(found[:, prefix:], expected, atol=1e-5)
     assert torch.allclose(found[:, :prefix], whole[:, :prefix], atol=1e-5)
-    few = model.encode(images, places[:, :5])
-    assert few.shape == (len(images), prefix + 5, whole.shape[2])
+    assert model.encode(images, places[:, :5]).shape == (len(images), prefix + 5, whole.shape[2])
 
 
 @torch.no_grad()

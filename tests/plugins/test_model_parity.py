@@ -132,8 +132,7 @@ def _base() -> Case:
     """Return the first blocks of both in the published width: 224 pixels in patches of 16."""
     theirs: Any = timm.create_model("vit_base_patch16_224", pretrained=False, depth=2)
     randomise(theirs)
-    embedding = {"name": "conv", "patch_size": 16}
-    ours = built("vit", 224, 1000, size="b", depth=2, embedding=embedding)
+    ours = built("vit", 224, 1000, size="b", depth=2, embedding={"name": "conv", "patch_size": 16})
     names = partial(_renamed, _TIMM)
     return ours, theirs, names, names(_values(theirs)), 224
 

@@ -28,6 +28,7 @@ from patchline.plugins.patch_embeddings.conv_stem import stem_widths
 D = 16
 Shape = tuple[int, int, int]
 """Channels, height and width."""
+_close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 
 
 def _built(name: str, shape: Shape, embed_dim: int = D, **given: Any) -> Any:
@@ -157,14 +158,13 @@ def test_linear_and_conv_are_the_same_map(patch_size: int, shape: Shape) -> None
     convolving.projection.bias.copy_(cutting.projection.bias.normal_())
     images = torch.randn(3, *shape)
     ours, theirs = cutting(images), convolving(images)
-    torch.testing.assert_close(ours.tokens_BND, theirs.tokens_BND, atol=1e-5, rtol=1e-5)
+    _close(ours.tokens_BND, theirs.tokens_BND)
     assert ours.grid == theirs.grid
 
 
 def test_the_stem_has_the_published_widths() -> None:
     """With D = 192 and 16 pixels the stem is the paper's, weight for weight; 8 is the least."""
-    assert stem_widths(16, 192) == (24, 48, 96, 192)
-    assert stem_widths(16, 24) == (8, 8, 12, 24)
+    assert (stem_widths(16, 192), stem_widths(16, 24)) == ((24, 48, 96, 192), (8, 8, 12, 24))
     stem = _built("conv_stem", (3, 32, 32), 192, patch_size=16)
     convolutions = 9 * (3 * 24 + 24 * 48 + 48 * 96 + 96 * 192)
     norms_and_projection = 2 * (24 + 48 + 96 + 192) + 192 * 192 + 192
@@ -176,8 +176,7 @@ def test_the_stem_has_the_published_widths() -> None:
 def test_the_stem_is_convolution_norm_relu(norm: str) -> None:
     """In torch's functions, the same tokens come out in training; weights start as He et al."""
     stem = _built("conv_stem", (3, 16, 24), 64, patch_size=4, norm=norm)
-    weights = stem.features[3].weight
-    assert float(weights.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.03)
+    assert float(stem.features[3].weight.std()) == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.03)
     features = images = torch.randn(5, 3, 16, 24)
     for convolution in (stem.features[0], stem.features[3]):
         features = functional.conv2d(features, convolution.weight, stride=2, padding=1)
@@ -185,7 +184,7 @@ def test_the_stem_is_convolution_norm_relu(norm: str) -> None:
         variance, mean = torch.var_mean(features, dim=dims, correction=0, keepdim=True)
         features = ((features - mean) / torch.sqrt(variance + 1e-5)).relu()
     expected = functional.conv2d(features, stem.projection.weight).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(stem(images).tokens_BND, expected, atol=1e-4, rtol=1e-4)
+    _close(stem(images).tokens_BND, expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -207,7 +206,7 @@ def test_overlap_is_one_convolution_and_a_norm(
     expected = functional.layer_norm(convolved.flatten(2).transpose(1, 2), (D,))
     answer = embedding(images)
     assert answer.grid == embedding.grid == grid
-    torch.testing.assert_close(answer.tokens_BND, expected, atol=1e-5, rtol=1e-5)
+    _close(answer.tokens_BND, expected)
 
 
 @torch.no_grad()
@@ -231,9 +230,8 @@ def test_shifted_is_the_naive_loop(patch_size: int, shape: Shape) -> None:
         for left in range(0, width, patch_size)
     ]
     patches_BNP = torch.from_numpy(np.stack(patches, 1))
-    normalised_BNP = functional.layer_norm(patches_BNP, patches_BNP.shape[2:])
-    expected = embedding.projection(normalised_BNP)
-    torch.testing.assert_close(embedding(images).tokens_BND, expected, atol=1e-5, rtol=1e-5)
+    expected = embedding.projection(functional.layer_norm(patches_BNP, patches_BNP.shape[2:]))
+    _close(embedding(images).tokens_BND, expected)
 
 
 @torch.no_grad()
@@ -259,9 +257,7 @@ def test_hybrid_is_torchvisions_feature_map(
     projected = functional.conv2d(reference(images), embedding.projection.weight)
     answer = embedding(images)
     assert answer.grid == embedding.grid == grid
-    torch.testing.assert_close(
-        answer.tokens_BND, projected.flatten(2).transpose(1, 2), atol=1e-5, rtol=1e-5
-    )
+    _close(answer.tokens_BND, projected.flatten(2).transpose(1, 2))
 
 
 @torch.no_grad()
@@ -272,7 +268,7 @@ def test_flexi_resizes_its_kernel_as_timm_does(kernel_size: int, patch_size: int
     expected = resample_patch_embed(
         embedding.kernel_DCKK, [patch_size, patch_size], interpolation="bilinear", antialias=True
     )
-    torch.testing.assert_close(embedding.resized_kernel(patch_size), expected, atol=1e-4, rtol=1e-4)
+    _close(embedding.resized_kernel(patch_size), expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()

@@ -85,8 +85,7 @@ def test_every_norm_and_mlp_has_the_setting(name: str) -> None:
     further |= {"pooling": "attention"} if name == "vit" else {}
     model = _on_meta(name, depth=2, norm_epsilon=1e-3, activation="quick_gelu", **further)
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
-    assert len(norms) == 2 * 2 + 1 + len(further)
-    assert {norm.eps for norm in norms} == {1e-3}
+    assert (len(norms), {norm.eps for norm in norms}) == (2 * 2 + 1 + len(further), {1e-3})
     mlps = [module for module in model.blocks.modules() if isinstance(module, MLP)]
     assert [type(mlp.activation) for mlp in mlps] == [QuickGELU, QuickGELU]
 

@@ -20,17 +20,18 @@ from patchline.pipeline.files.data_kinds import data_kind
 from patchline.plugin_api import ImageListing, SourceContext
 from patchline.plugins.data_sources.webdataset import WebDatasetConfig, plugin
 from tests.conftest import write_photos
-from tests.plugins.listings import ingested
+from tests.plugins.listings import ingested, two_classes
 
 Members = dict[str, bytes]
 
 
-def shard_of(file: Path, members: Members, mode: str = "w") -> Path:
+def shard_of(name: Path | str, members: Members, mode: str = "w") -> Path:
     """Write a shard."""
+    file = Path.cwd() / name
     file.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(file, mode) as archive:  # type: ignore[call-overload]  # a mode
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
+        for member, data in members.items():
+            info = tarfile.TarInfo(member)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     return file
@@ -47,11 +48,18 @@ def samples(photos: Path, *, label: str = "cls") -> Members:
     return members
 
 
-def listed(place: Path, work: Path, *, needs_labels: bool = True, **options: str) -> ImageListing:
+def listed(place: Path | str, *, needs_labels: bool = True, **options: str) -> ImageListing:
     """Return what the source lists."""
+    work = Path.cwd() / "work"
     work.mkdir(exist_ok=True)
-    context = SourceContext(str(place), work, needs_labels=needs_labels)
+    context = SourceContext(str(Path.cwd() / place), work, needs_labels=needs_labels)
     return plugin.build(WebDatasetConfig.model_validate(options), context).list_images()
+
+
+def refused(words: str, place: Path | str) -> None:
+    """Check that shards are refused in a sentence with these words."""
+    with pytest.raises(DataError, match=words):
+        listed(place)
 
 
 def contents(listing: ImageListing) -> set[tuple[str, bytes]]:
@@ -70,16 +78,14 @@ def contents(listing: ImageListing) -> set[tuple[str, bytes]]:
         ("train/0.tgz", "test/0.tgz"),
     ],
 )
-def test_shards_are_read_as_the_same_images_in_folders(
-    tmp_path: Path, names: tuple[str, str]
-) -> None:
+def test_shards_are_read_as_the_same_images_in_folders(names: tuple[str, str]) -> None:
     """Splits by the shards' names or folders, also if compressed; every byte is the same."""
-    folders = [write_photos(tmp_path / f"photos{n}", classes=2, images=4 + n) for n in range(2)]
+    folders = [write_photos(Path(f"photos{n}"), classes=2, images=4 + n) for n in range(2)]
     mode = "w:gz" if names[0].endswith("gz") else "w"
     for folder, name in zip(folders, names, strict=True):
-        shard_of(tmp_path / "shards" / name, samples(folder), mode)
-    assert data_kind(str(tmp_path / "shards")) == "shards"
-    found = listed(tmp_path / "shards", tmp_path / "work")
+        shard_of(Path("shards") / name, samples(folder), mode)
+    assert data_kind("shards") == "shards"
+    found = listed("shards")
     assert contents(found) == {
         (file.parent.name, file.read_bytes()) for each in folders for file in each.rglob("*.png")
     }
@@ -90,17 +96,16 @@ def test_shards_are_read_as_the_same_images_in_folders(
 
 def test_a_field_of_the_json_members_tells_the_splits_if_the_shards_do_not(tmp_path: Path) -> None:
     """It is said where the splits come from; names of shards go first; other values are asked."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=4)
+    photos = two_classes(4)
     for name, values in (("a", ("train", "val")), ("test", ("train", "val")), ("b", ("x", "y"))):
         members = samples(photos, label="json")
         for number, key in enumerate(key for key in members if key.endswith("json")):
             fields = {**json.loads(members[key]), "split": values[number % 2]}
             members[key] = json.dumps(fields).encode()
         shard_of(tmp_path / name / f"{name}-train-0.tar", members)
-    with pytest.raises(DataError, match=r"holds 'x' and 'y' in 8 of 8 rows\. .*column none"):
-        listed(tmp_path / "b", tmp_path / "work")
+    refused(r"holds 'x' and 'y' in 8 of 8 rows\. .*column none", "b")
     chosen: dict[str, dict[str, Any]] = {"a": {}, "test": {}, "b": {"split_column": "none"}}
-    found = [listed(tmp_path / name, tmp_path / "work", **own) for name, own in chosen.items()]
+    found = [listed(tmp_path / name, **own) for name, own in chosen.items()]
     splits = [{image.split for image in each.images} for each in found]
     assert splits == [{"train", "validation"}, {"test"}, {None}]
     assert [each.notes[-1].partition(": ")[2] for each in found] == [
@@ -111,63 +116,57 @@ def test_a_field_of_the_json_members_tells_the_splits_if_the_shards_do_not(tmp_p
     assert set(found[2].columns["split"]) == {"x", "y"}
 
 
-def test_a_single_shard_and_a_further_one(tmp_path: Path) -> None:
+def test_a_single_shard_and_a_further_one() -> None:
     """Labels in JSON with a group; images that were there keep their path and split."""
-    photos = [write_photos(tmp_path / f"photos{n}", classes=2, images=6 + n) for n in range(2)]
-    first = shard_of(tmp_path / "shards" / "00.tar", samples(photos[0], label="json"))
-    alone = RunConfig.model_validate({"data": {"path": str(first)}})
-    assert alone.data.source == "webdataset"
+    photos = [write_photos(Path(f"photos{n}"), classes=2, images=6 + n) for n in range(2)]
+    first = shard_of("shards/00.tar", samples(photos[0], label="json"))
+    assert RunConfig.model_validate({"data": {"path": str(first)}}).data.source == "webdataset"
     group = {"group_column": "site"}
-    before = ingested(tmp_path / "shards", tmp_path / "work", accept=["leakage"], **group)
-    shard_of(tmp_path / "shards" / "01.tar", samples(photos[1], label="json"))
-    after = ingested(tmp_path / "shards", tmp_path / "work", accept=["leakage"], **group)
+    before = ingested("shards", "work", accept=["leakage"], **group)
+    shard_of("shards/01.tar", samples(photos[1], label="json"))
+    after = ingested("shards", "work", accept=["leakage"], **group)
     old, new = (manifests.load(each.manifest_file) for each in (before, after))
     assert (old["path"].str.startswith("00.tar/")).all()
     splits = dict(zip(new["path"], new["split"], strict=True))
     assert all(splits[path] == split for path, split in zip(old["path"], old["split"], strict=True))
-    assert len(new) == len(old) + 14
-    assert set(new["group"]) == {"0", "1", "2", "3"}
+    assert (len(new), set(new["group"])) == (len(old) + 14, {"0", "1", "2", "3"})
 
 
-def test_class_numbers_get_the_names_beside_the_shards(tmp_path: Path) -> None:
+def test_class_numbers_get_the_names_beside_the_shards() -> None:
     """From `classnames.txt`; too few lines are an error, and without the file numbers stay."""
     members = {f"{n}.{kind}": str(n).encode() for n in range(3) for kind in ("png", "cls")}
-    shard = shard_of(tmp_path / "one.tar", members)
-    names = tmp_path / "classnames.txt"
+    shard = shard_of("one.tar", members)
+    names = Path("classnames.txt")
     for classes in (["0", "1", "2"], ["oak", "ash", "elm"]):
-        assert [image.label for image in listed(shard, tmp_path / "work").images] == classes
+        assert [image.label for image in listed(shard).images] == classes
         names.write_text("oak\nash\nelm\n", encoding="utf-8")
     names.write_text("oak\nash\noak\n", encoding="utf-8")
-    with pytest.raises(DataError, match="has the name 'oak' in the lines 1 and 3"):
-        listed(shard, tmp_path / "work")
+    refused("has the name 'oak' in the lines 1 and 3", shard)
     names.write_text("oak\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"classnames\.txt has 1 lines, but .* class 2\. Write"):
-        listed(shard, tmp_path / "work")
+    refused(r"classnames\.txt has 1 lines, but .* class 2\. Write", shard)
 
 
-def test_several_images_of_a_sample_have_to_be_chosen(tmp_path: Path) -> None:
+def test_several_images_of_a_sample_have_to_be_chosen() -> None:
     """The error names them; the one that is chosen is listed."""
     members = {"1.jpg": b"a", "1.mask.png": b"b", "1.cls": b"x", "2.jpg": b"c", "2.cls": b"y"}
-    shard = shard_of(tmp_path / "one.tar", members)
-    with pytest.raises(DataError, match=r"not obvious.*mask\.png.*--data\.image-column"):
-        listed(shard, tmp_path / "work")
-    found = listed(shard, tmp_path / "work", image_column="jpg")
-    assert contents(found) == {("x", b"a"), ("y", b"c")}
-    masks = listed(shard, tmp_path / "work", image_column="mask.png")
+    shard = shard_of("one.tar", members)
+    refused(r"not obvious.*mask\.png.*--data\.image-column", shard)
+    assert contents(listed(shard, image_column="jpg")) == {("x", b"a"), ("y", b"c")}
+    masks = listed(shard, image_column="mask.png")
     assert contents(masks) == {("x", b"b")}
     assert [each.path for each in masks.left_out] == ["one.tar/2"]
 
 
-def test_what_is_not_a_labelled_sample_is_left_out_and_named(tmp_path: Path) -> None:
+def test_what_is_not_a_labelled_sample_is_left_out_and_named() -> None:
     """A sample without an image or a label, a link and a path that leads outside."""
     members = {"1.jpg": b"a", "1.cls": b"x", "2.jpg": b"b", "3.cls": b"y", "../4.jpg": b"d",
                "3.json": b'{"image": "3.jpg"}'}  # fmt: skip
-    shard = shard_of(tmp_path / "one.tar", members)
+    shard = shard_of("one.tar", members)
     link = tarfile.TarInfo("5.jpg")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     with tarfile.open(shard, "a") as archive:
         archive.addfile(link)
-    found = listed(shard, tmp_path / "work")
+    found = listed(shard)
     assert [image.path for image in found.images] == ["one.tar/1.jpg"]
     assert {each.path: each.reason for each in found.left_out} == {
         "one.tar/2.jpg": "has no label",
@@ -175,7 +174,7 @@ def test_what_is_not_a_labelled_sample_is_left_out_and_named(tmp_path: Path) -> 
         "one.tar/../4.jpg": "its path leads outside the archive",
         "one.tar/5.jpg": "is a link; links in archives are not followed",
     }
-    unlabelled = listed(shard, tmp_path / "work", needs_labels=False)
+    unlabelled = listed(shard, needs_labels=False)
     assert {image.path for image in unlabelled.images} == {"one.tar/1.jpg", "one.tar/2.jpg"}
 
 
@@ -189,70 +188,63 @@ def test_what_is_not_a_labelled_sample_is_left_out_and_named(tmp_path: Path) -> 
     ],
 )
 def test_a_sample_whose_label_cannot_be_read_is_left_out_and_named(
-    tmp_path: Path, kind: str, content: bytes, reason: str
+    kind: str, content: bytes, reason: str
 ) -> None:
     """The other samples are used; without others, the error says why."""
     broken = {"1.jpg": b"a", f"1.{kind}": content}
-    whole = {"2.jpg": b"b", "2.cls": b"x"}
-    found = listed(shard_of(tmp_path / "one.tar", broken | whole), tmp_path / "work")
+    found = listed(shard_of("one.tar", broken | {"2.jpg": b"b", "2.cls": b"x"}))
     assert [image.path for image in found.images] == ["one.tar/2.jpg"]
     [left_out] = found.left_out
     assert left_out.path == "one.tar/1.jpg"
     assert left_out.reason.startswith(reason)
-    with pytest.raises(
-        DataError, match=rf"has a label in 'cls', such as .*two\.tar/1\.jpg \({reason}"
-    ):
-        listed(shard_of(tmp_path / "two.tar", broken), tmp_path / "work")
+    refused(
+        rf"has a label in 'cls', such as .*two\.tar/1\.jpg \({reason}", shard_of("two.tar", broken)
+    )
 
 
-def test_shards_that_are_damaged_or_do_not_go_together_are_refused(tmp_path: Path) -> None:
+def test_shards_that_are_damaged_or_do_not_go_together_are_refused() -> None:
     """A truncated shard, one without a split among others with one, and shards that were joined."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=3)
-    first = shard_of(tmp_path / "shards" / "train-0.tar", samples(photos))
-    second = shard_of(tmp_path / "shards" / "more-0.tar", samples(photos))
-    with pytest.raises(DataError, match=r"train-0\.tar in .* split, but more-0\.tar is not"):
-        listed(tmp_path / "shards", tmp_path / "work")
+    photos = two_classes(3)
+    first = shard_of("shards/train-0.tar", samples(photos))
+    second = shard_of("shards/more-0.tar", samples(photos))
+    refused(r"train-0\.tar in .* split, but more-0\.tar is not", "shards")
     second.unlink()
     first.write_bytes(first.read_bytes()[:-5000])
-    with pytest.raises(DataError, match=r"train-0\.tar is damaged"):
-        listed(tmp_path / "shards", tmp_path / "work")
-    joined = shard_of(tmp_path / "joined" / "0.tar", {"0001.png": b"a", "0001.cls": b"a"})
+    refused(r"train-0\.tar is damaged", "shards")
+    joined = shard_of("joined/0.tar", {"0001.png": b"a", "0001.cls": b"a"})
     shard_of(joined, {"0001.png": b"b", "0001.cls": b"b"}, "a")
-    with pytest.raises(DataError, match=r"shard 0\.tar of .* 2 members twice, such as 0001\.png"):
-        listed(joined.parent, tmp_path / "work")
+    refused(r"shard 0\.tar of .* 2 members twice, such as 0001\.png", joined.parent)
 
 
-def test_archives_of_class_folders_stay_archives(tmp_path: Path) -> None:
+def test_archives_of_class_folders_stay_archives() -> None:
     """Tar files that hold no samples are not shards, alone or in a folder."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=2)
-    place = tmp_path / "place"
+    photos = two_classes(2)
+    place = Path("place")
     members = {f"{f.parent.name}/{f.name}": f.read_bytes() for f in photos.rglob("*.png")}
-    file = shard_of(place / "photos.tar", members)
-    assert data_kind(str(file)) == "archive"
+    assert data_kind(str(shard_of(place / "photos.tar", members))) == "archive"
     assert data_kind(str(place)) == "folder"
-    with pytest.raises(DataError, match=r"holds no WebDataset shards\. Give tar files"):
-        listed(place, tmp_path / "work")
+    refused(r"holds no WebDataset shards\. Give tar files", place)
 
 
-def test_rules_for_files_and_folders_apply_to_the_members_of_shards(tmp_path: Path) -> None:
+def test_rules_for_files_and_folders_apply_to_the_members_of_shards() -> None:
     """Ignored folders and shards are skipped and said, and folders in a shard may be the classes.
 
     The name of a shard is no folder, so it never becomes a class.
     """
-    photos = write_photos(tmp_path / "photos", classes=2, images=4)
+    photos = two_classes(4)
     members: Members = {}
     for name, data in samples(photos).items():
         number = int(name.partition("-")[2].partition(".")[0])
         members[f"site{number % 2}/sub/{name}"] = data
         members[f"site{number % 2}/drafts/{name}"] = data
         members[f"@eaDir/{name}"] = data
-    place = tmp_path / "shards"
+    place = Path("shards")
     for number in range(2):
         shard_of(place / f"{number:06d}.tar", members)
 
     def read(**rules: Any) -> ImageListing:
         config = validated({"data": {"source": "webdataset", "path": str(place), **rules}})
-        return listing_of(config, tmp_path / ".patchline")
+        return listing_of(config, Path(".patchline"))
 
     found = read(ignore=("default", "drafts/", "000001.tar"))
     assert len(found.images) == 8

@@ -57,18 +57,15 @@ def test_the_filters_whiten_the_images(channels: int, *, mirrored: bool) -> None
     assert torch.allclose(
         second_moments.diagonal()[strong], torch.ones(int(strong.sum())), atol=0.1
     )
-    off_diagonal = second_moments - second_moments.diagonal().diag()
-    assert off_diagonal.abs().max() < 1e-3
+    assert (second_moments - second_moments.diagonal().diag()).abs().max() < 1e-3
 
 
 def test_the_widths_grow_to_the_embedding() -> None:
     """The widths are 48, 96 and 128 for D = 128; deeper stems begin narrower."""
     assert stage_widths(2, 128) == (48, 96, 128)
-    assert stage_widths(4, 128) == (16, 24, 48, 96, 128)
-    assert stage_widths(5, 16)[0] == 8
+    assert (stage_widths(4, 128), stage_widths(5, 16)[0]) == ((16, 24, 48, 96, 128), 8)
     assert stage_widths(2, 128, factor=2.0) == (96, 192, 128)
-    assert early_widths(3, 256) == (64, 256, 256)
-    assert early_widths(4, 128) == (16, 32, 128, 128)
+    assert (early_widths(3, 256), early_widths(4, 128)) == ((64, 256, 256), (16, 32, 128, 128))
     assert early_widths(3, 256, factor=0.5) == (32, 128, 256)
 
 

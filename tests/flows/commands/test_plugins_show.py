@@ -12,7 +12,6 @@ from PIL import Image
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.model_cost import ModelCost, model_cost
-from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from tests.made.servers import Command
 
 SHIFTED = {"size": "mini", "patch_embedding": {"name": "shifted"}}
@@ -110,14 +109,11 @@ def test_other_kinds_show_settings_and_no_costs(run_here: Command) -> None:
     assert "[default 0.12, set to 0.2]" in text
 
 
-def test_a_model_from_a_file_is_fed_by_what_it_declares(
-    tmp_path: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_from_a_file_is_fed_by_what_it_declares(tmp_path: Path, run_here: Command) -> None:
     """`--plugin FILE.py` adds a model, whose settings are flags and whose embedding is its own.
 
     A forward pass that raises is the plugin's fault: one sentence names it.
     """
-    monkeypatch.setenv(FILES_VARIABLE, "")  # put back when the test ends
     (tmp_path / "flat.py").write_text(MODEL, encoding="utf-8")
     arguments = ("flat", "--plugin", "flat.py", *SMALL, "--model.width=16")
     shown = run_here.json("plugins", "show", *arguments)

@@ -43,8 +43,7 @@ def test_folder_is_described_in_numbers(photos: Path) -> None:
     assert (data.median_side, data.greyscale) == (32, False)
     manifest = manifests.load(data.manifest_file).set_index("path")
     assert manifests.fingerprint(manifest.reset_index()) == data.fingerprint
-    example = Path(data.example_image).relative_to(photos).as_posix()
-    assert manifest.loc[example, "split"] == "test"
+    assert manifest.loc[Path(data.example_image).relative_to(photos).as_posix(), "split"] == "test"
 
 
 @pytest.mark.parametrize(
@@ -61,14 +60,12 @@ def test_folder_is_described_in_numbers(photos: Path) -> None:
         ("train/a/0-6.png train/b/0-6.png test/c/0-2.png", "'c'.*test.*none to train on.*Add some"),
     ],
 )
-def test_folder_that_cannot_be_used_is_refused_in_a_sentence(
-    tmp_path: Path, files: str | None, named: str
-) -> None:
+def test_folder_that_cannot_be_used_is_refused_in_a_sentence(files: str | None, named: str) -> None:
     """What is wrong with a folder is said in one line that names the value and the remedy.
 
     What the names of the files alone show to be wrong is refused before an image is read.
     """
-    folder, numbers = tmp_path / "given", itertools.count()
+    folder, numbers = Path("given"), itertools.count()
     if files == "":
         folder.write_text("no folder")
     for name in files.split() if files else ():
@@ -81,10 +78,10 @@ def test_folder_that_cannot_be_used_is_refused_in_a_sentence(
                 file.write_bytes(file.read_bytes()[:300] if first == "cut" else b"hello")
     with pytest.raises(DataError, match=rf"^.*{named}.*\.$"):
         ingested(folder, accept=["leakage"])
-    assert not (tmp_path / "work" / "manifests").exists()
+    assert not Path("work/manifests").exists()
     if named.startswith(("There", "is not", "has no")):
         with pytest.raises(DataError, match=str(folder)):
-            check_source(config_of(folder), tmp_path / "work")
+            check_source(config_of(folder), Path("work"))
 
 
 def test_damaged_and_foreign_files_are_named_and_left_out(photos: Path) -> None:
@@ -105,9 +102,9 @@ def test_damaged_and_foreign_files_are_named_and_left_out(photos: Path) -> None:
 @pytest.mark.parametrize(
     ("modes", "greyscale"), [(("1", "L"), True), (("I;16",), True), (("L", "RGB"), False)]
 )
-def test_greyscale_is_recognised(tmp_path: Path, modes: tuple[str, ...], greyscale: bool) -> None:
+def test_greyscale_is_recognised(modes: tuple[str, ...], greyscale: bool) -> None:
     """Images are taken for greyscale only if every one is, and the channels follow."""
-    folder = tmp_path / "grey"
+    folder = Path("grey")
     for number in range(8):
         grey, mode = draw_photo(number % 2, number)[:, :, 0], modes[number // 2 % len(modes)]
         deep = Image.fromarray(grey.astype(np.uint16) * 257)
@@ -135,8 +132,7 @@ def test_settings_that_depend_on_the_data_are_filled_in(photos: Path) -> None:
     assert resolved.model.patch_embedding.settings["patch_size"] == 4
     assert resolved.model.settings["embed_dim"] == 96
     assert RunConfig.model_validate(resolved.model_dump(mode="json")) == resolved
-    mine = config_of(photos, image_size=24).model_copy(update={"name": "mine"})
-    resolved = resolve(mine, data)
+    resolved = resolve(config_of(photos, image_size=24).model_copy(update={"name": "mine"}), data)
     assert (resolved.name, resolved.data.image_size) == ("mine", 24)
     size = {"patch_embedding": {"name": "conv", "patch_size": 5}}
     wrong = validated({"data": {"source": "image_folder", "path": str(photos)}, "model": size})
@@ -159,39 +155,39 @@ def test_photos_are_mirrored_as_set(photos: Path) -> None:
         assert resolve(config, data).augmentation.settings["horizontal_flip"] is mirrored
 
 
-def test_given_split_folders_are_respected(tmp_path: Path) -> None:
+def test_given_split_folders_are_respected() -> None:
     """Folders for the splits decide which image is in which split, and nothing is carved."""
     numbers = itertools.count()
     for split, images in (("Training", 8), ("valid", 3), ("testing", 5)):
         for name in "ab":
-            folder = tmp_path / "given" / split / name
+            folder = Path("given") / split / name
             folder.mkdir(parents=True)
             for number in range(images):
                 Image.fromarray(draw_photo(0, next(numbers))).save(folder / f"{number}.png")
-    data = ingested(tmp_path / "given")
+    data = ingested(Path("given"))
     assert data.classes == ("a", "b")
     assert data.counts == {"train": 16, "validation": 6, "test": 10}
     assert all(note.startswith(("only ", "images are not mirrored")) for note in data.notes)
 
 
-def test_class_missing_from_a_split_folder_does_not_shift_the_labels(tmp_path: Path) -> None:
+def test_class_missing_from_a_split_folder_does_not_shift_the_labels() -> None:
     """A class without validation images changes neither the classes nor anybody's label."""
     for part in ("train", "val", "test"):
-        write_photos(tmp_path / "given" / part, classes=3, images=4)
-    shutil.rmtree(tmp_path / "given" / "val" / "across")
-    data = ingested(tmp_path / "given", accept=["leakage"])
+        write_photos(Path("given") / part, classes=3, images=4)
+    shutil.rmtree(Path("given/val/across"))
+    data = ingested(Path("given"), accept=["leakage"])
     assert data.classes == ("across", "down", "rising")
     manifest = manifests.load(data.manifest_file)
     assert (manifest["label"] == manifest["path"].str.split("/").str[1]).all()
     assert set(manifest.loc[manifest["split"] == "validation", "label"]) == {"down", "rising"}
 
 
-def test_image_in_two_given_splits_stops_the_run_unless_accepted(tmp_path: Path) -> None:
+def test_image_in_two_given_splits_stops_the_run_unless_accepted() -> None:
     """An image that the source puts into train and test is an error, and a note if accepted.
 
     A missing validation split is split off from train; that is no remark.
     """
-    folder = tmp_path / "given"
+    folder = Path("given")
     write_photos(folder / "train", classes=2, images=30)
     write_photos(folder / "test", classes=2, images=1)
     with pytest.raises(DataError, match=r"2 images appear in more than .*--data\.accept leakage\."):
@@ -206,15 +202,15 @@ def test_image_in_two_given_splits_stops_the_run_unless_accepted(tmp_path: Path)
     assert not any("split off" in note for note in data.notes)
 
 
-def test_prepared_images_are_measured_on_the_training_split(photos: Path, tmp_path: Path) -> None:
+def test_prepared_images_are_measured_on_the_training_split(photos: Path) -> None:
     """The store has the resolved size, and mean and deviation are those of the training images."""
     data = ingested(photos)
     resolved = resolve(config_of(photos), data)
-    prepared = prepare(resolved, data, tmp_path / "work")
+    prepared = prepare(resolved, data, Path("work"))
     images = open_images(prepared.store)
     manifest = manifests.usable(manifests.load(data.manifest_file))
     training = images[np.flatnonzero(manifest["split"] == "train")] / 255
     assert images.shape == (60, 32, 32, 3)
     assert prepared.image.mean == pytest.approx(training.mean(axis=(0, 1, 2)), abs=2e-6)
     assert prepared.image.std == pytest.approx(training.std(axis=(0, 1, 2)), abs=2e-6)
-    assert prepare(resolved, data, tmp_path / "work").reused
+    assert prepare(resolved, data, Path("work")).reused

@@ -24,7 +24,7 @@ REMEMBERED = "remembered"
 def photos(tmp_path: Path) -> Path:
     """Return a folder of photographs, one of them damaged."""
     folder = write_photos(tmp_path / "photos", classes=2, images=8)
-    (folder / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
+    (folder / "across/bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
     return folder
 
 
@@ -64,7 +64,7 @@ def test_data_is_read_again_after_any_change(photos: Path) -> None:
         ingest(config_of(others), work)
 
     def content() -> None:
-        file = photos / "down" / "000.png"
+        file = photos / "down/000.png"
         times, before = file.stat(), file.read_bytes()
         file.write_bytes(before[:-20] + bytes([before[-20] ^ 255]) + before[-19:])
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -102,7 +102,7 @@ def test_other_settings_have_a_result_of_their_own(photos: Path, settings: dict[
 def test_a_copied_workspace_has_results_of_its_own(photos: Path) -> None:
     """It does not lead to the manifest in the workspace that it is a copy of."""
     first = ingested(photos)
-    copy = photos.parent / "copy" / ".patchline"
+    copy = photos.parent / "copy/.patchline"
     shutil.copytree(work_of(photos), copy)
     found = ingest(config_of(photos), copy)
     assert not is_recalled(found)

@@ -33,7 +33,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
     """Whole, damaged, missing and oddly named files, in their order; images in their own rows."""
     root = write_photos(tmp_path / "photos", classes=2, images=5)
-    (root / "across" / "bad.png").write_bytes(b"no image")
+    (root / "across/bad.png").write_bytes(b"no image")
     names = [each.relative_to(root).as_posix() for each in sorted(root.rglob("*.png"))]
     files = [(ListedImage(name, "down", "test"), True) for name in (*names, "gone.png", "\udcff")]
     for name in ("a.npy", "b.npy"):
@@ -42,35 +42,33 @@ def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
     expected, wide = list(rows_of(root, files, kept=alone)), Wide()
     with worker_start.using_launcher("wide", lambda: wide):
         rows = list(rows_of(root, files, kept=divided))
-    assert len(wide.parts) == 4
-    assert rows == expected
+    assert (len(wide.parts), rows) == (4, expected)
     assert np.array_equal(np.load(alone.file), np.load(divided.file))
 
 
-def test_parts_make_the_store_of_one_process(tmp_path: Path) -> None:
+def test_parts_make_the_store_of_one_process() -> None:
     """The same pixels, progress image by image; what another store holds is copied."""
-    photos = write_photos(tmp_path / "photos", classes=1, images=10) / "across"
+    photos = write_photos(Path("photos"), classes=1, images=10) / "across"
     rows = test_prepared_store.rows_of(photos)
-    alone, _ = prepare(rows, photos, SPEC, tmp_path / "alone/stores")
-    wide, done, stores = Wide(), list[int](), tmp_path / "wide/stores"
+    alone, _ = prepare(rows, photos, SPEC, Path("alone/stores"))
+    wide, done, stores = Wide(), list[int](), Path("wide/stores")
     with worker_start.using_launcher("wide", lambda: wide):
         first, _ = prepare(rows.iloc[1:8:3], photos, SPEC, stores)
         assert wide.parts == []  # too few for two parts
         store, reused = prepare(rows, photos, SPEC, stores, lambda now, _: done.append(now))
-        assert len(wide.parts) == 2
-        assert done == list(range(1, 11))
+        assert (len(wide.parts), done) == (2, list(range(1, 11)))
         assert not reused
-        assert prepare(rows, tmp_path / "gone", SPEC, stores) == (store, True)
+        assert prepare(rows, Path("gone"), SPEC, stores) == (store, True)
     assert store.name == alone.name != first.name
     assert np.array_equal(*(np.load(each / IMAGES_FILE) for each in (store, alone)))
-    assert not list((tmp_path / "wide").glob(".building-*"))
+    assert not list(Path("wide").glob(".building-*"))
 
 
-def test_a_machine_without_the_data_is_an_error(tmp_path: Path) -> None:
+def test_a_machine_without_the_data_is_an_error() -> None:
     """Not a folder of unreadable images."""
     files = [(ListedImage(f"{each}.png", "a"), True) for each in range(20)]
     with (
         worker_start.using_launcher("wide", Wide),
         pytest.raises(DataError, match="A node of the cluster has no"),
     ):
-        list(rows_of(tmp_path / "elsewhere", files))
+        list(rows_of(Path("elsewhere"), files))

@@ -54,8 +54,7 @@ def both(tmp_path: Path) -> Path:
     write_photos(tmp_path / "photos", images=LABELLED // 3)
     (tmp_path / "more").mkdir()
     for number in range(FURTHER):
-        image = Image.fromarray(draw_photo(number % 3, 100 + number))
-        image.save(tmp_path / "more" / f"{number}.png")
+        Image.fromarray(draw_photo(number % 3, 100 + number)).save(tmp_path / f"more/{number}.png")
     return tmp_path
 
 
@@ -78,9 +77,9 @@ def test_copies_are_left_out_and_named_by_reason(both: Path) -> None:
     """
     for split in ("test", "validation", "train"):
         image = Image.open(both / "photos" / path_of(both, split))
-        image.save(both / "more" / f"{split}.bmp")  # another file with the same pixels
-    shutil.copy(both / "more" / "0.png", both / "more" / "twice.png")
-    (both / "more" / "broken.png").write_bytes((both / "more" / "1.png").read_bytes()[:60])
+        image.save(both / f"more/{split}.bmp")  # another file with the same pixels
+    shutil.copy(both / "more/0.png", both / "more/twice.png")
+    (both / "more/broken.png").write_bytes((both / "more/1.png").read_bytes()[:60])
     data = ingested(both)
     images, rows = unlabelled(data)
     assert set(rows["path"]) == {f"{number}.png" for number in range(FURTHER)}
@@ -110,9 +109,9 @@ def test_copies_are_left_out_and_named_by_reason(both: Path) -> None:
 def test_the_table_of_excluded_images_holds_for_unlabelled_ones(both: Path) -> None:
     """And for copies of labelled images that it names; a path of both means the labelled one."""
     path, table = path_of(both, "train"), both / "bad.csv"
-    shutil.copy(both / "photos" / path, both / "more" / "copy.png")
+    shutil.copy(both / "photos" / path, both / "more/copy.png")
     (both / "more" / path).parent.mkdir()
-    (both / "more" / "5.png").rename(both / "more" / path)
+    (both / "more/5.png").rename(both / "more" / path)
     table.write_text(f"path,exclude\n{path},yes\n3.png,yes\nnone.png,yes\n")
     data = ingested(both, exclude=str(table))
     images, rows = unlabelled(data)
@@ -127,7 +126,7 @@ def test_images_of_held_out_groups_are_left_out(both: Path) -> None:
     pattern = r"(?P<group>\d+)\.png"
     held_out = manifests.usable(manifests.load(ingested(both, group_pattern=pattern).manifest_file))
     group = held_out.loc[held_out["split"] == "test", "group"].iloc[0]
-    Image.fromarray(draw_photo(0, 500)).save(both / "more" / f"x{group}.png")
+    Image.fromarray(draw_photo(0, 500)).save(both / f"more/x{group}.png")
     data = ingested(both, group_pattern=pattern)
     assert f"x{group}.png" not in set(unlabelled(data)[1]["path"])
     assert any("is in a group of validation or test images" in note for note in data.notes)
@@ -136,8 +135,7 @@ def test_images_of_held_out_groups_are_left_out(both: Path) -> None:
 def test_near_duplicates_of_held_out_images_are_left_out_if_asked(both: Path) -> None:
     """A brighter copy of a test image is found among the unlabelled ones."""
     pixels = np.asarray(Image.open(both / "photos" / path_of(both)).convert("RGB")).astype(int)
-    near = np.clip(pixels + 3, 0, 255).astype(np.uint8)
-    Image.fromarray(near).save(both / "more" / "near.png")
+    Image.fromarray(np.clip(pixels + 3, 0, 255).astype(np.uint8)).save(both / "more/near.png")
     assert "near.png" in set(unlabelled(ingested(both))[1]["path"])
     images, rows = unlabelled(ingested(both, group_near_duplicates=True))
     assert "near.png" not in set(rows["path"])

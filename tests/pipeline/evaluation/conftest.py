@@ -44,7 +44,6 @@ def predicted_rows(
 
 
 def report_of(
-    folder: Path,
     classes: tuple[str, ...],
     *,
     config: EvaluationConfig | None = None,
@@ -52,7 +51,7 @@ def report_of(
 ) -> EvaluationReport:
     """Return the report of such predictions, and save them as `predictions.parquet`."""
     table, fit = calibrated(predicted_rows(classes, **settings), classes)
-    file = folder / "predictions.parquet"
+    file = Path("predictions.parquet")
     predictions.save(table, file)
     return evaluate(
         Predictions.load(file, "test"),
@@ -106,8 +105,7 @@ def random_predictions(
 
 def random_images(count: int, channels: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the images of a prepared store of that many rows."""
-    generator = np.random.default_rng(0)
-    return generator.integers(0, 256, (count, 12, 12, channels), dtype=np.uint8)
+    return np.random.default_rng(0).integers(0, 256, (count, 12, 12, channels), dtype=np.uint8)
 
 
 def places(finished: Run) -> tuple[Path, Path, Path]:

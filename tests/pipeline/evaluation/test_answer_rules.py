@@ -78,11 +78,9 @@ def test_with_enough_images_every_class_is_covered() -> None:
 def test_too_few_units_are_unknown_with_the_number_that_is_needed(images: int, groups: int) -> None:
     """A coverage that 30 images or groups cannot promise has no threshold, and says why."""
     group = (np.arange(images) % groups).astype(str) if groups else ""
-    held = _predictions(0, images, group=group)
-    rules, reference = fitted_rules(_held(held), CONFIG)
+    rules, reference = fitted_rules(_held(_predictions(0, images, group=group)), CONFIG)
     known = {each.coverage: each.least_probability is not None for each in rules.thresholds}
-    assert known == {0.9: True, 0.95: True, 0.99: False}
-    assert rules.groups == groups
+    assert (known, rules.groups) == ({0.9: True, 0.95: True, 0.99: False}, groups)
     units = "groups" if groups else "images"
     why = f"only 30 validation {units}; a coverage of 0.99 needs at least 99"
     assert rules.thresholds[-1].unknown == why

@@ -110,8 +110,7 @@ def test_files_that_are_no_images_neither_count_nor_teach() -> None:
     damaged = _manifest(_image("x", "train", "anna"), _image("y", "test"), status="damaged")
     whole = _manifest(_image("x", "test", "anna"))
     found = comparable_images(damaged, pd.concat([damaged, whole], ignore_index=True))
-    assert list(found.images.index) == [2]
-    assert found.left_out == {}
+    assert (list(found.images.index), found.left_out) == ([2], {})
 
 
 _ROWS = st.lists(
@@ -202,9 +201,7 @@ def test_compared_images_are_of_the_groups_that_either_manifest_names() -> None:
     contents = (("x", ""), ("y", ""), ("z", "ben"), ("u", "ben"), ("v", ""), ("w", ""))
     challenger = _manifest(*(_image(content, "test", group) for content, group in contents))
     groups = comparable_images(champion, challenger).groups_N
-    assert groups[0] == groups[1]
-    assert groups[2] == groups[3]
-    assert len(set(groups)) == 4
+    assert (groups[0], groups[2], len(set(groups))) == (groups[1], groups[3], 4)
 
 
 def test_groups_are_the_units_of_the_test_and_of_every_interval() -> None:

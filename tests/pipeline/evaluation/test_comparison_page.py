@@ -60,17 +60,17 @@ def _noise(position: int) -> np.ndarray[Any, Any]:
     return generator.integers(0, 256, (12, 12, 3 if position % 2 else 1), dtype=np.uint8)
 
 
-def _page(folder: Path, comparison: Comparison, decision: Decision | None = None) -> Page:
-    file = write_comparison(comparison, decision, folder, _noise)
+def _page(comparison: Comparison, decision: Decision | None = None) -> Page:
+    file = write_comparison(comparison, decision, Path(), _noise)
     page = check_self_contained(file.read_text(encoding="utf-8"))
     page.text = page.text.replace("\xa0", " ")
     return page
 
 
-def test_every_figure_is_on_the_page(tmp_path: Path) -> None:
+def test_every_figure_is_on_the_page() -> None:
     """The sentence, the four counts, all classes, the reasons and the numbers left out."""
     found = _comparison()
-    text = _page(tmp_path, found).text
+    text = _page(found).text
     for words in (
         found.sentence,
         "60 of 75 test images",
@@ -97,36 +97,34 @@ def test_every_figure_is_on_the_page(tmp_path: Path) -> None:
         (False, False, "✗ Not promoted"),
     ],
 )
-def test_the_verdict_comes_first(tmp_path: Path, promoted: bool, forced: bool, word: str) -> None:
+def test_the_verdict_comes_first(promoted: bool, forced: bool, word: str) -> None:
     """Verdict and reason are above all metrics, in words; each gate says how it ended."""
     decision = _decision(promoted=promoted, forced=forced, reason="because of this")
-    text = _page(tmp_path, _comparison(), decision).text
+    text = _page(_comparison(), decision).text
     assert text.index(f"{word} because of this") < text.index("points")
     assert "✗ failed better_than_champion a tie" in text
     assert "✓ passed enough they suffice" in text
     assert "✓ passed package it loads" in text
 
 
-def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
+def test_names_are_text_and_never_markup() -> None:
     """Classes, paths, reasons, gates and names appear as they are written."""
     pages = []
     for name in (NASTY, "plain"):
         found = _comparison(classes=(name, "down"), left_out={name: 3})
         found = found.model_copy(update={"champion": name, "challenger": name})
         gate = GATES[0].model_copy(update={"name": name, "sentence": name})
-        decision = _decision(reason=name, gates=(gate,), decided_at=name)
-        pages.append(_page(tmp_path, found, decision))
+        pages.append(_page(found, _decision(reason=name, gates=(gate,), decided_at=name)))
     nasty, plain = pages
-    assert nasty.tags == plain.tags
-    assert len(nasty.attributes) == len(plain.attributes)
+    assert (nasty.tags, len(nasty.attributes)) == (plain.tags, len(plain.attributes))
     assert nasty.text.count(NASTY) == plain.text.count("plain") > 20
 
 
-def test_without_images_the_page_says_why(tmp_path: Path) -> None:
+def test_without_images_the_page_says_why() -> None:
     """An empty comparison shows gates and what was left out, but no figures and no galleries."""
     found = _comparison(0)
     for decision in (None, _decision()):
-        page = _page(tmp_path, found, decision)
+        page = _page(found, decision)
         for words in (found.sentence, "0 of 15 test images", f"{SEEN_BY_CHAMPION} 12"):
             assert words in page.text
         assert "Newly" not in page.text
@@ -134,10 +132,10 @@ def test_without_images_the_page_says_why(tmp_path: Path) -> None:
         assert ("Nothing to compare" in page.text) == (decision is None)
 
 
-def test_pictures_are_the_images(tmp_path: Path) -> None:
+def test_pictures_are_the_images() -> None:
     """Each flipped image shows its own pixels, grey or in colour, and what each model said."""
     found = _comparison()
-    page = _page(tmp_path, found)
+    page = _page(found)
     flipped = (*found.newly_wrong, *found.newly_right)
     assert len(page.pictures) == len(flipped) > 10
     for image, picture in zip(flipped, page.pictures, strict=True):

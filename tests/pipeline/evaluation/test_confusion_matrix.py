@@ -34,8 +34,7 @@ def test_of_a_large_matrix_the_most_confused_classes_are_shown() -> None:
         confusion[k][59 - k] += 500
     shown = shown_matrix(confusion, [str(k) for k in range(60)])
     assert shown.is_part
-    assert len(shown.rows) == 20
-    assert shown.columns == [*shown.rows, REST]
+    assert (len(shown.rows), shown.columns) == (20, [*shown.rows, REST])
     assert {"7", "52", "31", "28"} <= set(shown.rows)
     assert sorted(shown.rows, key=int) == shown.rows
     for name, row in zip(shown.rows, shown.counts, strict=True):

@@ -35,8 +35,7 @@ def test_a_corruption_depends_on_seed_and_image_alone(name: str) -> None:
 def test_the_parameters_are_those_of_the_paper() -> None:
     """Known from constant images: deviations, shares and contrasts of ImageNet-C."""
     grey = np.full((224, 224, 3), 128, np.uint8)
-    noise = corrupted(grey, "gaussian_noise", 1, 0) / 255.0
-    assert noise.std() == pytest.approx(0.08, rel=0.02)
+    assert (corrupted(grey, "gaussian_noise", 1, 0) / 255.0).std() == pytest.approx(0.08, rel=0.02)
     shot = corrupted(grey, "shot_noise", 2, 0) / 255.0
     assert shot.std() == pytest.approx(np.sqrt(128 / 255 / 25), rel=0.02)
     impulse = corrupted(grey, "impulse_noise", 5, 0)

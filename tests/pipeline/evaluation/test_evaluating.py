@@ -51,8 +51,7 @@ def test_probabilities_are_the_logits_over_the_temperature(
     class_images: tuple[int, ...],
 ) -> None:
     """The table's probabilities of both splits come from its logits; a bias is added."""
-    rows = predicted_rows(CLASSES, per_class=40)
-    table, fit = calibrated(rows, CLASSES, None, class_images)
+    table, fit = calibrated(predicted_rows(CLASSES, per_class=40), CLASSES, None, class_images)
     assert fit.temperature != 1
     assert len(fit.bias) == (4 if class_images else 0)
     logits = np.stack(list(table["logits"])).astype(np.float64)
@@ -69,10 +68,10 @@ def test_a_real_run_has_its_files(finished_run: Run) -> None:
         "training_curves.png", "confident_errors.png", "least_certain.png",
         "likely_label_errors.png",
     }  # fmt: skip
-    assert not (folder.parent / "prediction" / "logits.parquet").exists()
+    assert not (folder.parent / "prediction/logits.parquet").exists()
 
 
-def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run, tmp_path: Path) -> None:
+def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run) -> None:
     """Corrupted images, columns to slice by, and the same logits with averaging or without.
 
     Stripes that rise are falling ones in the mirror, so averaging cannot win, and stays off.
@@ -80,20 +79,20 @@ def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run, tmp_path
     best, file, store = places(finished_run)
     manifest = manifests.load(file)
     sites = [f"site {number % 3}" for number in range(len(manifest))]
-    manifests.save(manifest.assign(**{"column:site": sites, "column:age": "1"}), tmp_path / "m")
+    manifests.save(manifest.assign(**{"column:site": sites, "column:age": "1"}), Path("m"))
     classes = ("across", "down", "rising")
     job = EvaluationJob(
         model_folder=best,
-        manifest_file=tmp_path / "m",
+        manifest_file=Path("m"),
         store=store,
         splits=("validation", "test"),
         device="cpu",
-        file=tmp_path / "logits.parquet",
+        file=Path("logits.parquet"),
         columns=("column:site",),
         corrupted=CorruptionJob(images=3, seed=0, classes=classes),
         tries_averaging=True,
     )
-    predicted = predict(job, EventWriter(tmp_path / "events.jsonl"))
+    predicted = predict(job, EventWriter(Path("events.jsonl")))
     assert predicted.robustness is not None
     assert predicted.robustness.images == 3  # of the test split
     table, _ = calibrated(pd.read_parquet(job.file), classes)
@@ -146,13 +145,13 @@ def test_sets_of_labels_decide_by_map() -> None:
     assert type(found).model_validate_json(found.model_dump_json()) == found
 
 
-def test_the_package_does_as_was_decided(finished_run: Run, tmp_path: Path) -> None:
+def test_the_package_does_as_was_decided(finished_run: Run) -> None:
     """Its graph averages, its description says so, and a model loaded from it averages, too."""
     best, manifest, store = places(finished_run)
     places_of = {"model_folder": best, "manifest_file": manifest, "store": store}
     unknown = {"calibration": None, "reported": None}
-    job = PackagingJob(**places_of, **unknown, folder=tmp_path / "made", averages_views=True)
-    package(job, EventWriter(tmp_path / "events.jsonl"))
+    job = PackagingJob(**places_of, **unknown, folder=Path("made"), averages_views=True)
+    package(job, EventWriter(Path("events.jsonl")))
     made = PackagedModel(job.folder / "model.onnx", job.folder / "model.json", 1)
     shape = (3, *(made.image[key] for key in ("height", "width", "channels")))
     images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)

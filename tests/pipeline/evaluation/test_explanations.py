@@ -60,19 +60,19 @@ def test_the_average_of_calibrated_models_is_explained_without_another_temperatu
 
 
 def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The log says why. A model that can be gets two pages, a test, and a map of each error."""
     table, _ = calibrated(predicted_rows(CLASSES), CLASSES)
     model, description = make_model({"name": "vit", "depth": 1})
     images = np.zeros((len(table), SIDE, SIDE, 3), np.uint8)
-    job = _job(tmp_path / "no")
+    job = _job(Path("no"))
     nothing = explain_predictions(job, nn.Linear(1, 1), description, images, table)
     assert (nothing.maps(), nothing.test) == ({}, None)
     assert "The maps of where the model looked could not be computed" in caplog.text
-    assert not (tmp_path / "no").exists()
+    assert not Path("no").exists()
 
-    job = job.model_copy(update={"folder": tmp_path / "yes"})
+    job = job.model_copy(update={"folder": Path("yes")})
     found = explain_predictions(job, model, description, images, table)
     pages = {file.name for file in job.folder.glob("*.html")}
     assert pages == {"surest_right.html", "worst_wrong.html"}

@@ -55,5 +55,4 @@ def test_the_least_certain_have_the_smallest_margin() -> None:
     predictions = random_predictions(100, 7)
     shown = np.sort(predictions.probabilities_NK[galleries.least_certain(predictions)])
     margins = (shown[:, -1] - shown[:, -2]).tolist()
-    assert margins == sorted(margins)
-    assert len(margins) == 100
+    assert (margins, len(margins)) == (sorted(margins), 100)

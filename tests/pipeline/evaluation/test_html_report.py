@@ -17,7 +17,6 @@ CLASSES = ("across", "down", "rising")
 
 
 def _html(
-    folder: Path,
     report: EvaluationReport,
     *,
     channels: int = 3,
@@ -25,9 +24,9 @@ def _html(
     **more: Any,
 ) -> str:
     page = page or ReportPage(title="photos: test report", facts={}, notes=(), settings={})
-    images = random_images(2 * report.images, channels)
-    write_html(report, page, images.__getitem__, folder / "report.html", **more)
-    return (folder / "report.html").read_text(encoding="utf-8")
+    images, file = random_images(2 * report.images, channels), Path("report.html")
+    write_html(report, page, images.__getitem__, file, **more)
+    return file.read_text(encoding="utf-8")
 
 
 def test_the_report_of_a_real_run_needs_nothing_else(finished_run: Run) -> None:
@@ -46,10 +45,10 @@ def test_the_report_of_a_real_run_needs_nothing_else(finished_run: Run) -> None:
     assert finished_run.summary["data_fingerprint"][:12] in page.text
 
 
-def test_every_figure_is_on_the_page(tmp_path: Path) -> None:
+def test_every_figure_is_on_the_page() -> None:
     """Metrics, classes, galleries and temperature stand there, the accuracy first."""
-    report = report_of(tmp_path, CLASSES, accuracy=0.5)
-    page = check_self_contained(_html(tmp_path, report, channels=1))
+    report = report_of(CLASSES, accuracy=0.5)
+    page = check_self_contained(_html(report, channels=1))
     shown = (*report.most_confident_errors, *report.least_certain, *report.likely_label_errors)
     assert len(page.pictures) == len(shown) > 20
     words = [f"{report.errors} errors", report.calibration.sentence(), report.calibration.before()]
@@ -63,38 +62,37 @@ def test_every_figure_is_on_the_page(tmp_path: Path) -> None:
     assert page.text.index("images classified correctly") < page.text.index(words[3])
 
 
-def test_names_are_text_and_never_markup(tmp_path: Path) -> None:
+def test_names_are_text_and_never_markup() -> None:
     """Classes, paths, groups, notes, facts and settings appear as they are written."""
     pages = []
     for name in (NASTY, "plain"):
         paths = name.replace("{", "{{").replace("}", "}}") + "/{row}.png"
-        report = report_of(tmp_path, (name, "down"), accuracy=0.3, paths=paths)
+        report = report_of((name, "down"), accuracy=0.3, paths=paths)
         slices = tuple(part.model_copy(update={"value": name}) for part in report.slices)
         changes = {"slices": slices, "undivided": {"group": name}, "name": name}
         said: dict[str, Any] = {"title": name, "lead": name, "notes": (name,)}
         page = ReportPage(**said, facts={name: name}, settings={name: name})
-        html = _html(tmp_path, report.model_copy(update=changes), page=page)
-        pages.append(check_self_contained(html))
+        pages.append(check_self_contained(_html(report.model_copy(update=changes), page=page)))
     nasty, plain = pages
     assert nasty.tags == plain.tags
     assert nasty.text.count(NASTY) == plain.text.count("plain") > 20
 
 
-def test_what_the_figures_warn_of_is_said(tmp_path: Path) -> None:
+def test_what_the_figures_warn_of_is_said() -> None:
     """A model no better than one answer, few images or groups, and absent classes are named."""
-    report = report_of(tmp_path, ("a", "b", "c"), accuracy=0.3, per_class=2)
+    report = report_of(("a", "b", "c"), accuracy=0.3, per_class=2)
     absent = report.by_class[1].model_copy(update={"images": 0})
     classes = (report.by_class[0], absent, report.by_class[2])
     report = report.model_copy(update={"by_class": classes, "groups": 2})
-    text = Page(_html(tmp_path, report)).text
+    text = Page(_html(report)).text
     for words in ("model is not clearly better", "only 6 test images", "no test image of b"):
         assert words in text
     assert report.groups_note in text
 
 
-def test_every_table_and_picture_has_words_for_those_who_do_not_see_it(tmp_path: Path) -> None:
+def test_every_table_and_picture_has_words_for_those_who_do_not_see_it() -> None:
     """Images have an alternative text, drawings a label, columns a heading with its direction."""
-    html = _html(tmp_path, report_of(tmp_path, CLASSES))
+    html = _html(report_of(CLASSES))
     for element, words in (
         ("img", 'alt="[^"]+"'),
         ("svg", 'role="img" aria-label="[^"]+"'),

@@ -30,28 +30,27 @@ def _pixels(file: Path) -> np.ndarray[Any, Any]:
     return pixels
 
 
-def test_the_confusion_matrix_of_many_classes(tmp_path: Path) -> None:
+def test_the_confusion_matrix_of_many_classes() -> None:
     """A picture is written for 40 classes, in images as in shares, of which one is never seen.
 
     Dollar signs and underscores in class names are letters, not formulas.
     """
-    report = report_of(tmp_path, tuple(f"${k}_$^" for k in range(40)), per_class=1)
+    report = report_of(tuple(f"${k}_$^" for k in range(40)), per_class=1)
     for shares in (False, True):
-        _pixels(plots.plot_confusion_matrix(report, tmp_path / "confusion.png", shares=shares))
-        emptied = ((0,) * 40, *report.confusion[1:])
-        report = report.model_copy(update={"confusion": emptied})
+        _pixels(plots.plot_confusion_matrix(report, Path("confusion.png"), shares=shares))
+        report = report.model_copy(update={"confusion": ((0,) * 40, *report.confusion[1:])})
 
 
-def test_a_gallery_shows_its_images(tmp_path: Path) -> None:
+def test_a_gallery_shows_its_images() -> None:
     """Each image of a gallery is drawn; an empty gallery is a picture, too."""
-    shown = report_of(tmp_path, CLASSES, accuracy=0.5).most_confident_errors
+    shown = report_of(CLASSES, accuracy=0.5).most_confident_errors
     pixels = np.zeros((36, 12, 12, 1), np.uint8)
-    dark = _pixels(plots.plot_gallery(shown, pixels.__getitem__, tmp_path / "1.png"))
+    dark = _pixels(plots.plot_gallery(shown, pixels.__getitem__, Path("1.png")))
     pixels[[image.position for image in shown]] = 200
-    light = _pixels(plots.plot_gallery(shown, pixels.__getitem__, tmp_path / "2.png"))
+    light = _pixels(plots.plot_gallery(shown, pixels.__getitem__, Path("2.png")))
     assert (dark == 0).all(axis=2).mean() > 0.05
     assert (light == 0).all(axis=2).mean() < 0.01
-    assert plots.plot_gallery((), pixels.__getitem__, tmp_path / "0.png").stat().st_size > 0
+    assert plots.plot_gallery((), pixels.__getitem__, Path("0.png")).stat().st_size > 0
 
 
 def test_a_font_has_all_characters_of_a_text_or_there_is_none() -> None:
@@ -78,7 +77,7 @@ def test_names_that_no_font_shows_are_numbers_of_the_classes() -> None:
     assert {"daisy", "Müller", "кошка"}.isdisjoint(numbers)
 
 
-def test_pictures_are_drawn_without_a_warning(tmp_path: Path) -> None:
+def test_pictures_are_drawn_without_a_warning() -> None:
     """Each missing character would warn once, and be a box in the picture."""
     pixels = np.zeros((8, 8, 3), np.uint8)
     answer = ClassProbability(name=NAMES[0], probability=0.5)
@@ -88,7 +87,7 @@ def test_pictures_are_drawn_without_a_warning(tmp_path: Path) -> None:
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        plots.plot_gallery(images, lambda _: pixels, tmp_path / "gallery.png", NAMES)
+        plots.plot_gallery(images, lambda _: pixels, Path("gallery.png"), NAMES)
         column = Column("as stored", pixels[None].repeat(len(NAMES), 0))
         picture = labelled_picture("preview", [column], NAMES)
     assert picture.width > 100

@@ -85,8 +85,7 @@ def test_small_and_unusual_parts_are_marked() -> None:
         (bad, proportion(0, 30), False),
         (few, proportion(5, 10), True),
     ):
-        assert part.accuracy == accuracy
-        assert (part.small, part.differs) == (small, not small)
+        assert (part.accuracy, (part.small, part.differs)) == (accuracy, (small, not small))
     assert not any(part.small for part in _by(predictions, "group", small_sample=1))
 
 

@@ -32,7 +32,6 @@ def test_the_first_images_have_each_label() -> None:
     sets_NK[10:50, 1] = 1
     sets_NK[45, 2] = 1  # never without the first two
     order_N = label_sets.by_label(sets_NK)
-    assert sorted(order_N) == list(range(60))
-    assert order_N[0] == 45
+    assert (sorted(order_N), order_N[0]) == (list(range(60)), 45)
     assert set(order_N[1:4].tolist()) == {0, 10, 50}
     assert label_sets.by_label(np.zeros((3, 2), np.uint8)).tolist() == [0, 1, 2]

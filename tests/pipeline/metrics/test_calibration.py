@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,9 +16,7 @@ from patchline.pipeline.metrics.classification import softmax
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.intervals import proportion
 from patchline.pipeline.metrics.temperature import TemperatureFit
-from tests.pipeline.metrics.classifiers import calibrated, predictions, sample
-
-Array = np.ndarray[Any, Any]
+from tests.pipeline.metrics.classifiers import Array, calibrated, predictions, sample
 
 
 @given(st.floats(0.2, 5))
@@ -49,8 +45,7 @@ def test_each_bin_has_its_images_their_confidence_and_hits(
         assert one.confidence == pytest.approx(confidence)
         expected += inside.mean() * abs(confidence - hits[inside].mean()) if inside.any() else 0
     if bins == 10:
-        found = expected_calibration_error(probabilities, labels).value
-        assert found == pytest.approx(expected)
+        assert expected_calibration_error(probabilities, labels).value == pytest.approx(expected)
 
 
 def test_interval_of_calibrated_probabilities_reaches_nearly_0() -> None:
@@ -62,8 +57,7 @@ def test_interval_of_calibrated_probabilities_reaches_nearly_0() -> None:
 def test_interval_of_overconfident_probabilities_excludes_0() -> None:
     """Probabilities that are far too sure are found out."""
     probabilities, labels = calibrated(1000, 3, skill=1.0)
-    cold = TemperatureFit(temperature=3.0, state="fitted")
-    sure = cold.uncalibrated_probabilities(probabilities)
+    sure = TemperatureFit(temperature=3.0, state="fitted").uncalibrated_probabilities(probabilities)
     assert expected_calibration_error(sure, labels).low > 0.1
 
 
@@ -80,9 +74,7 @@ def test_the_mean_probability_of_a_class_is_compared_with_its_share() -> None:
         tripled = probabilities * (1, 1, 3)
         tripled /= tripled.sum(axis=1, keepdims=True)
         assert class_shares(tripled, labels)[2].state == "differs"
-        few = class_shares(probabilities[:12], labels[:12])
-        assert few[2].state == "unknown"
+        assert class_shares(probabilities[:12], labels[:12])[2].state == "unknown"
     assert alarms <= 5  # 1.5 expected
     rows = np.repeat(np.arange(12), 30)
-    groups = ImageGroups.of(rows)
-    assert class_shares(tripled[rows], labels[rows], groups)[2].state != "differs"
+    assert class_shares(tripled[rows], labels[rows], ImageGroups.of(rows))[2].state != "differs"

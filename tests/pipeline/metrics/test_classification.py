@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,7 @@ from patchline.pipeline.metrics import classification
 from patchline.pipeline.metrics.averages import average_estimates
 from patchline.pipeline.metrics.confusion_cells import ConfusionCells
 from patchline.pipeline.metrics.intervals import proportion
-from tests.pipeline.metrics.classifiers import classifiers, predictions
-
-Array = np.ndarray[Any, Any]
+from tests.pipeline.metrics.classifiers import Array, classifiers, predictions
 
 
 @given(
@@ -84,8 +81,7 @@ def test_figures_equal_scikit_learns(prediction: tuple[Array, Array]) -> None:
 @given(predictions)
 def test_every_interval_holds_its_value_inside_the_range(prediction: tuple[Array, Array]) -> None:
     """Intervals are finite, contain the figure, have some width, and stay where figures can be."""
-    found = classification.metrics(*prediction)
-    for name, estimate in found.items():
+    for name, estimate in classification.metrics(*prediction).items():
         assert estimate.low <= estimate.value <= estimate.high, name
         assert estimate.low < estimate.high, name
         assert math.isfinite(estimate.high), name

@@ -27,8 +27,7 @@ def test_groups_are_held_to_the_level_where_single_images_are_not() -> None:
             [generator.normal(m, 0.1, s) for m, s in zip(means, sizes, strict=True)]
         )
         names = np.repeat(np.arange(groups).astype(str), sizes).tolist()
-        size = generator.integers(1, 40)
-        new = generator.normal(generator.exponential(20 / size), 0.1)
+        new = generator.normal(generator.exponential(20 / generator.integers(1, 40)), 0.1)
         thresholds = (conformal_threshold(scores, level, names), conformal_threshold(scores, level))
         by_group.append(new <= float(str(thresholds[0])))
         by_image.append(new <= float(str(thresholds[1])))

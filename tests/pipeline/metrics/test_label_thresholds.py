@@ -28,15 +28,13 @@ def test_a_threshold_is_no_probability_that_occurs() -> None:
     generator = np.random.default_rng(5)
     labels = (generator.random((300, 2)) < 0.4).astype(np.uint8)
     scores = generator.random((300, 2)) * 0.6 + 0.3 * labels
-    fit = fit_label_thresholds(scores, labels)
-    assert np.abs(scores - fit.values).min() > 1e-6
+    assert np.abs(scores - fit_label_thresholds(scores, labels).values).min() > 1e-6
 
 
 def test_of_equally_good_thresholds_the_one_nearest_to_one_half_is_taken() -> None:
     """Where the labels are separated, it lies in the middle of the gap."""
     labels = np.repeat([[0], [1]], 20, axis=0)
-    scores = np.where(labels, 0.9, 0.3)
-    assert fit_label_thresholds(scores, labels).values == pytest.approx((0.6,))
+    assert fit_label_thresholds(np.where(labels, 0.9, 0.3), labels).values == pytest.approx((0.6,))
 
 
 def test_labels_of_few_images_keep_one_half_and_are_named() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,19 +12,15 @@ from patchline.pipeline.metrics.classification import softmax
 from patchline.pipeline.metrics.image_groups import ImageGroups
 from patchline.pipeline.metrics.losses import log_losses
 from patchline.pipeline.metrics.temperature import TemperatureFit, by_member, fit_temperature
-
-Array = np.ndarray[Any, Any]
+from tests.pipeline.metrics.classifiers import Array, sample
 
 
 def _draw(
     images: int, classes: int, temperature: float, *, seed: int, skill: float = 2.0
 ) -> tuple[Array, Array]:
     """Return logits whose right temperature is known, and labels."""
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, classes, images)
-    scores = generator.normal(size=(images, classes))
-    scores[np.arange(images), labels] += skill
-    return temperature * skill * scores, labels
+    logits, labels = sample(images, classes, seed=seed, skill=skill)
+    return temperature * skill * logits, labels
 
 
 def _loss(logits: Array, labels: Array, temperature: float) -> float:
@@ -64,8 +58,7 @@ def test_the_interval_is_that_of_the_likelihood(seed: int, skill: float, hidden:
 def test_faultless_validation_images_fit_nothing(images: int) -> None:
     """All right: the likelihood is flat towards 0, so T stays 1 and the reason is said."""
     labels = np.arange(images) % 10
-    logits = 9 * np.eye(10)[labels]
-    fit = fit_temperature(logits, labels)
+    fit = fit_temperature(9 * np.eye(10)[labels], labels)
     assert (fit.state, fit.temperature, fit.low) == ("not fitted", 1.0, None)
     assert not fit.is_determined
     if images > 2:
@@ -161,8 +154,7 @@ def test_the_interval_counts_groups_not_images() -> None:
     logits, labels = _draw(200, 4, 2.0, seed=5)
     alone = fit_temperature(logits, labels)
     copied = np.repeat(np.arange(200), 10)
-    groups = ImageGroups.of(copied)
-    grouped = fit_temperature(logits[copied], labels[copied], groups=groups)
+    grouped = fit_temperature(logits[copied], labels[copied], groups=ImageGroups.of(copied))
     naive = fit_temperature(logits[copied], labels[copied])
 
     def width(fit: TemperatureFit) -> float:

@@ -47,7 +47,6 @@ plugin = AugmentationPlugin(
 @pytest.fixture(autouse=True)
 def _no_plugin_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the plugin files of a test when it ends."""
-    monkeypatch.setenv(FILES_VARIABLE, "")
 
 
 def test_listing_imports_no_plugin_and_no_heavy_library() -> None:

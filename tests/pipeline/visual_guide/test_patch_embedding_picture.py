@@ -13,7 +13,6 @@ from PIL import Image
 
 from patchline.pipeline.errors import ConfigError, DataError, PluginError
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.visual_guide.patch_embedding_picture import (
     EmbeddingView,
     Photo,
@@ -99,11 +98,8 @@ def test_the_photo_is_its_centre_at_224_pixels(tmp_path: Path, photo_file: Path)
     assert np.all(load_photo(tmp_path / "grey.png") == 200)
 
 
-def test_an_embedding_of_ones_own_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, photo_file: Path
-) -> None:
+def test_an_embedding_of_ones_own_is_drawn(tmp_path: Path, photo_file: Path) -> None:
     """A plugin file, here with a single row of tokens, is drawn like a built-in."""
-    monkeypatch.setenv(FILES_VARIABLE, "")
     (tmp_path / "strips.py").write_text(_STRIPS)
     plugin_loader.use_plugin_files([tmp_path / "strips.py"])
     state = torch.random.get_rng_state()

@@ -28,8 +28,7 @@ def test_the_words_are_splitmix64() -> None:
         words = b"".join(
             _splitmix((key + count * golden) % 2**64).to_bytes(8, "little") for count in (1, 2)
         )
-        drawn = CounterRandom(5, 3, torch.tensor([row])).pixels(16)
-        assert drawn.numpy().tobytes() == words
+        assert CounterRandom(5, 3, torch.tensor([row])).pixels(16).numpy().tobytes() == words
 
 
 def test_numbers_are_evenly_distributed() -> None:

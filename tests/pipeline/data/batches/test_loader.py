@@ -110,8 +110,7 @@ def test_resumed_batches_equal_the_uninterrupted_ones(source: TrainingImages) ->
     whole = batches(source, 8)
     assert same(batches(source, 3, first_step=5), whole[5:])
     order = BatchOrder(source.rows, 4, source.seed, 5)
-    ahead = training_batches(order, source, workers=0, ahead=True)
-    assert same(list(islice(ahead, 3)), whole[5:])
+    assert same(list(islice(training_batches(order, source, workers=0, ahead=True), 3)), whole[5:])
 
 
 @settings(max_examples=30)

@@ -34,8 +34,7 @@ def test_next_batch_is_loaded_while_one_is_used() -> None:
     batches = one_ahead(loads(loaded), CPU)
     assert next(batches) == 0
     until(lambda: len(loaded) > 1, "the second is not loaded")
-    assert list(loaded) == [0, 1]
-    assert list(islice(batches, 3)) == [1, 2, 3]
+    assert (list(loaded), list(islice(batches, 3))) == ([0, 1], [1, 2, 3])
     assert threading.get_ident() not in loaded.values()
 
 
@@ -43,8 +42,7 @@ def test_nothing_is_loaded_beyond_what_is_needed() -> None:
     """The last batch that is needed is used alone; if more are needed later, they follow."""
     loaded, needed = dict[int, int](), 2
     batches = one_ahead(loads(loaded), CPU, lambda: needed)
-    assert list(islice(batches, 2)) == [0, 1]
-    assert list(loaded) == [0, 1]
+    assert (list(islice(batches, 2)), list(loaded)) == ([0, 1], [0, 1])
     needed = 9
     assert next(batches) == 2
 

@@ -42,8 +42,7 @@ def test_an_epoch_reads_each_window_once(
     assert np.array_equal(np.concatenate(announced[:-1]), drawn)
     window_of = {row: number for number, window in enumerate(announced[:-1]) for row in window}
     for block in range(-(-stored // block_rows)):
-        own = [window_of[row] for row in rows if row // block_rows == block]
-        assert len(set(own)) <= 1
+        assert len({window_of[row] for row in rows if row // block_rows == block}) <= 1
     order.on_window = None
     tail = list(islice(iter(order.from_step(first_step)), 5))
     assert tail == list(islice(iter(order), first_step + 5))[first_step:]

@@ -64,8 +64,7 @@ def test_another_data_set_may_call_its_groups_the_same(tmp_path: Path) -> None:
 
     def splits(hospital: str, work: str) -> pd.DataFrame:
         settings = {"path": str(tmp_path / hospital), "group_pattern": r"(\d+)\.png"}
-        data = ingest(validated({"data": settings}), tmp_path / work)
-        return manifests.load(data.manifest_file)
+        return manifests.load(ingest(validated({"data": settings}), tmp_path / work).manifest_file)
 
     write_photos(tmp_path / "north", classes=2, images=24)
     write_photos(tmp_path / "south", classes=3, images=6, side=16)

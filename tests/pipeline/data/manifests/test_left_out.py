@@ -40,8 +40,7 @@ from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, why_not_re
 )
 def test_each_cause_has_its_sentence(reason: str, kind: str, sentence: str) -> None:
     """Only what a decoder itself has refused is said not to be decodable."""
-    table = pd.DataFrame({"path": ["x"], "status": ["damaged"], "reason": [reason]})
-    [part] = left_out(table)
+    [part] = left_out(pd.DataFrame({"path": ["x"], "status": ["damaged"], "reason": [reason]}))
     assert part.cause.kind == kind
     assert sentence in part.sentence
     assert note(part, 3).endswith(f"was left out: x ({reason}). {part.cause.remedy}")
@@ -72,8 +71,8 @@ def test_a_format_with_a_library_of_its_own_names_it(start: bytes, name: str, li
 
 
 @pytest.mark.parametrize("target", ["gone.png", "link.png"])
-def test_a_link_without_a_target_is_no_fault_of_the_disk(target: str, tmp_path: Path) -> None:
+def test_a_link_without_a_target_is_no_fault_of_the_disk(target: str) -> None:
     """It is said to lead nowhere, whether its target is missing or the link itself."""
-    (tmp_path / "link.png").symlink_to(target)
+    Path("link.png").symlink_to(target)
     with pytest.raises(UndecodableImageError, match=r"^the link leads to no file$"):
-        open_regular(tmp_path / "link.png").__enter__()
+        open_regular(Path("link.png")).__enter__()

@@ -17,8 +17,9 @@ from patchline.pipeline.data.manifests.own_columns import check_slices, own_colu
 from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.errors import ConfigError
 from patchline.plugin_api import ImageListing, ListedImage
-from tests.conftest import draw_photo, write_photos
+from tests.conftest import draw_photo
 from tests.pipeline.data.reading.test_decoding import encoded
+from tests.plugins.listings import two_classes
 
 _WHOLE = encoded(Image.fromarray(draw_photo(0, 0, 64)), "JPEG")
 
@@ -32,22 +33,20 @@ def listed(root: Path, images: list[ListedImage] | None = None) -> ImageListing:
     return ImageListing(name="photos", root=root, images=images or found)
 
 
-def test_each_file_has_one_row_that_describes_it(tmp_path: Path) -> None:
+def test_each_file_has_one_row_that_describes_it() -> None:
     """A row holds path, label, size, mode, bytes and the SHA-256 of the file."""
-    root = write_photos(tmp_path / "photos", classes=2, images=3)
-    Image.fromarray(draw_photo(0, 9)[:10, :20, 0]).save(root / "across" / "grey.png")
+    root = two_classes(3)
+    Image.fromarray(draw_photo(0, 9)[:10, :20, 0]).save(root / "across/grey.png")
     scanned = scan(listed(root))
     assert list(scanned.columns) == manifests.COLUMNS
-    assert list(scanned["path"]) == sorted(scanned["path"])
-    assert len(scanned) == 7
+    assert (list(scanned["path"]), len(scanned)) == (sorted(scanned["path"]), 7)
     content = (root / "across/grey.png").read_bytes()
     expected = {
         "width": 20, "height": 10, "mode": "L", "bytes": len(content), "label": "across",
         "sha256": hashlib.sha256(content).hexdigest(), "split": "", "group": "", "status": "ok",
         "reason": "",
     }  # fmt: skip
-    grey = scanned.set_index("path").loc["across/grey.png"]
-    assert dict(grey[list(expected)]) == expected
+    assert dict(scanned.set_index("path").loc["across/grey.png"][list(expected)]) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,15 +63,14 @@ def test_foreign_file_is_told_from_a_damaged_image(
 ) -> None:
     """A file that neither begins nor is named like an image is foreign, any other one damaged."""
     (tmp_path / name).write_bytes(content)
-    listing = ImageListing("one", tmp_path, [ListedImage(name, "rose")])
-    row = scan(listing).iloc[0]
+    row = scan(ImageListing("one", tmp_path, [ListedImage(name, "rose")])).iloc[0]
     assert row["status"] == status
     assert re.search(reason, row["reason"])
 
 
-def test_fingerprint_does_not_depend_on_order_place_or_time(tmp_path: Path) -> None:
+def test_fingerprint_does_not_depend_on_order_place_or_time() -> None:
     """A copy of the folder elsewhere, with other times and listed backwards, has the same."""
-    root, moved = write_photos(tmp_path / "photos", classes=2, images=3), tmp_path / "far" / "away"
+    root, moved = two_classes(3), Path("far/away")
     shutil.copytree(root, moved)
     for file in moved.rglob("*.png"):
         os.utime(file, (1_000_000_000, 1_000_000_000))
@@ -82,10 +80,9 @@ def test_fingerprint_does_not_depend_on_order_place_or_time(tmp_path: Path) -> N
     assert manifests.fingerprint(first) == manifests.fingerprint(second)
 
 
-def test_fingerprint_depends_on_path_label_split_group_and_content(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_path_label_split_group_and_content() -> None:
     """Each change that may change a result gives another fingerprint."""
-    root = write_photos(tmp_path / "photos", classes=2, images=2)
-    manifest = scan(listed(root))
+    manifest = scan(listed(two_classes(2)))
     fingerprints = {manifests.fingerprint(manifest)}
     for column, value in [
         ("path", "across/other.png"),

@@ -56,10 +56,8 @@ def test_an_image_in_another_class_is_relabelled_and_not_new() -> None:
     """A file that was moved to another class folder is told apart from a new one."""
     found = compare(_manifest([(1, "a"), (2, "b")]), _manifest([(1, "b"), (2, "b"), (3, "c")]))
     assert (found.new, found.relabelled, found.removed) == (1, 1, 0)
-    assert found.new_by_class == {"c": 1}
-    assert found.relabelled_examples == ("b/0.png",)
-    damaged = _manifest([(1, "a")]).assign(status="damaged")
-    assert compare(damaged, _manifest([(1, "a")])).new == 1
+    assert (found.new_by_class, found.relabelled_examples) == ({"c": 1}, ("b/0.png",))
+    assert compare(_manifest([(1, "a")]).assign(status="damaged"), _manifest([(1, "a")])).new == 1
 
 
 def test_the_same_pixels_in_another_file_are_not_new() -> None:
@@ -113,5 +111,4 @@ def test_new_images_of_sets_are_counted_by_label() -> None:
     table = _manifest([(1, ""), (2, ""), (3, "")])
     now = with_task(table.assign(label=[encoded("a"), encoded("ab"), encoded("")]), MULTI_LABEL)
     result = compare(now.iloc[:1].assign(label=encoded("b")), now)
-    assert result.new_by_class == {"a": 1, "b": 1}
-    assert (result.new, result.relabelled) == (2, 1)
+    assert (result.new_by_class, (result.new, result.relabelled)) == ({"a": 1, "b": 1}, (2, 1))

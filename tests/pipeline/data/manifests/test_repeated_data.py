@@ -22,6 +22,7 @@ from patchline.pipeline.tracking import tracked_run
 from patchline.pipeline.tracking.tracking_store import client
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
+from tests.plugins.listings import two_classes
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -44,13 +45,13 @@ def rows_of(data: IngestedData) -> pd.DataFrame:
     return manifests.load(data.manifest_file).set_index("path")
 
 
-def test_a_grown_folder_gives_the_same_data_again(tmp_path: Path) -> None:
+def test_a_grown_folder_gives_the_same_data_again() -> None:
     """New images are not used: the same version of the data, splits and pixels, by any name.
 
     MLflow itself finds the manifest too, by the data set of the run.
     """
-    work = tmp_path / "work"
-    photos = write_photos(tmp_path / "photos", classes=2, images=12)
+    work = Path("work")
+    photos = two_classes(12)
     first = ingestion.ingest(config_of(photos), work)
     rows = manifests.load(first.manifest_file)
     config = ingestion.resolve(config_of(photos), first)
@@ -63,22 +64,22 @@ def test_a_grown_folder_gives_the_same_data_again(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(manifests.load(Path(source.load())), rows)
     write_photos(photos, classes=3, images=20)
     assert ingestion.ingest(config_of(photos), work).fingerprint != first.fingerprint
-    copy = str(tmp_path / "copy.parquet")
+    copy = str(Path("copy.parquet").absolute())
     manifests.save(rows, Path(copy))
     for reference, named in ((run_id[:10], run_id), (copy, copy)):
-        found = again(photos, tmp_path / "other", reference)
+        found = again(photos, Path("other"), reference)
         assert (found.fingerprint, found.classes) == (first.fingerprint, first.classes)
         pd.testing.assert_frame_equal(manifests.load(found.manifest_file), rows)
         config = ingestion.resolve(config_of(photos, manifest=reference), found)
         assert config.data.manifest == named
-    after = np.array(open_images(ingestion.prepare(config, found, tmp_path / "other").store))
+    after = np.array(open_images(ingestion.prepare(config, found, Path("other")).store))
     assert np.array_equal(before, after)
 
 
-def test_images_that_changed_are_named_and_can_be_left_out(tmp_path: Path) -> None:
+def test_images_that_changed_are_named_and_can_be_left_out() -> None:
     """One is gone, one has another content; the other images keep their splits."""
-    work = tmp_path / "work"
-    photos = write_photos(tmp_path / "photos", classes=2, images=12)
+    work = Path("work")
+    photos = two_classes(12)
     first = ingestion.ingest(config_of(photos), work)
     rows = rows_of(first)
     run_id = logged(first, work)
@@ -87,7 +88,7 @@ def test_images_that_changed_are_named_and_can_be_left_out(tmp_path: Path) -> No
     (photos / other).write_bytes((photos / other).read_bytes() + b"more")
     with pytest.raises(DataError, match=rf"2 of 24 images of run {run_id[:8]} .*accept changes"):
         again(photos, work, run_id)
-    listed = pd.read_csv(work / "manifests" / "changes.csv").set_index("path")["change"]
+    listed = pd.read_csv(work / "manifests/changes.csv").set_index("path")["change"]
     assert dict(listed) == {gone: "missing", other: "changed"}
     found = again(photos, work, run_id, accept=["changes"])
     assert any("2 of 24 images" in note and "left out" in note for note in found.notes)
@@ -98,41 +99,41 @@ def test_images_that_changed_are_named_and_can_be_left_out(tmp_path: Path) -> No
     assert found.fingerprint != first.fingerprint
 
 
-def test_what_names_no_manifest_is_an_error(tmp_path: Path) -> None:
+def test_what_names_no_manifest_is_an_error() -> None:
     """Each error says what to name instead."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=12)
-    work = tmp_path / "work"
+    photos = two_classes(12)
+    work = Path("work")
     with tracked_run.owned_run(RunConfig(name="photos"), work / "runs", {}) as run:
         pass
-    pd.DataFrame({"path": ["a"]}).to_parquet(tmp_path / "other.parquet")
+    pd.DataFrame({"path": ["a"]}).to_parquet(Path("other.parquet"))
     first = ingestion.ingest(config_of(photos), work)
-    damaged = tmp_path / "flipped.parquet"
+    damaged = Path("flipped.parquet")
     manifests.load(first.manifest_file).to_parquet(damaged, compression=None)
     damaged.write_bytes(damaged.read_bytes().replace(b".png", b"\xffpng"))
     for reference, message in (
         (run.run_id, "has no manifest in the tracking store"),
-        (str(tmp_path / "none.parquet"), "There is no manifest"),
-        (str(tmp_path / "other.parquet"), "it has no column label"),
+        ("none.parquet", "There is no manifest"),
+        ("other.parquet", "it has no column label"),
         (str(damaged), r"is not a manifest \(.*UTF8"),
         ("photos@champion", "There is no model version photos@champion"),
         ("nonsense", "There is no run 'nonsense'"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             again(photos, work, reference)
-    elsewhere = write_photos(tmp_path / "elsewhere", classes=1, images=1)
+    elsewhere = write_photos(Path("elsewhere"), classes=1, images=1)
     (elsewhere / "across").rename(elsewhere / "along")
     with pytest.raises(DataError, match=r"None of the 24 images .* Give the data of that run"):
         again(elsewhere, work, logged(first, work))
 
 
-def test_more_can_be_excluded_and_groups_stay_as_they_were(tmp_path: Path) -> None:
+def test_more_can_be_excluded_and_groups_stay_as_they_were() -> None:
     """Images that the table names are left out of the earlier data, whether they are there or not.
 
     The splits of the others are those of the earlier run, and settings of groups say so.
     """
-    work = tmp_path / "work"
-    photos = write_photos(tmp_path / "photos", classes=2, images=12)
-    table = tmp_path / "findings.csv"
+    work = Path("work")
+    photos = two_classes(12)
+    table = Path("findings.csv")
     write_text(table, "path,kind,exclude\nacross/003.png,dark,yes\n")
     first = ingestion.ingest(config_of(photos, exclude=str(table)), work)
     before = rows_of(first)

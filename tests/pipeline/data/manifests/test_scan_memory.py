@@ -22,6 +22,7 @@ from patchline.plugins.stores.objects import RemoteStore
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.manifests.test_manifest import listed
 from tests.pipeline.workspace.machines import machine
+from tests.plugins.listings import two_classes
 
 REMEMBERED = "remembered"
 """Written into the memory's column `mode`, so that a row shows where it comes from."""
@@ -41,17 +42,17 @@ def scanned(listing: ImageListing, work: Path, *, fresh: bool = False) -> pd.Dat
 @pytest.mark.usefixtures("later")
 def test_only_what_changed_is_opened_again(tmp_path: Path) -> None:
     """A file with other bytes of the same size and time, a new one and a damaged one."""
-    root, work = write_photos(tmp_path / "photos", classes=2, images=3), tmp_path / "work"
-    (root / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
+    root, work = two_classes(3), tmp_path / "work"
+    (root / "across/bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
     first = scanned(listed(root), work)
     assert first.equals(scan(listed(root)).set_index("path"))
     marked(ScanMemory(root, work))
-    changed = root / "across" / "000.png"
+    changed = root / "across/000.png"
     times, content = changed.stat(), bytearray(changed.read_bytes())
     content[-20] ^= 255  # in a checksum
     changed.write_bytes(content)
     os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
-    (root / "down" / "new.png").write_bytes((root / "down" / "000.png").read_bytes())
+    (root / "down/new.png").write_bytes((root / "down/000.png").read_bytes())
     second = scanned(listed(root), work)
     opened = second.index[second["mode"] != REMEMBERED]
     assert list(opened) == ["across/000.png", "across/bad.png", "down/new.png"]
@@ -80,14 +81,14 @@ def test_a_damaged_memory_is_written_again(tmp_path: Path, damage: str) -> None:
 @pytest.mark.usefixtures("later")
 def test_an_archive_is_read_again_when_it_is_another_file(tmp_path: Path) -> None:
     """The members of an unchanged archive are remembered; the images are the same."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=6)
+    photos = two_classes(6)
     config = validated({"data": {"path": str(tmp_path / "photos.zip")}})
     found = []
     for _ in range(2):
         shutil.make_archive(str(photos), "zip", photos)
         found += [ingestion.ingest(config, tmp_path / "work").fingerprint for _ in range(2)]
         Image.fromarray(draw_photo(0, 99)).save(photos / "down/000.png")
-    [file] = (tmp_path / "work" / "scans").iterdir()
+    [file] = (tmp_path / "work/scans").iterdir()
     assert len(pd.read_parquet(file)) == 12
     assert found[0] == found[1] != found[2] == found[3]
 

@@ -43,8 +43,7 @@ def test_a_group_joins_images_and_the_units_that_they_are_in() -> None:
     """Two scenes of one patient are one unit, with the near duplicates of either."""
     keys, shots = list("abcdef"), [each for scene in range(3) for each in burst(scene, 2)]
     units = compared(keys, shots).units(keys, ["p", "", "p", "", "", ""])
-    assert len(set(units[:4])) == 1
-    assert len(set(units.tolist())) == 2
+    assert (len(set(units[:4])), len(set(units.tolist()))) == (1, 2)
 
 
 def test_small_images_are_not_compared_but_exact_copies_are_known() -> None:
@@ -52,6 +51,4 @@ def test_small_images_are_not_compared_but_exact_copies_are_known() -> None:
     shots, keys = burst(0, 3, side=8), list("abcd")
     pictures = compared(keys, [*shots, shots[0]], 8)
     units = pictures.units(keys, [""] * 4)
-    assert len(set(units.tolist())) == 3
-    assert units[0] == units[3]
-    assert pictures.too_small(keys) == 4
+    assert (len(set(units.tolist())), units[0], pictures.too_small(keys)) == (3, units[3], 4)

@@ -92,8 +92,7 @@ def test_workers_find_what_one_process_finds(
     wide, done = Wide(), list[int]()
     with worker_start.using_launcher("wide", lambda: wide):
         divided = search._matching_pairs(thumbnails, lambda *at: done.append(at[1]), new)
-    assert len(wide.parts) == 2
-    assert done[-1] == len(SEARCHES)
+    assert (len(wide.parts), done[-1]) == (2, len(SEARCHES))
     assert alone.shape[1] >= 6
     assert {*zip(*divided.tolist(), strict=True)} == {*zip(*alone.tolist(), strict=True)}
     assert not list(Path(".patchline").glob(".building-*"))
@@ -148,8 +147,7 @@ def test_new_images_are_compared_in_both_directions(thumbnails: Thumbnails, tmp_
 def test_known_images_are_not_compared_again(thumbnails: Thumbnails, tmp_path: Path) -> None:
     """Pairs of an earlier search are remembered, also if others are new; gone images are not."""
     memory = SearchMemory(tmp_path / "data", tmp_path)
-    most = [place for place in range(33) if place not in (2, 32)]
-    groups(thumbnails, most, memory)
+    groups(thumbnails, [place for place in range(33) if place not in (2, 32)], memory)
     noise = np.random.default_rng(0).integers(0, 256, thumbnails.luma_NHW.shape, np.uint8)
     noise[[2, 32]] = thumbnails.luma_NHW[[2, 32]]
     unlike = Thumbnails(noise, thumbnails.chroma_NHWC)
@@ -176,17 +174,17 @@ def test_all_images_are_compared_if_there_is_nothing_to_trust(
     assert groups(thumbnails, list(range(33)), remembered) == ALL[1:]
 
 
-def test_crops_and_mirror_images_stay_in_one_split(tmp_path: Path) -> None:
+def test_crops_and_mirror_images_stay_in_one_split() -> None:
     """Each picture's versions are in one split, and a version that arrives later joins them."""
 
     def save(image: Image.Image, number: int, name: str) -> None:
-        file = tmp_path / "photos" / "ab"[number % 2] / f"{number:02d}_{name}"
+        file = Path("photos") / "ab"[number % 2] / f"{number:02d}_{name}"
         file.parent.mkdir(parents=True, exist_ok=True)
         image.save(file)
 
     def rows() -> pd.DataFrame:
-        data = {"path": str(tmp_path / "photos"), "group_near_duplicates": True}
-        found = manifests.load(ingest(validated({"data": data}), tmp_path / "work").manifest_file)
+        data = {"path": "photos", "group_near_duplicates": True}
+        found = manifests.load(ingest(validated({"data": data}), Path("work")).manifest_file)
         return found.assign(number=found["path"].str[2:4].astype(int))
 
     for number in range(30):
@@ -196,8 +194,7 @@ def test_crops_and_mirror_images_stay_in_one_split(tmp_path: Path) -> None:
     before = rows().groupby("number")["split"].agg(set)
     assert all(len(splits) == 1 for splits in before)
     for number in range(8):
-        mirrored = scene(number, 48).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        save(mirrored, number, "mirror.jpg")
+        save(scene(number, 48).transpose(Image.Transpose.FLIP_LEFT_RIGHT), number, "mirror.jpg")
     found = rows()
     pd.testing.assert_series_equal(found.groupby("number")["split"].agg(set), before)
     versions = found[found["number"] < 8].groupby("number")["group"].agg(set)

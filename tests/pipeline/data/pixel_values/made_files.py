@@ -11,6 +11,9 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pytest
+
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
 
 Values = np.ndarray[Any, Any]
 _FORMATS = {"u": 1, "i": 2, "f": 3}
@@ -146,9 +149,11 @@ def texture(rng: np.random.Generator, *, down: bool, side: int = 16) -> Values:
     return whole
 
 
-def write_files(root: Path, name: str, file_of: Callable[[Values], bytes], images: int = 6) -> Path:
+def write_files(
+    place: Path | str, name: str, file_of: Callable[[Values], bytes], images: int = 6
+) -> Path:
     """Write stripes of two classes, `across` and `down`, into files that the function makes."""
-    rng = np.random.default_rng(0)
+    root, rng = Path.cwd() / place, np.random.default_rng(0)
     for label in ("across", "down"):
         folder = root / label
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,3 +179,9 @@ def jpeg_2000_file(values_HWN: Values, bits: int = 16) -> bytes:
     for component in range(values_HWN.shape[2]):
         data[sizes + 3 * component] = bits - 1
     return bytes(data)
+
+
+def refused(reason: str, data: bytes, channels: int = 3, **more: Any) -> None:
+    """Check that a file is refused with this reason."""
+    with pytest.raises(UndecodableImageError, match=reason):
+        decode_image(data, channels, **more)

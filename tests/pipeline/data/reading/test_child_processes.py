@@ -19,12 +19,13 @@ from patchline.pipeline.data.reading import child_processes
 from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
 from patchline.plugin_api import ListedImage
-from tests.conftest import write_photos
 from tests.patience import until
 from tests.pipeline.data.manifests.test_manifest import listed
 from tests.pipeline.data.pixel_values.made_files import png_file
+from tests.plugins.listings import two_classes
 
 Files = list[tuple[ListedImage, bool]]
+needs_two = pytest.mark.skipif(processors() == 1, reason="needs two processors")
 
 
 def files_of(root: Path, times: int = 1) -> Files:
@@ -34,12 +35,12 @@ def files_of(root: Path, times: int = 1) -> Files:
     return [(image, True) for image in images] * times
 
 
-@pytest.mark.skipif(processors() == 1, reason="needs two processors")
+@needs_two
 def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
     """Whole, damaged, foreign, missing, large and oddly named files, in their order."""
-    root = write_photos(tmp_path / "photos", classes=2, images=3)
-    (root / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
-    Image.new("L", (4200, 4200), 9).save(root / "across" / "large.png", compress_level=1)
+    root = two_classes(3)
+    (root / "across/bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
+    Image.new("L", (4200, 4200), 9).save(root / "across/large.png", compress_level=1)
     files = files_of(root)
     files += [(ListedImage("down/000.png", "", None, "a group"), False)]
     files += [(ListedImage(name, "down", "test"), True) for name in ("gone.png", "a\nb", "\udcff")]
@@ -48,17 +49,16 @@ def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
         np.save(tmp_path / name, np.zeros((len(files), 8, 8, 3), np.uint8))
         kept.append(KeptImageArray(tmp_path / name, "squash"))
     by_threads = list(rows_of(root, files, fewest=10**9, kept=kept[0]))
-    by_processes = list(rows_of(root, files, fewest=1, kept=kept[1]))
-    assert by_processes == by_threads
+    assert list(rows_of(root, files, fewest=1, kept=kept[1])) == by_threads
     images = [np.load(each.file) for each in kept]
     assert np.array_equal(*images)
     assert [bool(image.any()) for image in images[0]] == [r["status"] == "ok" for r in by_threads]
 
 
-@pytest.mark.skipif(processors() == 1, reason="needs two processors")
-def test_killed_processes_cost_no_row(tmp_path: Path) -> None:
+@needs_two
+def test_killed_processes_cost_no_row() -> None:
     """The parent describes what a child was asked for, and what nobody is left to ask for."""
-    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    root = two_classes(3)
     files = files_of(root, times=100)
     rows = rows_of(root, files, fewest=1)
     first = next(rows)
@@ -70,10 +70,10 @@ def test_killed_processes_cost_no_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(processors() == 1, reason="needs two processors")
-def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
+@needs_two
+def test_processes_end_with_a_killed_parent() -> None:
     """Nobody is left behind when a run is killed while it reads the images."""
-    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    root = two_classes(3)
     code = f"""
 from pathlib import Path
 from patchline.pipeline.data.manifests.describing_processes import rows_of
@@ -104,9 +104,9 @@ def _lives(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def test_a_reader_that_stops_early_leaves_no_process(tmp_path: Path) -> None:
+def test_a_reader_that_stops_early_leaves_no_process() -> None:
     """An error while the rows are used ends the children."""
-    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    root = two_classes(3)
     rows = rows_of(root, files_of(root, times=300), fewest=1)
     assert len(list(itertools.islice(rows, 3))) == 3
     mine = _children("describing_processes")
@@ -115,21 +115,21 @@ def test_a_reader_that_stops_early_leaves_no_process(tmp_path: Path) -> None:
     assert not any(map(_lives, mine))
 
 
-def test_processes_decode_the_same_store(tmp_path: Path) -> None:
+def test_processes_decode_the_same_store() -> None:
     """Also a large image, which this process decodes, deep ones, and after children were killed."""
-    root = write_photos(tmp_path / "photos", classes=2, images=20)
-    Image.new("L", (4200, 4200), 99).save(root / "across" / "large.png", compress_level=1)
-    (root / "down" / "deep.png").write_bytes(png_file(np.full((9, 9, 1), 2000, np.uint16)))
+    root = two_classes(20)
+    Image.new("L", (4200, 4200), 99).save(root / "across/large.png", compress_level=1)
+    (root / "down/deep.png").write_bytes(png_file(np.full((9, 9, 1), 2000, np.uint16)))
     rows = scan(listed(root))
     spec = StoreSpec(3, 20, 24, "pad", PixelMapping((("uint16", 0.0, 4095.0),)))
-    by_threads, _ = prepare(rows, root, spec, tmp_path / "threads", fewest=10**9)
-    by_processes, _ = prepare(rows, root, spec, tmp_path / "processes", fewest=1)
+    by_threads, _ = prepare(rows, root, spec, Path("threads"), fewest=10**9)
+    by_processes, _ = prepare(rows, root, spec, Path("processes"), fewest=1)
 
     def kill_all(done: int, _total: int) -> None:
         for child in _children("decoding_processes") if done == 1 else ():
             child.kill()
 
-    by_nobody, _ = prepare(rows, root, spec, tmp_path / "killed", kill_all, fewest=1)
+    by_nobody, _ = prepare(rows, root, spec, Path("killed"), kill_all, fewest=1)
     expected = open_images(by_threads)[:]
     assert set(expected[list(rows["path"]).index("down/deep.png")].ravel()) == {125}
     for store in (by_processes, by_nobody):

@@ -38,8 +38,7 @@ def random_sets(
     images: int, labels: int = 6, seed: int = 0, shares: tuple[float, float] = (0.5, 0.05)
 ) -> list[str]:
     """Return sets in which some labels are frequent, some rare, and one implies another."""
-    generator = np.random.default_rng(seed)
-    drawn = generator.random((images, labels)) < np.geomspace(*shares, labels)
+    drawn = np.random.default_rng(seed).random((images, labels)) < np.geomspace(*shares, labels)
     drawn[:, 0] |= drawn[:, -1]
     return [encoded(f"l{number}" for number in np.flatnonzero(row)) for row in drawn]
 

@@ -125,8 +125,7 @@ def _manifest(classes: Classes, by: str = "group") -> pd.DataFrame:
     pairs = [(f"class {k}", unit) for k, members in enumerate(classes) for unit in members]
     columns: dict[str, Any] = {by: [f"unit {unit}" for _, unit in pairs]}
     columns["contents"] = [f"{label}/{unit}" for label, unit in pairs]
-    manifest = table([label for label, _ in pairs], **columns)
-    return manifest.assign(unit=[unit for _, unit in pairs])
+    return table([label for label, _ in pairs], **columns).assign(unit=[unit for _, unit in pairs])
 
 
 def _whole(manifest: pd.DataFrame) -> bool:

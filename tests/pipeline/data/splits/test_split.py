@@ -54,8 +54,7 @@ def test_few_images_move_where_nothing_is_remembered_and_others_join() -> None:
     more = table(["a", "c"] * 800, contents=[f"more {number}" for number in range(1600)])
     small = by_content(assigned(before)[0])
     after = by_content(assigned(pd.concat([more, before], ignore_index=True))[0])
-    moved = [key for key, split in small.items() if after[key] != split]
-    assert len(moved) < 0.08 * len(small)
+    assert len([key for key, split in small.items() if after[key] != split]) < 0.08 * len(small)
 
 
 def test_another_split_seed_gives_another_split() -> None:
@@ -160,8 +159,7 @@ def test_images_that_were_chosen_to_be_labelled_are_not_tested_on(task: Task) ->
         rows = pd.concat([rows, more], ignore_index=True)
         found, notes = assigned(rows, 3, remembered=earlier, task=task)
         shares = found["split"].value_counts(normalize=True)
-        tested = found[found["split"] == "test"]
-        assert (tested["column:patchline_label_source"] == "random").all()
+        assert (found[found["split"] == "test"]["column:patchline_label_source"] == "random").all()
         assert shares[["test", "validation"]].tolist() == pytest.approx([0.15] * 2, abs=0.05)
         assert notes == random_draws.notes(found) == []
         assert found["split"].tolist()[: len(before)] == before
@@ -245,8 +243,7 @@ def test_each_label_has_its_share_in_each_split(seed: int) -> None:
     """No label misses its share by more than two images, and no split its size by more than 3 %."""
     found, notes = assigned(table(random_sets(400, 12, seed, USUAL)), seed, task=MULTI_LABEL)
     assert _misses(found) <= 2.5
-    shares = found["split"].value_counts(normalize=True)
-    assert shares.to_dict() == pytest.approx(SHARES, abs=0.03)
+    assert found["split"].value_counts(normalize=True).to_dict() == pytest.approx(SHARES, abs=0.03)
     assert notes == []
 
 
@@ -288,8 +285,7 @@ def test_rare_labels_are_in_training_first_then_in_the_test_split() -> None:
     ):
         assert sorted(found.loc[found["label"].str.contains(name), "split"]) == splits
     assert notes[0].startswith("1 label without test images")
-    without = found.loc[found["label"] == "[]", "split"].value_counts()
-    assert without.to_dict() == pytest.approx(
+    assert found.loc[found["label"] == "[]", "split"].value_counts().to_dict() == pytest.approx(
         {"train": 10.5, "validation": 2.25, "test": 2.25}, abs=1
     )
     assert "once, twice" in notes[1]

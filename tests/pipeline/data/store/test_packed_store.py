@@ -31,12 +31,12 @@ def pack(rows: Any, root: Path, stores: Path, spec: StoreSpec = SPEC) -> tuple[P
 @pytest.mark.parametrize(
     "spec", [SPEC, StoreSpec(1, 24, 20, "squash"), StoreSpec(3, 20, 24, "pad")]
 )
-def test_packed_and_decoded_images_are_equal(root: Path, tmp_path: Path, spec: StoreSpec) -> None:
+def test_packed_and_decoded_images_are_equal(root: Path, spec: StoreSpec) -> None:
     """To the last pixel, however they are indexed, and whoever decodes them."""
-    rows, stores = rows_of(root), tmp_path / "stores"
+    rows, stores = rows_of(root), Path("stores")
     expected = open_images(prepare(rows, root, spec, stores, kind="decoded")[0])
     store, _ = pack(rows, root, stores, spec)
-    backwards, _ = pack(rows.iloc[::-1], tmp_path / "gone", stores, spec)  # copied
+    backwards, _ = pack(rows.iloc[::-1], Path("gone"), stores, spec)  # copied
     assert np.array_equal(open_images(backwards)[:], expected[::-1])
     for threads in (None, 1):
         images = open_images(store, threads)
@@ -54,23 +54,23 @@ def test_packed_and_decoded_images_are_equal(root: Path, tmp_path: Path, spec: S
 
 
 def test_images_are_packed_only_where_they_would_not_fit(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By default the free space decides, and the choice is told; what exists is used."""
-    rows, stores = rows_of(root), tmp_path / "stores"
+    rows, stores = rows_of(root), Path("stores")
     monkeypatch.setattr(decoded_files, "_MOST_OF_THE_DISK", 1e-15)
     store, _ = prepare(rows, root, SPEC, stores)
     assert isinstance(open_images(store), PackedImages)
     assert "the image files are packed" in caplog.text
     decoded, _ = prepare(rows, root, SPEC, stores, kind="decoded")
     assert isinstance(open_images(decoded), np.memmap)
-    assert prepare(rows, tmp_path / "gone", SPEC, stores) == (decoded, True)
+    assert prepare(rows, Path("gone"), SPEC, stores) == (decoded, True)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone", "no shape"])
-def test_a_damaged_packed_store_is_repaired(root: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_packed_store_is_repaired(root: Path, damage: str) -> None:
     """Only the damaged shard is packed again; the other images' files need not be there."""
-    rows, stores = rows_of(root), tmp_path / "stores"
+    rows, stores = rows_of(root), Path("stores")
     store, _ = pack(rows, root, stores)
     expected = open_images(store)[:]
     last = max(store.glob("packed-*"))
@@ -83,16 +83,15 @@ def test_a_damaged_packed_store_is_repaired(root: Path, tmp_path: Path, damage: 
         (store / "packed.json").unlink()
     for path in [] if damage == "no shape" else rows["path"][:6]:
         (root / path).unlink()
-    assert pack(rows, root, stores) == (store, False)
-    assert last.read_bytes() == before
+    assert (pack(rows, root, stores), last.read_bytes()) == ((store, False), before)
     assert np.array_equal(open_images(store)[:], expected)
     assert pack(rows, root, stores) == (store, True)
 
 
 @pytest.mark.parametrize("left", [24, 3])
-def test_damage_in_use_is_told(root: Path, tmp_path: Path, left: int) -> None:
+def test_damage_in_use_is_told(root: Path, left: int) -> None:
     """An image that cannot be decoded any more is an error with the remedy, not a wrong picture."""
-    store, _ = pack(rows_of(root), root, tmp_path / "stores")
+    store, _ = pack(rows_of(root), root, Path("stores"))
     shard = min(store.glob("packed-*"))
     zeros = bytes(shard.stat().st_size - 24) if left == 24 else b""
     shard.write_bytes(shard.read_bytes()[:left] + zeros)

@@ -17,8 +17,9 @@ from patchline.pipeline.data.store import store_shards
 from patchline.pipeline.data.store.earlier_stores import lock_of
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
 from patchline.pipeline.files import file_locks
-from tests.conftest import draw_photo, write_photos
+from tests.conftest import draw_photo
 from tests.pipeline.data.test_ingestion import config_of
+from tests.plugins.listings import two_classes
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +29,12 @@ def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos() -> Path:
     """Return a folder of usable photographs, with a damaged and a foreign file among them."""
-    folder = write_photos(tmp_path / "photos", classes=2, images=6)
-    Image.fromarray(draw_photo(3, 1, 40)[:, :20]).save(folder / "across" / "0010.jpg")
-    (folder / "across" / "0015.jpg").write_bytes(b"\xff\xd8\xff no image")
-    (folder / "down" / "notes.txt").write_text("not an image")
+    folder = two_classes(6)
+    Image.fromarray(draw_photo(3, 1, 40)[:, :20]).save(folder / "across/0010.jpg")
+    (folder / "across/0015.jpg").write_bytes(b"\xff\xd8\xff no image")
+    (folder / "down/notes.txt").write_text("not an image")
     return folder
 
 
@@ -42,11 +43,11 @@ def folders_in(work: Path) -> list[str]:
     return sorted(each.name for each in (work / "prepared").glob("*") if each.name != ".locks")
 
 
-def test_the_store_needs_no_files_once_they_are_read(photos: Path, tmp_path: Path) -> None:
+def test_the_store_needs_no_files_once_they_are_read(photos: Path) -> None:
     """The images are those that decoding gives, although their files have gone."""
-    config, work = config_of(photos, image_size=24, resize="pad"), tmp_path / "work"
+    config, work = config_of(photos, image_size=24, resize="pad"), Path("work")
     ingestion.ingest(config, work)
-    Image.fromarray(draw_photo(2, 7, 50)).save(photos / "across" / "new.png")
+    Image.fromarray(draw_photo(2, 7, 50)).save(photos / "across/new.png")
     data = ingestion.ingest(config, work)  # of two scans, the drafts are joined and removed
     rows = manifests.usable(manifests.load(data.manifest_file))
     decoded, _ = prepare(rows, photos, StoreSpec(3, 24, 24, "pad"), work / "decoded", fresh=True)
@@ -60,24 +61,24 @@ def test_the_store_needs_no_files_once_they_are_read(photos: Path, tmp_path: Pat
     "settings", [{"data": {"store": "packed"}}, {"data": {"channels": 1}}, {"preset": "quick"}, {}]
 )
 def test_nothing_is_kept_if_the_format_may_be_another(
-    photos: Path, tmp_path: Path, settings: dict[str, Any]
+    photos: Path, settings: dict[str, Any]
 ) -> None:
     """A preset may choose another size; grey and packed images are decoded in other ways."""
     for file in () if settings else photos.rglob("*.png"):
         Image.open(file).convert("L").save(file)
-    (photos / "across" / "0010.jpg").unlink()
+    (photos / "across/0010.jpg").unlink()
     data = {"source": "image_folder", "path": str(photos), **settings.get("data", {})}
-    ingestion.ingest(validated({**settings, "data": data}), tmp_path / "work")
-    assert folders_in(tmp_path / "work") == []
+    ingestion.ingest(validated({**settings, "data": data}), Path("work"))
+    assert folders_in(Path("work")) == []
 
 
-def test_what_a_killed_scan_has_left_is_removed(photos: Path, tmp_path: Path) -> None:
+def test_what_a_killed_scan_has_left_is_removed(photos: Path) -> None:
     """A scan removes the rest of one that was killed, and leaves one alone that is running."""
-    running = tmp_path / "work" / "prepared" / ".scanning-b"
+    running = Path("work/prepared/.scanning-b")
     for folder in (running, running.with_name(".scanning-a")):
         folder.mkdir(parents=True)
         (folder / "images.npy").write_bytes(b"half of it")
     with file_locks.try_lock(lock_of(running)) as held:
         assert held
-        ingestion.ingest(config_of(photos, image_size=24), tmp_path / "work")
-    assert [name for name in folders_in(tmp_path / "work") if "scan" in name] == [".scanning-b"]
+        ingestion.ingest(config_of(photos, image_size=24), Path("work"))
+    assert [name for name in folders_in(Path("work")) if "scan" in name] == [".scanning-b"]

@@ -111,8 +111,7 @@ def test_images_without_labels_are_told_from_their_mirror_images_or_not() -> Non
 
 def test_copies_are_never_on_both_sides_of_a_fold() -> None:
     """Images without structure, ten copies each, do not look recognisable."""
-    generator = np.random.default_rng(1)
-    noise = generator.integers(0, 256, (10, SIDE, SIDE, 3)).astype(np.uint8)
+    noise = np.random.default_rng(1).integers(0, 256, (10, SIDE, SIDE, 3)).astype(np.uint8)
     units = np.repeat(np.arange(10), 10)
     found = measured(noise[units], units % 2, units)
     assert found.answer == "unknown"
@@ -141,7 +140,7 @@ def test_few_groups_that_face_one_way_may_do_so_by_chance() -> None:
 def folder(path: Path, draw: Draw, labels: tuple[str, ...], count: int) -> Path:
     """Write images into class folders."""
     for number, (pixels, name) in enumerate(zip(*images(draw, labels, count), strict=True)):
-        file = path / f"class {name}" / f"{number:03d}.png"
+        file = path / f"class {name}/{number:03d}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(file)
     return path
@@ -203,9 +202,9 @@ def test_settings_count_but_a_contradiction_is_said(arrows: Path, settings: dict
         assert finding.severity == "warning"
 
 
-def test_images_that_are_mirrored_without_knowing_are_said_to_be(tmp_path: Path) -> None:
+def test_images_that_are_mirrored_without_knowing_are_said_to_be() -> None:
     """A setting of the user counts; without one, none are mirrored, and the remedy is said."""
-    few = folder(tmp_path / "few", _blob, ("1", "6"), 24)
+    few = folder(Path("few"), _blob, ("1", "6"), 24)
     config, data = read(few)
     assert flips(config, data) is False
     assert re.search("not known.*set data.mirror_symmetric", data.notes[-1])
@@ -215,17 +214,17 @@ def test_images_that_are_mirrored_without_knowing_are_said_to_be(tmp_path: Path)
 
 
 def test_the_measurement_sees_training_images_alone_and_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Flowers are mirrored; a run with the same training images does not open one again."""
-    config, data = read(folder(tmp_path / "flowers", _blob, ("1", "3", "6"), 100))
+    config, data = read(folder(Path("flowers"), _blob, ("1", "3", "6"), 100))
     assert flips(config, data) is True
     assert data.mirror.note.startswith("mirrored images show the same classes, measured on")
     rows = pd.read_parquet(data.manifest_file)
     training = rows[rows["split"] == "train"]
     monkeypatch.setattr(symmetry, "root_image_bytes", lambda _root, path: pytest.fail(path))
     files = symmetry.Files(data.root, PixelMapping())
-    again = symmetry.measured_symmetry(training, files, tmp_path / "work")
+    again = symmetry.measured_symmetry(training, files, Path("work"))
     assert again == data.mirror
     assert f"measured on {len(training)} training images" in again.note
 

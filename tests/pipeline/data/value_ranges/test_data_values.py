@@ -45,8 +45,7 @@ def stored(root: Path, data: IngestedData, **settings: Any) -> dict[str, Values]
     prepared = ingestion.prepare(config, data, root.parent / "work")
     assert prepared.image.pixel_values == data.pixel_values
     rows = manifests.usable(manifests.load(data.manifest_file))
-    images = prepared_store.open_images(prepared.store)
-    return dict(zip(rows["path"], images[:], strict=True))
+    return dict(zip(rows["path"], prepared_store.open_images(prepared.store)[:], strict=True))
 
 
 def of_type(dtype: str, low: float, high: float) -> tuple[str, Callable[[Values], bytes]]:
@@ -72,10 +71,10 @@ def of_type(dtype: str, low: float, high: float) -> tuple[str, Callable[[Values]
     ],
 )
 def test_deep_images_keep_their_texture(
-    tmp_path: Path, file: tuple[str, Callable[[Values], bytes]], note: str
+    file: tuple[str, Callable[[Values], bytes]], note: str
 ) -> None:
     """Whatever the type, the store's images follow the values, and the run says by which range."""
-    root = write_files(tmp_path / "deep", *file)
+    root = write_files("deep", *file)
     data = ingested(root)
     assert any(note in each for each in data.notes), data.notes
     assert data.greyscale
@@ -86,9 +85,9 @@ def test_deep_images_keep_their_texture(
         assert across > 20 if path.startswith("across") else across < -20
 
 
-def test_ordinary_images_are_as_before(tmp_path: Path) -> None:
+def test_ordinary_images_are_as_before() -> None:
     """Images of 8 bits get no range, no note, and no other pixel."""
-    root = write_files(tmp_path / "plain", *of_type("u1", 0, 255))
+    root = write_files("plain", *of_type("u1", 0, 255))
     data = ingested(root)
     assert data.mapping.is_plain
     assert not [note for note in data.notes if "values" in note]
@@ -98,9 +97,9 @@ def test_ordinary_images_are_as_before(tmp_path: Path) -> None:
     assert any("data.value_range has no effect" in note for note in notes)
 
 
-def test_a_mixed_data_set_has_a_range_for_each_type(tmp_path: Path) -> None:
+def test_a_mixed_data_set_has_a_range_for_each_type() -> None:
     """Images of 8 bits beside deep ones keep their values."""
-    root = tmp_path / "mixed"
+    root = Path("mixed")
     for kind in (of_type("u1", 0, 255), of_type("u2", 0, 1023), of_type("f8", 0, 1)):
         write_files(root, *kind)
     data = ingested(root)
@@ -110,22 +109,21 @@ def test_a_mixed_data_set_has_a_range_for_each_type(tmp_path: Path) -> None:
     assert min(image.std() for image in stored(root, data).values()) > 50
 
 
-def test_a_range_without_any_value_of_the_images_is_refused(tmp_path: Path) -> None:
+def test_a_range_without_any_value_of_the_images_is_refused() -> None:
     """A run stops, and an inspection says why; another range of the same images is fine."""
-    root = write_files(tmp_path / "deep", *of_type("u2", 300, 4000))
+    root = write_files("deep", *of_type("u2", 300, 4000))
     for value_range, color in (((50_000, 60_000), "black"), ((-10, -5), "white")):
         with pytest.raises(ConfigError, match=f"from 300 to 4,000 and would be wholly {color}"):
             ingested(root, value_range=value_range)
-    found = inspect_data(config_of(root, value_range=value_range), tmp_path / "inspection").result
-    errors = [each.kind for each in found.findings if each.severity == "error"]
-    assert errors == ["value_range"]
+    found = inspect_data(config_of(root, value_range=value_range), Path("inspection")).result
+    assert [each.kind for each in found.findings if each.severity == "error"] == ["value_range"]
     (note, *_) = ingested(root, value_range=(300, 500)).notes
     assert "300 to 500 become 256 grey levels (set by data.value_range)" in note
 
 
-def test_the_range_that_is_set_is_used_and_is_part_of_the_data_version(tmp_path: Path) -> None:
+def test_the_range_that_is_set_is_used_and_is_part_of_the_data_version() -> None:
     """A window by the user changes the pixels, the store and the fingerprint, not the digests."""
-    root = write_files(tmp_path / "deep", *of_type("i2", -1000, 1000))
+    root = write_files("deep", *of_type("i2", -1000, 1000))
     found, window = ingested(root), ingested(root, value_range=(-160, 240))
     assert found.fingerprint != window.fingerprint
     before, after = (manifests.load(each.manifest_file) for each in (found, window))
@@ -140,7 +138,7 @@ def test_the_range_that_is_set_is_used_and_is_part_of_the_data_version(tmp_path:
 
 def test_a_range_that_changes_as_data_grows_is_said(tmp_path: Path) -> None:
     """Brighter images widen the range, which is said until a run has trained with the new one."""
-    root = write_files(tmp_path / "deep", *of_type("u2", 0, 1023))
+    root = write_files("deep", *of_type("u2", 0, 1023))
     range_memory.remember(ingested(root).pixel_values, root, tmp_path)
     write_files(root, "more{:02}.png", of_type("u2", 0, 4095)[1])
     values = ingested(root).pixel_values
@@ -160,10 +158,10 @@ def test_a_range_that_changes_as_data_grows_is_said(tmp_path: Path) -> None:
     ],
 )
 def test_bands_that_nobody_explains_are_a_question(
-    tmp_path: Path, bands: int, extra: list[int], reason: str
+    bands: int, extra: list[int], reason: str
 ) -> None:
     """Four bands are not opacity, and a fifth is not dropped: the run asks, with the answer."""
-    root = write_files(tmp_path / "bands", "{:02}.tif", banded(bands, extra))
+    root = write_files("bands", "{:02}.tif", banded(bands, extra))
     with pytest.raises(DataError, match=reason):
         ingested(root)
     data = ingested(root, bands=[bands])
@@ -175,7 +173,7 @@ def test_bands_that_nobody_explains_are_a_question(
 
 @pytest.mark.parametrize(("transparent", "applied"), [(0.3, True), (1.0, False)])
 def test_an_opacity_is_applied_unless_it_hides_everything(
-    tmp_path: Path, transparent: float, applied: bool
+    transparent: float, applied: bool
 ) -> None:
     """A cut-out keeps its white surroundings; images that would be all white show themselves."""
 
@@ -184,7 +182,7 @@ def test_an_opacity_is_applied_unless_it_hides_everything(
         values = np.dstack([texture * 255] * 3 + [opacity])
         return encoded(Image.fromarray(values.astype(np.uint8)), "PNG")
 
-    root = write_files(tmp_path / "cut", "{:02}.png", file_of)
+    root = write_files("cut", "{:02}.png", file_of)
     data = ingested(root)
     assert data.pixel_values.opacity is applied
     assert any("opacity is ignored" in note for note in data.notes) is not applied
@@ -193,13 +191,13 @@ def test_an_opacity_is_applied_unless_it_hides_everything(
     assert first[:, 8:].std() > 30
 
 
-def test_bands_that_an_image_lacks_are_refused_by_its_name(tmp_path: Path) -> None:
+def test_bands_that_an_image_lacks_are_refused_by_its_name() -> None:
     """The error names a file with too few bands, whatever its type."""
-    root = write_files(tmp_path / "bands", "{:02}.tif", banded(5, [0, 0]))
+    root = write_files("bands", "{:02}.tif", banded(5, [0, 0]))
     write_files(root, *of_type("u1", 0, 255), images=1)
     with pytest.raises(ConfigError, match=r"data\.bands is 4 3 2, but 2 images, such as across/u1"):
         ingested(root, bands=[4, 3, 2])
-    found = inspect_data(config_of(root, bands=[4, 3, 2]), tmp_path / "inspection").result
+    found = inspect_data(config_of(root, bands=[4, 3, 2]), Path("inspection")).result
     assert found.findings[0].kind == "bands"
 
 
@@ -217,7 +215,7 @@ def test_settings_that_make_no_sense_are_refused(data: dict[str, Any], reason: s
         validated({"data": data})
 
 
-def test_pages_and_missing_pixels_are_said(tmp_path: Path) -> None:
+def test_pages_and_missing_pixels_are_said() -> None:
     """Only the first page of a file is used, and pixels without a value become black."""
 
     def file_of(texture: Values) -> bytes:
@@ -225,22 +223,21 @@ def test_pages_and_missing_pixels_are_said(tmp_path: Path) -> None:
         values[0, :4, 0] = np.array([np.nan, np.nan, np.inf, -9999])
         return tiff_file(values, pages=3, tags={42113: (2, list(b"-9999\0"))})
 
-    root = write_files(tmp_path / "pages", "{:02}.tif", file_of)
+    root = write_files("pages", "{:02}.tif", file_of)
     data = ingested(root)
     for words in ("12 files have several pages", "pixels without a known value"):
         assert any(words in note for note in data.notes)
     assert all((image[0, :4] == 0).all() for image in stored(root, data).values())
 
 
-def test_near_duplicates_and_measures_see_the_mapped_pixels(tmp_path: Path) -> None:
+def test_near_duplicates_and_measures_see_the_mapped_pixels() -> None:
     """Deep images are measured with the range of their data set: none is dark or blank."""
-    root = tmp_path / "deep"
+    root = Path("deep")
     for number in range(12):
         file = root / "ab"[number % 2] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
-        photo = draw_photo(number % 4, number)[:, :, :1]
-        file.write_bytes(png_file(photo.astype(np.uint16) * 4))
-    found = inspect_data(config_of(root), tmp_path / "work").result
+        file.write_bytes(png_file(draw_photo(number % 4, number)[:, :, :1].astype(np.uint16) * 4))
+    found = inspect_data(config_of(root), Path("work")).result
     kinds = {each.kind: each for each in found.findings}
     assert not {"dark", "blank", "blurred"} & set(kinds)
     assert (kinds["value_range"].severity, kinds["value_range"].count) == ("note", 12)
@@ -299,5 +296,4 @@ def test_values_of_another_kind_than_those_of_the_training_are_said_with_counts(
     notes = notes_on_fit(rows, PixelMapping((("uint16", 0.0, 65535.0),), eight_bit=False))
     words = ("2 of 4 images have 8-bit", "2 of 4 images have 16-bit", "1 of 4 images has 10 bits")
     assert [word in note for word, note in zip(words, notes, strict=True)] == [True] * 3
-    both = PixelMapping((("uint16", 0.0, 4095.0),), eight_bit=True)
-    assert notes_on_fit(rows[:3], both) == []
+    assert notes_on_fit(rows[:3], PixelMapping((("uint16", 0.0, 4095.0),), eight_bit=True)) == []

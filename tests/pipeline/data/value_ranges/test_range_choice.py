@@ -41,9 +41,7 @@ def test_values_that_fill_a_usual_range_get_it(
 ) -> None:
     """A full number of bits, what the files declare, or a usual range of floating-point numbers."""
     chosen = choose_range(seen(kind, values, declared), None, None)
-    assert (chosen.low, chosen.high) == expected
-    assert chosen.clipped == 0
-    assert loss_words(chosen) == ""
+    assert ((chosen.low, chosen.high), chosen.clipped, loss_words(chosen)) == (expected, 0, "")
 
 
 @pytest.mark.parametrize(

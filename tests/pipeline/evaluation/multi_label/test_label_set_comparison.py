@@ -93,8 +93,7 @@ def test_a_loss_that_cannot_be_checked_is_unknown(
     images: int, settings: dict[str, object], why: str
 ) -> None:
     """It is neither passed nor failed, on the page and in JSON."""
-    config = PromotionConfig.model_validate(settings)
-    gate = champion_gates(config, _comparison(images, -1.2))[-1]
+    gate = champion_gates(PromotionConfig.model_validate(settings), _comparison(images, -1.2))[-1]
     assert (gate.passed, gate.failed, gate.verdict) == (None, False, "not checked")
     assert why in gate.sentence
 

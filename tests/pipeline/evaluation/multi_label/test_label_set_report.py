@@ -191,18 +191,18 @@ def test_slices_have_the_f1_of_their_images() -> None:
     assert report.undivided == {"mode": "RGB", "size": "8 px"}
 
 
-def test_the_wrong_label_of_an_image_is_explained_on_the_page(tmp_path: Path) -> None:
+def test_the_wrong_label_of_an_image_is_explained_on_the_page() -> None:
     """That of the most probable wrong label; its map lies beside it, and pages are linked."""
     report, table = _report(logits_table(skill=1.0))
     first = report.confident_false_positives[0]
     chosen = {each.page: each for each in choose_images(table, LABELS)}
     assert chosen.keys() == {"surest_right", "worst_wrong"}
     assert (chosen["worst_wrong"].path, chosen["worst_wrong"].label) == (first.path, first.label)
-    folder = tmp_path / "report"
-    np.savez(tmp_path / "maps.npz", positions=[first.position], maps=np.ones((1, 2, 2)))
+    folder = Path("report")
+    np.savez(Path("maps.npz"), positions=[first.position], maps=np.ones((1, 2, 2)))
     (folder / EXPLANATIONS).mkdir(parents=True)
     (folder / EXPLANATIONS / "worst_wrong.html").write_text("page", "utf-8")
-    maps = Explanations(maps_file=tmp_path / "maps.npz", maps_kind="gradient")
+    maps = Explanations(maps_file=Path("maps.npz"), maps_kind="gradient")
     text = _write(report, table, folder, explanations=maps).read_text("utf-8")
     assert text.count(f'alt="Parts of it that support {first.label}"') == 1
     assert 'href="explanations/worst_wrong.html"' in text

@@ -6,7 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn import metrics as reference
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    coverage_error,
+    f1_score,
+    label_ranking_loss,
+    log_loss,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 
 from patchline.pipeline.metrics.multi_label.label_set_metrics import (
     by_label,
@@ -38,17 +48,17 @@ def test_values_are_those_of_scikit_learn(digits: int, labels: int) -> None:
     found = multi_label_metrics(scores, truth, predicted)
     assert list(found) == list(MULTI_LABEL_METRICS)
     expected = {
-        "mAP": reference.average_precision_score(truth, scores, average="macro"),
-        "micro_mAP": reference.average_precision_score(truth, scores, average="micro"),
-        "macro_f1": reference.f1_score(truth, predicted, average="macro"),
-        "micro_f1": reference.f1_score(truth, predicted, average="micro"),
-        "samples_f1": reference.f1_score(truth, predicted, average="samples", zero_division=1.0),
-        "macro_precision": reference.precision_score(truth, predicted, average="macro"),
-        "macro_recall": reference.recall_score(truth, predicted, average="macro"),
-        "exact_match": reference.accuracy_score(truth, predicted),
-        "ranking_loss": reference.label_ranking_loss(truth, scores),
-        "coverage_error": reference.coverage_error(truth, scores),
-        "log_loss": reference.log_loss(truth.ravel(), np.clip(scores, 1e-15, 1 - 1e-15).ravel()),
+        "mAP": average_precision_score(truth, scores, average="macro"),
+        "micro_mAP": average_precision_score(truth, scores, average="micro"),
+        "macro_f1": f1_score(truth, predicted, average="macro"),
+        "micro_f1": f1_score(truth, predicted, average="micro"),
+        "samples_f1": f1_score(truth, predicted, average="samples", zero_division=1.0),
+        "macro_precision": precision_score(truth, predicted, average="macro"),
+        "macro_recall": recall_score(truth, predicted, average="macro"),
+        "exact_match": accuracy_score(truth, predicted),
+        "ranking_loss": label_ranking_loss(truth, scores),
+        "coverage_error": coverage_error(truth, scores),
+        "log_loss": log_loss(truth.ravel(), np.clip(scores, 1e-15, 1 - 1e-15).ravel()),
     }
     for key, value in expected.items():
         assert found[key].value == pytest.approx(value, abs=1e-9), key
@@ -65,11 +75,11 @@ def test_each_label_has_the_values_of_scikit_learn() -> None:
         pair = truth[:, k], predicted[:, k]
         values = (row.average_precision, row.roc_auc, row.precision, row.recall, row.f1)
         expected = (
-            reference.average_precision_score(truth[:, k], scores[:, k]),
-            reference.roc_auc_score(truth[:, k], scores[:, k]),
-            reference.precision_score(*pair),
-            reference.recall_score(*pair),
-            reference.f1_score(*pair),
+            average_precision_score(truth[:, k], scores[:, k]),
+            roc_auc_score(truth[:, k], scores[:, k]),
+            precision_score(*pair),
+            recall_score(*pair),
+            f1_score(*pair),
         )
         assert [each.value for each in values if each] == pytest.approx(expected, abs=1e-9)
         assert (row.images, row.predicted) == (truth[:, k].sum(), predicted[:, k].sum())
@@ -94,7 +104,7 @@ def test_a_label_of_all_images_has_no_average_precision_and_is_in_no_map() -> No
     """Nor in that of paired tests; scikit-learn counts it as 1."""
     scores, truth = draw(150, 3, seed=4)
     truth[:, 1] = 1
-    expected = reference.average_precision_score(truth[:, [0, 2]], scores[:, [0, 2]])
+    expected = average_precision_score(truth[:, [0, 2]], scores[:, [0, 2]])
     found = multi_label_metrics(scores, truth, truth)
     paired = paired_map(truth, scores, scores, draws=2)
     for value in (found["mAP"].value, label_set_map(scores, truth).value, paired.b):
@@ -125,9 +135,7 @@ def test_the_map_of_many_labels_with_three_positives_each_is_not_called_certain(
     shape, of_label, skill, held = (300, 20), 0.01, 1.5, 0
     generator = np.random.default_rng(2)
     many = generator.random((200_000, 1)) < of_label
-    truth = reference.average_precision_score(
-        many, skill * many + generator.normal(size=many.shape)
-    )
+    truth = average_precision_score(many, skill * many + generator.normal(size=many.shape))
     for seed in range(30):
         labels = (generator.random(shape) < of_label).astype(np.uint8)
         found = label_set_map(skill * labels + generator.normal(size=shape), labels, seed=seed)
