@@ -14,7 +14,7 @@ from patchline.pipeline.config import NAME_RULE, is_name
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.plugin_system.tools import Tool
+from patchline.pipeline.plugin_system.tools import Tool, tools
 from patchline.pipeline.workspace.address import of_path
 from patchline.plugin_api import ToolWork, WorkRequest
 
@@ -87,9 +87,10 @@ def scheduled_work(
             if value is not None:
                 raise ConfigError(f"{option} is for predictions. Add --predict MODEL.")
         if config is None:
+            flags = ", ".join(each.flag for _, each in tools().work())
             raise ConfigError(
                 "Set what to do: --config FILE.yaml to train, --predict MODEL --images FOLDER "
-                "--out FILE to predict, or a flag of a tool, which --help lists."
+                f"--out FILE to predict, or the flag of a tool: {flags}."
             )
         return _training(config)
     if images is None or out is None:
