@@ -6,7 +6,9 @@ import json
 import shlex
 from pathlib import Path
 
+from patchline.flows.commands.application import commands
 from patchline.flows.commands.switches import Json
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
 
 
@@ -22,6 +24,9 @@ def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = 
     into
         Parent folder of the new package `patchline-NAME`; the current folder by default.
     """
+    words = name.replace("_", "-")
+    if kind == "tool" and words in {each.words.partition(" ")[0] for each in commands()}:
+        raise ConfigError(f"`patchline {words}` exists already. Choose another name for the tool.")
     written = write_package(kind, name, into)
     steps = _next_steps(written)
     if as_json:

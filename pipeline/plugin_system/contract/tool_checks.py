@@ -88,19 +88,21 @@ def tells_what_its_events_carry(subject: CheckedPlugin) -> None:
 
 def is_listed_at_once(subject: CheckedPlugin) -> None:
     """The module of the plugin imports neither torch nor pandas, MLflow, Prefect and the like."""
-    for entry in plugin_loader.installed("tool"):
-        if entry.error is None and plugin_loader.load_entry(entry) is subject.plugin:
-            words = [sys.executable, "-c", _LISTED, entry.target, json.dumps(sys.path)]
-            done = subprocess.run(
-                words, capture_output=True, text=True, check=False, cwd=Path(sys.prefix)
-            )
-            require(done.returncode == 0, f"Its module cannot be imported: {done.stderr[-200:]}")
-            heavy = _HEAVY & set(json.loads(done.stdout.splitlines()[-1]))
-            require(
-                not heavy,
-                f"Its module imports {', '.join(sorted(heavy))}, and every `patchline --help` "
-                "waits for that. Import them in the functions that it names.",
-            )
+    targets = [
+        entry.target
+        for entry in plugin_loader.installed("tool")
+        if entry.error is None and plugin_loader.load_entry(entry) is subject.plugin
+    ]
+    require(targets, "It is not installed, so its module is not known. Install its package.")
+    words = [sys.executable, "-c", _LISTED, targets[0], json.dumps(sys.path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(sys.prefix))
+    require(done.returncode == 0, f"Its module cannot be imported: {done.stderr[-200:]}")
+    heavy = _HEAVY & set(json.loads(done.stdout.splitlines()[-1]))
+    require(
+        not heavy,
+        f"Its module imports {', '.join(sorted(heavy))}, and every `patchline --help` waits for "
+        "that. Import them in the functions that it names.",
+    )
 
 
 def _paths(plugin: ToolPlugin) -> Iterator[str]:

@@ -60,6 +60,7 @@ def test_an_installed_package_adds_a_command_scheduled_work_and_an_event(
     run_here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: SyncPrefectClient
 ) -> None:
     """That of `plugins new`, installed by pip; once it is gone, its schedule says so."""
+    assert "exists already" in run_here.refusal("plugins", "new", "tool", "schedule")
     folder = run_here.json("plugins", "new", "tool", "inbox")["folder"]
     offline = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", "site")
     subprocess.run([sys.executable, "-m", "pip", "install", *offline, f"./{folder}"], check=True)
