@@ -45,7 +45,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing Patchline and its packages (about 6 GB) takes some minutes, once."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) .
 	$(BIN)/python -P -m patchline.flows.prefect_api.prefect_schema
-	$(BIN)/python -P -m patchline.pipeline.tracking.mlflow_schema
+	$(BIN)/python -P -m patchline.pipeline.workspace.tracking.mlflow_schema
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -28,8 +28,8 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestNeighbors
 
 from benchmarks.measured_runs import machine
-from patchline.pipeline.metrics.classification import softmax
-from patchline.pipeline.metrics.conformal import (
+from patchline.pipeline.evaluation.metrics.classification import softmax
+from patchline.pipeline.evaluation.metrics.conformal import (
     conformal_threshold,
     least_probability,
     set_members,

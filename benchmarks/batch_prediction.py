@@ -35,7 +35,7 @@ from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.prediction.batch_prediction import predict_images
+from patchline.pipeline.packaging.prediction.batch_prediction import predict_images
 from patchline.plugin_api import ImageSpec
 
 IMAGES, WIDTH, HEIGHT, SIDE, CLASSES = 3_000, 500, 375, 64, 10

@@ -45,14 +45,14 @@ from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.comparison import compare
 from patchline.pipeline.evaluation.comparison_page import write_comparison
 from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.metrics import classification
+from patchline.pipeline.evaluation.metrics.calibration import TopProbabilities
+from patchline.pipeline.evaluation.metrics.class_areas import Areas
+from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, fit_temperature
 from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
-from patchline.pipeline.metrics import classification
-from patchline.pipeline.metrics.calibration import TopProbabilities
-from patchline.pipeline.metrics.class_areas import Areas
-from patchline.pipeline.metrics.row_pieces import row_slices
-from patchline.pipeline.metrics.temperature import TemperatureFit, fit_temperature
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.device import make_repeatable

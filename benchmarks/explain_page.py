@@ -23,10 +23,10 @@ from PIL import Image
 
 from benchmarks.measured_runs import machine
 from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.evaluation.visual_guide.explaining import explain
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription, describe_plugins
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.visual_guide.explaining import explain
 from patchline.plugin_api import ImageSpec
 from tests.browser.chromium import browser, missing
 

@@ -25,10 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.measured_runs import machine
-from patchline.pipeline.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.mean_average_precision import mean_average_precision, ranked_labels
-from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.mean_average_precision import (
+    mean_average_precision,
+    ranked_labels,
+)
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import label_set_map
 from patchline.plugins.tools.sweep.gain import gain_of_shares
 
 Array = np.ndarray[Any, Any]

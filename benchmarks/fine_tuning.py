@@ -32,10 +32,10 @@ from benchmarks.measured_runs import machine
 from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.initial_weights.starting_point import starting_point
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.__main__ import train
+from patchline.pipeline.training.initial_weights.starting_point import starting_point
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.parts.probe import frozen_network

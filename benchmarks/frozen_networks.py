@@ -51,22 +51,22 @@ from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.resizing import resize_image
-from patchline.pipeline.initial_weights.loading import load_into
-from patchline.pipeline.initial_weights.record import InitialWeights, weights_folder
-from patchline.pipeline.initial_weights.starting_point import starting_point
-from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.onnx_export import write_onnx
 from patchline.pipeline.models.onnx_session import open_session
-from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
-from patchline.pipeline.probing.features import (
+from patchline.pipeline.models.probing.features import (
     FeatureStore,
     seconds_per_image,
     suitable_batch_size,
 )
-from patchline.pipeline.probing.linear_fit import FittedHead, fit_head
-from patchline.pipeline.probing.linear_head import linear_head
+from patchline.pipeline.models.probing.linear_fit import FittedHead, fit_head
+from patchline.pipeline.models.probing.linear_head import linear_head
+from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.pipeline.training.initial_weights.loading import load_into
+from patchline.pipeline.training.initial_weights.record import InitialWeights, weights_folder
+from patchline.pipeline.training.initial_weights.starting_point import starting_point
 from patchline.plugin_api import DataTraits, ImageSpec
 
 Array = np.ndarray[Any, Any]

@@ -334,10 +334,10 @@ def _answer_data(case: DataCase, number: int) -> Answer:
 
 def _inspect(config: RunConfig, work: Path) -> None:
     """Inspect the data, and write and read again what an inspection writes."""
-    from patchline.pipeline.inspection.findings_table import earlier_rows, write_table
-    from patchline.pipeline.inspection.inspecting import inspect_data
-    from patchline.pipeline.inspection.page import write_page
-    from patchline.pipeline.inspection.terminal_report import terminal_report
+    from patchline.pipeline.evaluation.inspection.findings_table import earlier_rows, write_table
+    from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
+    from patchline.pipeline.evaluation.inspection.page import write_page
+    from patchline.pipeline.evaluation.inspection.terminal_report import terminal_report
 
     found = inspect_data(config, work)
     found.result.model_dump_json()

@@ -44,17 +44,20 @@ from benchmarks.measured_runs import machine
 from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import split
 from patchline.pipeline.data.splits.leakage import given_splits
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.store.prepared_store import StoreKind, StoreSpec
-from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.inspection.class_findings import findings_on_classes
-from patchline.pipeline.inspection.file_findings import findings_on_size, findings_on_status
-from patchline.pipeline.inspection.inspecting import summary_of
-from patchline.pipeline.inspection.same_image_findings import findings_on_duplicates
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL
+from patchline.pipeline.evaluation.inspection.class_findings import findings_on_classes
+from patchline.pipeline.evaluation.inspection.file_findings import (
+    findings_on_size,
+    findings_on_status,
+)
+from patchline.pipeline.evaluation.inspection.inspecting import summary_of
+from patchline.pipeline.evaluation.inspection.same_image_findings import findings_on_duplicates
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 _SMALL, _FOLDERS = 20_000, 10
 _FEWEST = 4 * _FOLDERS

@@ -37,16 +37,16 @@ import psutil
 from benchmarks.measured_runs import PATCHLINE, machine
 from patchline.flows.services import service_processes
 from patchline.pipeline import local_login, local_services, quiet_libraries
-from patchline.pipeline.files.file_locks import is_held
-from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.files.workspace_layout import FEATURES, PREDICTIONS
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.registered_models import FINGERPRINT_TAG
-from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.tracking import liveness, tracked_run
-from patchline.pipeline.tracking.liveness import Liveness
-from patchline.pipeline.tracking.tracking_store import client
 from patchline.pipeline.workers.worker_start import LOG_FILE
+from patchline.pipeline.workspace.files.file_locks import is_held
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.files.workspace_layout import FEATURES, PREDICTIONS
+from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.tracking import liveness, tracked_run
+from patchline.pipeline.workspace.tracking.liveness import Liveness
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -67,7 +67,7 @@ WORKERS = {
     "training": "patchline.pipeline.training",
     "evaluation": "patchline.pipeline.evaluation",
     "packaging": "patchline.pipeline.packaging",
-    "distillation": "patchline.pipeline.distillation",
+    "distillation": "patchline.pipeline.training.distillation",
     "rank": "patchline.pipeline.training.processes.rank",
 }
 KINDS = (

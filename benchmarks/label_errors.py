@@ -36,7 +36,7 @@ import patchline
 from benchmarks.measured_runs import machine
 from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.inspection.label_errors import likely_labels
+from patchline.pipeline.evaluation.inspection.label_errors import likely_labels
 
 
 def find_planted(given: argparse.Namespace) -> None:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from benchmarks.measured_runs import machine
+from patchline.pipeline.data.labels.label_pairs import LabelPairs
 from patchline.pipeline.data.splits.stratification import NEW, Stratum, stratified
-from patchline.pipeline.labels.label_pairs import LabelPairs
-from patchline.pipeline.metrics.multi_label.label_set_metrics import multi_label_metrics
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import multi_label_metrics
 
 Array = np.ndarray[Any, Any]
 _SEEDS, _IMAGES, _LABELS, _SHARE = 20, 400, 12, 0.2

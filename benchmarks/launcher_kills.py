@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 from benchmarks.measured_runs import machine
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from tests.pipeline.training.processes.ray_nodes import Cluster, two_nodes, why_not
 
 TRAINING = {"threads": 1, "precision": "float32", "batch_size": 64, "epochs": 20, "device": "cpu"}

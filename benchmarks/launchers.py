@@ -27,10 +27,10 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.prediction.batch_prediction import predict_images
+from patchline.pipeline.packaging.prediction.image_files import find_images
+from patchline.pipeline.packaging.prediction.prediction_job import MODULE, RESOURCES, PredictionJob
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
-from patchline.pipeline.prediction.batch_prediction import predict_images
-from patchline.pipeline.prediction.image_files import find_images
-from patchline.pipeline.prediction.prediction_job import MODULE, RESOURCES, PredictionJob
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.processes.machines import NODE_VARIABLE

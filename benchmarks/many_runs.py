@@ -43,8 +43,8 @@ from patchline.flows.prefect_session import connected
 from patchline.flows.schedules import deployments
 from patchline.flows.schedules.prediction_flow import predict_flow
 from patchline.pipeline import quiet_libraries
-from patchline.pipeline.tracking.tracking_store import client
 from patchline.pipeline.workers.event_log import read_events
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 _SMALL = (
     *("--preset", "none", "--training.epochs", "6"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline import quiet_libraries
-from patchline.pipeline.tracking import provenance
+from patchline.pipeline.workspace.tracking import provenance
 
 PATCHLINE = Path(sys.executable).parent / "patchline"
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from patchline.pipeline.config import ModelChoice
-from patchline.pipeline.models.model_cost import ModelCost, model_cost
-from patchline.pipeline.plugin_system.plugin_loader import installed, load_model
-from patchline.pipeline.visual_guide.patch_embedding_picture import (
+from patchline.pipeline.evaluation.visual_guide.patch_embedding_picture import (
     draw_overview,
     draw_view,
     load_photo,
     save_figure,
     view,
 )
+from patchline.pipeline.models.model_cost import ModelCost, model_cost
+from patchline.pipeline.plugin_system.plugin_loader import installed, load_model
 
 LARGE, SMALL = 224, 32
 _HEADER = """\

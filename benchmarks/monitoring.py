@@ -44,7 +44,7 @@ from patchline.pipeline.data.near_duplicates.independent_images import (
     one_of_each,
 )
 from patchline.pipeline.evaluation.corruptions.catalogue import corrupted
-from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.plugins.tools.monitor.arrived_images import predicted

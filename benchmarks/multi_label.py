@@ -51,11 +51,11 @@ from torch.nn import functional
 
 from benchmarks.frozen_networks import Images, features, network_of
 from benchmarks.measured_runs import machine, measured_run
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.probing.linear_fit import fit_head
+from patchline.pipeline.models.probing.linear_fit import fit_head
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.plugin_api import ImageSpec
 

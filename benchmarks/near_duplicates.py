@@ -33,7 +33,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
 from patchline.pipeline.data.near_duplicates.matching import matches
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
-from patchline.pipeline.inspection.inspecting import ImageMeasures
+from patchline.pipeline.evaluation.inspection.inspecting import ImageMeasures
 
 Array = np.ndarray[Any, Any]
 Pairs = dict[tuple[int, int], float]

@@ -29,7 +29,7 @@ from prefect.client.schemas.objects import FlowRun
 from benchmarks.measured_runs import PATCHLINE, machine, measured_run
 from patchline.flows.prefect_api.prefect_client import asking
 from patchline.flows.prefect_session import connected
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.conftest import draw_photo, write_photos
 
 _TRAINING_SECONDS = 60

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.metrics.classification import softmax
-from patchline.pipeline.metrics.conformal import conformal_threshold, set_members
-from patchline.pipeline.metrics.temperature import fit_temperature
+from patchline.pipeline.evaluation.metrics.classification import softmax
+from patchline.pipeline.evaluation.metrics.conformal import conformal_threshold, set_members
+from patchline.pipeline.evaluation.metrics.temperature import fit_temperature
 
 Array = np.ndarray[Any, Any]
 _CHECKPOINTS, _CLASSES, _NEW = 20, 10, 20_000

@@ -32,15 +32,15 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.resizing import resize_image
-from patchline.pipeline.initial_weights.starting_point import starting_point
-from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.probing.features import FeatureStore, suitable_batch_size
-from patchline.pipeline.probing.linear_fit import fit_head
-from patchline.pipeline.probing.linear_head import linear_head
+from patchline.pipeline.models.probing.features import FeatureStore, suitable_batch_size
+from patchline.pipeline.models.probing.linear_fit import fit_head
+from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.initial_weights.starting_point import starting_point
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult

@@ -36,17 +36,17 @@ from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.near_duplicates.matching import matches
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.data.splits import split
 from patchline.pipeline.evaluation.comparison import compare
+from patchline.pipeline.evaluation.inspection.class_findings import findings_on_classes
+from patchline.pipeline.evaluation.inspection.same_image_findings import findings_on_duplicates
 from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.inspection.class_findings import findings_on_classes
-from patchline.pipeline.inspection.same_image_findings import findings_on_duplicates
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL
 from patchline.pipeline.registry import registered_models
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 Work = Callable[[], object]
 _CLASSES, _VERSIONS = 10, 100

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.measured_runs import PATCHLINE
-from patchline.pipeline.browsing import saved_views
-from patchline.pipeline.tracking import addresses
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.registry.browsing import saved_views
+from patchline.pipeline.workspace.tracking import addresses
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from tests.browser.chromium import Browser, browser
 from tests.flows.services.local_servers import proof
 

@@ -95,7 +95,7 @@ def main() -> None:
 def _register(folder: Path, number: int) -> None:
     """Register a version whose classes are named after it."""
     from benchmarks.batch_prediction import small_model
-    from patchline.pipeline.tracking.tracking_store import client
+    from patchline.pipeline.workspace.tracking.tracking_store import client
 
     artifacts = folder / f"package-{number}" / "artifacts"
     artifacts.mkdir(parents=True)
@@ -404,7 +404,7 @@ def _mlflow(folder: Path) -> Iterator[tuple[int, int]]:
     """Serve the same package with MLflow's server."""
     from patchline.pipeline.packaging.standalone_file import write_model_server
     from patchline.pipeline.registry.registration import save_as_mlflow_model
-    from patchline.pipeline.tracking.tracked_run import TrackedRun
+    from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
     package = folder / "package-1" / "artifacts"
     write_model_server(package / "model_server.py")
@@ -492,7 +492,7 @@ def _free_port() -> int:
 
 def switches(folder: Path, number: float) -> None:
     """Move the alias between two versions under load; count failed and mixed answers."""
-    from patchline.pipeline.tracking.tracking_store import client
+    from patchline.pipeline.workspace.tracking.tracking_store import client
 
     del folder
     store = client()

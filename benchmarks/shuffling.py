@@ -40,7 +40,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.data.store.read_ahead import ReadAhead
-from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats
 
 _SIDE = 8
 """Pixels of a small image."""

@@ -68,18 +68,28 @@ from scipy.stats import norm
 
 from benchmarks.measured_runs import machine
 from patchline.pipeline.data.symmetry.mirror_probe import measured
-from patchline.pipeline.metrics.classification import by_class, metrics, softmax
-from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import PAIRED, paired_metrics
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
+from patchline.pipeline.evaluation.metrics.classification import by_class, metrics, softmax
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, f1_scores, proportion
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
+    PAIRED,
+    paired_metrics,
+)
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
     ThresholdedScores as SetAnswers,
 )
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import is_better as label_sets_better
-from patchline.pipeline.metrics.names import METRICS
-from patchline.pipeline.metrics.paired_test import is_better, paired_difference
-from patchline.pipeline.metrics.ranking import average_precision, roc_auc
-from patchline.pipeline.metrics.temperature import HIGHEST, LOWEST, PRIOR_DEVIATION, fit_temperature
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
+    is_better as label_sets_better,
+)
+from patchline.pipeline.evaluation.metrics.names import METRICS
+from patchline.pipeline.evaluation.metrics.paired_test import is_better, paired_difference
+from patchline.pipeline.evaluation.metrics.ranking import average_precision, roc_auc
+from patchline.pipeline.evaluation.metrics.temperature import (
+    HIGHEST,
+    LOWEST,
+    PRIOR_DEVIATION,
+    fit_temperature,
+)
 
 Array = np.ndarray[Any, Any]
 _SIMULATIONS = 1000

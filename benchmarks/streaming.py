@@ -38,10 +38,10 @@ from patchline.pipeline.data.batches.streamed_order import StreamedOrder
 from patchline.pipeline.data.store.local_pages import PagesFolder
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 from patchline.pipeline.data.store.streamed_images import StreamedImages
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import cache_limit, chosen
 from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugin_api import ImageSpec
 from patchline.plugins.stores.objects import RemoteStore
 from tests.object_server import ObjectServer, object_server

@@ -37,7 +37,7 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import RunError
-from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats
 from patchline.pipeline.models.stored_logits import logits_of
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.part import TrainingPart

@@ -45,10 +45,10 @@ from patchline.flows.prefect_api import postgres as database
 from patchline.flows.prefect_api.prefect_client import asking, flow_runs
 from patchline.flows.prefect_session import connected
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.tracking import busy_server
-from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
-from patchline.pipeline.tracking.tracked_run import TrackedRun
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking import busy_server
+from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.object_server import ObjectServer, object_server
 from tests.postgres_server import PASSWORD, USER, PostgresServer, free_port, postgres_server
 

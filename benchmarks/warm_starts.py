@@ -30,13 +30,13 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
-from patchline.pipeline.initial_weights import finding, recipe
-from patchline.pipeline.initial_weights.settings import with_initial_weights
-from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import Plan
+from patchline.pipeline.training.initial_weights import finding, recipe
+from patchline.pipeline.training.initial_weights.settings import with_initial_weights
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult

@@ -20,12 +20,12 @@ from patchline.flows.commands.switches import value_of_switch
 from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import ConfigError, PipelineError
-from patchline.pipeline.files import workspace_folder
-from patchline.pipeline.files.atomic_files import full_disk
-from patchline.pipeline.host import interpreter, interruption
-from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.terminal_words import protect_terminal, visible
+from patchline.pipeline.workers.host import interpreter, interruption
+from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files import workspace_folder
+from patchline.pipeline.workspace.files.atomic_files import full_disk
 
 _LEFT_RUNNING = (
     "Stopped by Ctrl-C: servers and active runs keep running. `patchline down --now` stops both."
@@ -90,14 +90,14 @@ def _prepare(arguments: list[str]) -> None:
     for sentence in quiet_libraries.left_out():
         print(visible(sentence), file=sys.stderr)
     if workspace_folder.is_read_only():
-        from patchline.pipeline.relocation import read_only
+        from patchline.pipeline.workspace.relocation import read_only
 
         read_only.check(arguments)
         print(read_only.enter(), file=sys.stderr)
         return
     if arguments[:1] == ["down"] or workspace_folder.is_at_home():
         return
-    from patchline.pipeline.relocation import following
+    from patchline.pipeline.workspace.relocation import following
 
     if said := following.follow():
         print(said, file=sys.stderr)

@@ -14,7 +14,7 @@ from patchline.flows.prefect_api import prefect_settings
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.errors import OrchestrationError
-from patchline.pipeline.host import environment
+from patchline.pipeline.workers.host import environment
 
 if TYPE_CHECKING:
     from patchline.flows.prefect_api.temporary_server import TemporaryServer

@@ -28,14 +28,6 @@ if "patchline-worker" in sys._xoptions:  # noqa: SLF001 - documented, for option
 
 if TYPE_CHECKING:
     from patchline.flows.training.rehearsal import Rehearsal
-    from patchline.pipeline.browsing.notebook_results import (
-        DataReport,
-        Decision,
-        Evaluation,
-        Explanation,
-        Report,
-        Run,
-    )
     from patchline.pipeline.errors import (
         ConfigError,
         DataError,
@@ -45,8 +37,16 @@ if TYPE_CHECKING:
         RunError,
         UserError,
     )
-    from patchline.pipeline.metrics.intervals import MetricEstimate
-    from patchline.pipeline.prediction.loaded_model import Model
+    from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+    from patchline.pipeline.packaging.prediction.loaded_model import Model
+    from patchline.pipeline.registry.browsing.notebook_results import (
+        DataReport,
+        Decision,
+        Evaluation,
+        Explanation,
+        Report,
+        Run,
+    )
     from patchline.python_api import (
         Settings,
         evaluate,
@@ -89,12 +89,12 @@ __all__ = [
 
 _MODULES = {
     "Rehearsal": "patchline.flows.training.rehearsal",
-    "DataReport": "patchline.pipeline.browsing.notebook_results",
-    "Decision": "patchline.pipeline.browsing.notebook_results",
-    "Evaluation": "patchline.pipeline.browsing.notebook_results",
-    "Explanation": "patchline.pipeline.browsing.notebook_results",
-    "Report": "patchline.pipeline.browsing.notebook_results",
-    "Run": "patchline.pipeline.browsing.notebook_results",
+    "DataReport": "patchline.pipeline.registry.browsing.notebook_results",
+    "Decision": "patchline.pipeline.registry.browsing.notebook_results",
+    "Evaluation": "patchline.pipeline.registry.browsing.notebook_results",
+    "Explanation": "patchline.pipeline.registry.browsing.notebook_results",
+    "Report": "patchline.pipeline.registry.browsing.notebook_results",
+    "Run": "patchline.pipeline.registry.browsing.notebook_results",
     "ConfigError": "patchline.pipeline.errors",
     "DataError": "patchline.pipeline.errors",
     "ModelReferenceError": "patchline.pipeline.errors",
@@ -102,8 +102,8 @@ _MODULES = {
     "PluginError": "patchline.pipeline.errors",
     "RunError": "patchline.pipeline.errors",
     "UserError": "patchline.pipeline.errors",
-    "MetricEstimate": "patchline.pipeline.metrics.intervals",
-    "Model": "patchline.pipeline.prediction.loaded_model",
+    "MetricEstimate": "patchline.pipeline.evaluation.metrics.intervals",
+    "Model": "patchline.pipeline.packaging.prediction.loaded_model",
     "Settings": "patchline.python_api",
     "evaluate": "patchline.python_api",
     "explain": "patchline.python_api",

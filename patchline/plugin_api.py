@@ -1,4 +1,4 @@
-"""The plugin API: all that a plugin may import besides `patchline.pipeline.layers`.
+"""The plugin API: all that a plugin may import besides `patchline.pipeline.models.layers`.
 
 A plugin is an instance of one of the eight plugin classes below, registered by an entry point in
 the group of its kind. Its config class derives from `PluginConfig`; its `build` creates the object
@@ -30,33 +30,7 @@ from typing import (
     runtime_checkable,
 )
 
-from patchline.pipeline.errors import (
-    ConfigError,
-    DataError,
-    PipelineError,
-    PluginError,
-    StorageError,
-    WorkerError,
-)
-from patchline.pipeline.files.archive_members import check_expansion
-from patchline.pipeline.files.archives import open_archive, readable_archive, shard_index
-from patchline.pipeline.files.data_kinds import coco_files, metadata_files, table_parts
-from patchline.pipeline.files.data_names import (
-    ARCHIVE_SUFFIXES,
-    IMAGE_SUFFIXES,
-    TABLE_SUFFIXES,
-    Split,
-    split_named,
-    stem_of,
-    valid_name,
-)
-from patchline.pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
-from patchline.pipeline.files.ignored_files import IgnoredFiles
-from patchline.pipeline.files.made_once import known_digest, made_once
-from patchline.pipeline.files.table_cells import plain_cell
-from patchline.pipeline.files.tar_shards import sample_key, shards_in
-from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.answer_columns import (
+from patchline.pipeline.data.labels.answer_columns import (
     ANSWER_COLUMNS,
     ANSWER_GROUP,
     ANSWER_SOURCE,
@@ -65,14 +39,40 @@ from patchline.pipeline.labels.answer_columns import (
     answer_sources,
     are_answers,
 )
-from patchline.pipeline.labels.folder_levels import unclear_level
-from patchline.pipeline.labels.label_cells import read_label_cells
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
-from patchline.pipeline.labels.reading_rules import ReadingRules
-from patchline.pipeline.labels.set_cells import SetCells, is_several, read_set_cells
-from patchline.pipeline.labels.taxonomy import check_branches, innermost_paths
+from patchline.pipeline.data.labels.folder_levels import unclear_level
+from patchline.pipeline.data.labels.label_cells import read_label_cells
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.data.labels.reading_rules import ReadingRules
+from patchline.pipeline.data.labels.set_cells import SetCells, is_several, read_set_cells
+from patchline.pipeline.data.labels.taxonomy import check_branches, innermost_paths
+from patchline.pipeline.errors import (
+    ConfigError,
+    DataError,
+    PipelineError,
+    PluginError,
+    StorageError,
+    WorkerError,
+)
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
 from patchline.pipeline.workers.worker_start import LocalLauncher
+from patchline.pipeline.workspace.files.archive_members import check_expansion
+from patchline.pipeline.workspace.files.archives import open_archive, readable_archive, shard_index
+from patchline.pipeline.workspace.files.data_kinds import coco_files, metadata_files, table_parts
+from patchline.pipeline.workspace.files.data_names import (
+    ARCHIVE_SUFFIXES,
+    IMAGE_SUFFIXES,
+    TABLE_SUFFIXES,
+    Split,
+    split_named,
+    stem_of,
+    valid_name,
+)
+from patchline.pipeline.workspace.files.folder_walk import FoundFile, visible_folders, walk_files
+from patchline.pipeline.workspace.files.ignored_files import IgnoredFiles
+from patchline.pipeline.workspace.files.made_once import known_digest, made_once
+from patchline.pipeline.workspace.files.table_cells import plain_cell
+from patchline.pipeline.workspace.files.tar_shards import sample_key, shards_in
 
 if TYPE_CHECKING:
     import torch

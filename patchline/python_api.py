@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from patchline.flows.progress.progress_display import shown
 from patchline.flows.python_api.run_config import extension, new_run, use_plugins
 from patchline.flows.python_api.session import check_alone, check_sections, checked, session
-from patchline.pipeline.browsing.notebook_results import (
+from patchline.pipeline.plugin_system.tools import tool_function
+from patchline.pipeline.registry.browsing.notebook_results import (
     DataReport,
     Decision,
     Evaluation,
@@ -24,7 +25,6 @@ from patchline.pipeline.browsing.notebook_results import (
     decision_of,
     run_of,
 )
-from patchline.pipeline.plugin_system.tools import tool_function
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from patchline.flows.training.rehearsal import Rehearsal
-    from patchline.pipeline.prediction.loaded_model import Model
+    from patchline.pipeline.packaging.prediction.loaded_model import Model
 
 SectionSettings = Mapping[str, Any]
 
@@ -183,7 +183,7 @@ def load(model: str) -> Model:
     """
     with session():
         from patchline.flows.closing.close_runs import tell_closed
-        from patchline.pipeline.prediction.loaded_model import Model
+        from patchline.pipeline.packaging.prediction.loaded_model import Model
         from patchline.pipeline.registry.package_download import fetch
         from patchline.pipeline.registry.registered_models import resolve
 

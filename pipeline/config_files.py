@@ -18,15 +18,15 @@ from patchline.pipeline import config_errors, presets
 from patchline.pipeline.config import AUTO, NO_WEIGHTS, RunConfig
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.plugin_system.plugin_loader import (
     installed,
     load_objective,
 )
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins, patch_embedding_name
 from patchline.pipeline.presets import PresetName
+from patchline.pipeline.training.initial_weights import recipe
 from patchline.pipeline.training.record import TrainingRecord, with_record
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 Settings = dict[str, Any]
 logger = logging.getLogger(__name__)

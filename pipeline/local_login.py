@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from patchline.pipeline.files.atomic_files import write_private_text
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.local_services import Services, running, services_folder
+from patchline.pipeline.workspace.files.atomic_files import write_private_text
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 USER = "patchline"
 """The user name that goes with the secret."""

@@ -11,10 +11,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from patchline.pipeline.files.file_locks import is_held
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.host import proxies
+from patchline.pipeline.workers.host import proxies
+from patchline.pipeline.workspace.files.file_locks import is_held
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 POOL = "patchline"
 """The work pool whose runs the runner starts."""

@@ -6,7 +6,7 @@ null: so it is written once a plan is made, and a resolved config is never plann
 `patchline.pipeline.planning` turns a preset into settings, from the data and the machine. In three
 other places the word is about rare classes: `training.sampling` draws every class equally often,
 `training.class_weights` weighs the loss instead (`pipeline/training/config.py`), and the metric
-balanced accuracy is the mean of the classes' recalls (`pipeline/metrics/averages.py`).
+balanced accuracy is the mean of the classes' recalls (`pipeline/evaluation/metrics/averages.py`).
 """
 
 from __future__ import annotations

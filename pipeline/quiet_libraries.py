@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from patchline.pipeline.host import certificates, proxies
+from patchline.pipeline.workers.host import certificates, proxies
 
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",

@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from patchline.pipeline.host.output_streams import rewrite_stream
 from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.workers.host.output_streams import rewrite_stream
 
 HIDDEN = "***"
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s\"<>]*)")

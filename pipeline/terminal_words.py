@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
-from patchline.pipeline.host.output_streams import rewrite_descriptor, rewrite_stream
+from patchline.pipeline.workers.host.output_streams import rewrite_descriptor, rewrite_stream
 
 _STYLED = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
 """Variables with which Rich writes colors to something that is no terminal."""

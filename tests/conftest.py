@@ -322,7 +322,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = shared / "empty_store.db"
     with FileLock(shared / "empty_store.lock"):
         if not file.exists():
-            from patchline.pipeline.tracking.tracking_store import client
+            from patchline.pipeline.workspace.tracking.tracking_store import client
 
             unfinished = shared / "unfinished_store.db"
             with pytest.MonkeyPatch.context() as patch:

@@ -21,11 +21,9 @@ from prefect.states import Completed
 
 from patchline.flows.approval import approval_form, requests
 from patchline.flows.approval.approval_form import Approval
-from patchline.flows.notifications import events
+from patchline.flows.notifications import event_kinds, events
 from patchline.flows.prefect_api.failures import RETRYING
-from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry import history, promotion
 from patchline.pipeline.registry.approval import question_text
 from patchline.pipeline.registry.approval.answer import ApprovalAnswer, note, superseded_by
@@ -33,8 +31,9 @@ from patchline.pipeline.registry.approval.question import Question, prepare_ques
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion import Promotion, Request
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
-from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.tracking.tracking_store import client as registry
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.tracking.tracking_store import client as registry
 
 PROMOTED, ALREADY = "Promoted", "Already champion"
 GONE = "Not promoted: the version was deleted"

@@ -1,10 +1,10 @@
 """Prefect flow runs whose process was killed: found, and set to the state that fits MLflow's run.
 
-MLflow's side is `patchline.pipeline.tracking.abandoned_mlflow_runs`. The records of
-`patchline.pipeline.run_memory.live_runs` tell which processes are alive. Some flow runs have no
-record: their process was killed before it wrote one, or never started. A command's run is then
-known by its owner's tag. A deployment's run is only judged on a server on this machine, where its
-process cannot be elsewhere. Any other run without a record is left alone.
+MLflow's side is `patchline.pipeline.workspace.tracking.abandoned_mlflow_runs`. The records of
+`patchline.pipeline.workspace.run_memory.live_runs` tell which processes are alive. Some flow runs
+have no record: their process was killed before it wrote one, or never started. A command's run is
+then known by its owner's tag. A deployment's run is only judged on a server on this machine, where
+its process cannot be elsewhere. Any other run without a record is left alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from patchline.flows.prefect_api import folder_labels
 from patchline.flows.prefect_api.prefect_client import flow_runs
-from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.run_memory.live_runs import LiveRun
+from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.run_memory.live_runs import LiveRun
 
 logger = logging.getLogger(__name__)
 

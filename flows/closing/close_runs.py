@@ -1,6 +1,6 @@
 """Close runs that killed processes left open, in MLflow and in Prefect, so that both agree.
 
-The MLflow side is `patchline.pipeline.tracking.abandoned_mlflow_runs`, the Prefect side is
+The MLflow side is `patchline.pipeline.workspace.tracking.abandoned_mlflow_runs`, the Prefect side
 `patchline.flows.closing.abandoned_prefect_runs`. Any number of processes may call this at any time:
 one does the work, the others return at once. Active runs are never touched.
 """
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline.errors import OrchestrationError, PipelineError, TrackingError
-from patchline.pipeline.files.file_locks import try_lock
-from patchline.pipeline.files.workspace_folder import WORKSPACE, is_read_only
-from patchline.pipeline.run_memory import leftovers, live_runs
-from patchline.pipeline.tracking import abandoned_mlflow_runs, tracked_run
-from patchline.pipeline.tracking.tracking_store import all_runs, client, store_exists
+from patchline.pipeline.workspace.files.file_locks import try_lock
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, is_read_only
+from patchline.pipeline.workspace.run_memory import leftovers, live_runs
+from patchline.pipeline.workspace.tracking import abandoned_mlflow_runs, tracked_run
+from patchline.pipeline.workspace.tracking.tracking_store import all_runs, client, store_exists
 
 if TYPE_CHECKING:
     from prefect import Flow, State
@@ -131,8 +131,7 @@ def _close_in_mlflow() -> list[str]:
 
 def _tell_killed(run_ids: list[str]) -> None:
     """Send an event for each run whose process was found dead."""
-    from patchline.flows.notifications import events
-    from patchline.pipeline.automation import event_kinds
+    from patchline.flows.notifications import event_kinds, events
 
     for run_id in run_ids:
         run = client().get_run(run_id)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch
-from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.run_memory.cleaning import (
+from patchline.pipeline.terminal_words import counted, visible
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory.cleaning import (
     Cleaning,
     Removable,
     RemovableObject,
     find_removable,
     remove,
 )
-from patchline.pipeline.terminal_words import counted, visible
 
 Gone = Sequence[Removable | RemovableObject]
 _KINDS = {

@@ -13,12 +13,12 @@ from patchline.flows.commands.switches import Json
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns, TaskChoice
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
 from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceError
-from patchline.pipeline.files.workspace_folder import WORKSPACE, place
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
 from patchline.pipeline.plugin_system.plugin_loader import config_class, installed
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workspace.address import is_of_store
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
 from patchline.plugin_api import ReadingRules
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:
 def _run_id(named: str) -> str:
     """Return the run that a user names by a model version or as a run."""
     from patchline.pipeline.registry.registered_models import resolve, run_of
-    from patchline.pipeline.run_memory import interrupted_runs
+    from patchline.pipeline.workspace.run_memory import interrupted_runs
 
     if "@" in named or "/" in named:
         try:

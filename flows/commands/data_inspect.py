@@ -14,15 +14,15 @@ from patchline.flows.commands.run import composed
 from patchline.flows.commands.switches import Json
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline import config_files
-from patchline.pipeline.browsing.notebook_results import PAGE, TABLE
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import read_settings
 from patchline.pipeline.errors import ConfigError, PipelineError, UserError
-from patchline.pipeline.files.workspace_folder import is_read_only, make_folder, place
+from patchline.pipeline.registry.browsing.notebook_results import PAGE, TABLE
 from patchline.pipeline.terminal_words import pasted_path, visible
+from patchline.pipeline.workspace.files.workspace_folder import is_read_only, make_folder, place
 
 if TYPE_CHECKING:
-    from patchline.pipeline.inspection.inspecting import Inspected, Judge
+    from patchline.pipeline.evaluation.inspection.inspecting import Inspected, Judge
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -96,10 +96,10 @@ def inspected(
         What was found, and the folder.
     """
     from patchline.pipeline.data import ingestion
-    from patchline.pipeline.files.atomic_files import storage_errors
-    from patchline.pipeline.inspection.findings_table import earlier_rows, write_table
-    from patchline.pipeline.inspection.inspecting import inspect_data
-    from patchline.pipeline.inspection.page import write_page
+    from patchline.pipeline.evaluation.inspection.findings_table import earlier_rows, write_table
+    from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
+    from patchline.pipeline.evaluation.inspection.page import write_page
+    from patchline.pipeline.workspace.files.atomic_files import storage_errors
 
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file. Set it to a folder for the page.")
@@ -165,7 +165,7 @@ def _with_plan(inspected_data: Inspected, request: RunConfig, workspace: Path) -
 def _own_model(name: str) -> str | None:
     """Return the champion of earlier runs with this data; a tracking server is not asked."""
     from patchline.pipeline.registry import registered_models
-    from patchline.pipeline.tracking import tracking_store
+    from patchline.pipeline.workspace.tracking import tracking_store
 
     try:
         database = tracking_store.sqlite_file()
@@ -180,7 +180,7 @@ def _own_model(name: str) -> str | None:
 def _print(inspected_data: Inspected, folder: Path, own_model: str | None) -> None:
     from rich.console import Console
 
-    from patchline.pipeline.inspection.terminal_report import terminal_report
+    from patchline.pipeline.evaluation.inspection.terminal_report import terminal_report
 
     console = Console(highlight=False, markup=False, emoji=False)
     for part in terminal_report(inspected_data.result):

@@ -15,7 +15,7 @@ from patchline.flows.progress.progress_display import shown
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.workspace_folder import WORKSPACE, place
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
 
 _PICTURE = "augmentation_preview.png"
 

@@ -9,8 +9,10 @@ from uuid import UUID
 
 from patchline.flows import prefect_session
 from patchline.flows.commands.switches import Json
+from patchline.flows.new_data import watches
+from patchline.flows.notifications import event_kinds
+from patchline.flows.schedules import scheduled_work
 from patchline.pipeline import local_services
-from patchline.pipeline.automation import event_kinds, scheduled_work, watches
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.terminal_words import visible

@@ -18,13 +18,13 @@ from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
-from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.metrics.multi_label.names import ALL_METRICS
+from patchline.pipeline.evaluation.metrics.multi_label.names import ALL_METRICS
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, task_of
 from patchline.pipeline.terminal_words import counted, short_path, visible
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.tracked_run import NewRun
 from patchline.pipeline.workspace.address import of_path
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import NewRun
 
 if TYPE_CHECKING:
     from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport

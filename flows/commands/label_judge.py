@@ -11,8 +11,8 @@ from patchline.pipeline.errors import DataError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from patchline.pipeline.inspection.inspecting import Judge
-    from patchline.pipeline.inspection.label_errors import Judgement
+    from patchline.pipeline.evaluation.inspection.inspecting import Judge
+    from patchline.pipeline.evaluation.inspection.label_errors import Judgement
 
 
 def version_judge(
@@ -31,9 +31,9 @@ def version_judge(
     import numpy as np
     import pandas as pd
 
+    from patchline.pipeline.data.labels.label_pairs import label_pairs
+    from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
     from patchline.pipeline.data.manifests.manifest import task_of
-    from patchline.pipeline.labels.label_pairs import label_pairs
-    from patchline.pipeline.labels.label_sets import MULTI_LABEL
     from patchline.pipeline.registry import version_evaluation
     from patchline.pipeline.registry.registered_models import resolve
     from patchline.pipeline.registry.version_records import available_records
@@ -42,7 +42,7 @@ def version_judge(
     package = records.package
 
     def judged(rows: pd.DataFrame, root: Path) -> Judgement:
-        from patchline.pipeline.inspection.label_errors import Judgement
+        from patchline.pipeline.evaluation.inspection.label_errors import Judgement
 
         task = task_of(rows)
         if (task == MULTI_LABEL) != package.is_multi_label:

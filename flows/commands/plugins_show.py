@@ -124,7 +124,7 @@ def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, ou
             f"--picture works only for a patch embedding, but {named.entry.name} is a "
             f"{named.entry.kind}. Omit --picture."
         )
-    from patchline.pipeline.visual_guide.patch_embedding_picture import save_picture
+    from patchline.pipeline.evaluation.visual_guide.patch_embedding_picture import save_picture
 
     save_picture(named.entry.name, named.own_settings(settings), photo, out)
     print(f"Picture: {out}", file=sys.stderr)

@@ -17,13 +17,13 @@ from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.plugin_system.composed_config import composed_launcher
-from patchline.pipeline.prediction.image_files import (
+from patchline.pipeline.packaging.prediction.image_files import (
     ImageFile,
     check_images,
     find_images,
     pixels_of,
 )
+from patchline.pipeline.plugin_system.composed_config import composed_launcher
 from patchline.pipeline.registry.model_reference import parsed
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.terminal_words import by_number, counted, visible
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from patchline.pipeline.packaging.packaged_model import PackagedModel
-    from patchline.pipeline.prediction.batch_prediction import PredictedTable
+    from patchline.pipeline.packaging.prediction.batch_prediction import PredictedTable
 
 _BATCH = 64
 _LISTED = 10
@@ -173,8 +173,8 @@ def _write_predictions(
     launcher: PluginChoice,
 ) -> int:
     """Write predictions to a table; return 2 if no image could be read."""
-    from patchline.pipeline.prediction.batch_prediction import check_table, predict_images
-    from patchline.pipeline.prediction.prediction_parts import parts_folder
+    from patchline.pipeline.packaging.prediction.batch_prediction import check_table, predict_images
+    from patchline.pipeline.packaging.prediction.prediction_parts import parts_folder
 
     check_table(out, top_k)
     check_images(images, (out, parts_folder(out)))  # before the model is fetched
@@ -246,9 +246,9 @@ def _package(reference: ModelReference, coverage: float | None) -> PackagedModel
 
 def _uncalibrated(package: PackagedModel) -> Iterator[str]:
     """Say what is not known of the probabilities and the thresholds of a package."""
-    from patchline.pipeline.metrics.label_calibration import LabelCalibration
-    from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-    from patchline.pipeline.metrics.temperature import UNRECORDED, recorded
+    from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+    from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+    from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED, recorded
 
     if package.is_multi_label:
         labels, calibration = package.classes, package.label_calibration

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
-from patchline.flows.notifications import events
+from patchline.flows.notifications import event_kinds, events
 from patchline.flows.progress.progress_display import display, shown
-from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.registry.config import GateConfig
 from patchline.pipeline.registry.gate_settings import gates_for

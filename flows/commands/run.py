@@ -24,15 +24,15 @@ from patchline.flows.training.run_training import resume_training, run_training
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.workspace_folder import WORKSPACE, place
 from patchline.pipeline.plugin_system.composed_config import composed_config, value_of_flag
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
 
 if TYPE_CHECKING:
-    from patchline.pipeline.browsing.run_summary import RunSummary
+    from patchline.pipeline.registry.browsing.run_summary import RunSummary
 
 _PROCESSES = "--training.processes"
 """Decides how batches are divided, not what is trained, so a resumed run may have another."""
@@ -208,7 +208,7 @@ def _train(training: Callable[[], RunSummary], began: float, *, as_json: bool) -
     if as_json:
         print(summary.model_dump_json(indent=2))
         return
-    from patchline.pipeline.browsing.next_steps import next_steps
+    from patchline.pipeline.registry.browsing.next_steps import next_steps
 
     print(visible(next_steps(summary, time.monotonic() - began, plugin_files()), lines=True))
 

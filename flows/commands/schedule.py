@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, create_model
 
 from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
 from patchline.flows.prefect_session import connected
-from patchline.pipeline.automation import schedule_summary, schedule_times, scheduled_work
+from patchline.flows.schedules import schedule_summary, schedule_times, scheduled_work
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.plugin_system.tools import Tools, tools
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
     from prefect.events import DeploymentEventTrigger
 
-    from patchline.pipeline.automation.schedule_times import Times
-    from patchline.pipeline.automation.scheduled_work import ScheduledWork
+    from patchline.flows.schedules.schedule_times import Times
+    from patchline.flows.schedules.scheduled_work import ScheduledWork
     from patchline.plugin_api import ToolEvent
 
 without_needless_negatives(TableColumns)

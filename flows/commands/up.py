@@ -16,8 +16,8 @@ from patchline.pipeline import local_login, local_services
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.local_services import Services
 from patchline.pipeline.redaction import without_credentials
-from patchline.pipeline.tracking.team_stores import TeamStores
 from patchline.pipeline.web import sign_in_links
+from patchline.pipeline.workspace.tracking.team_stores import TeamStores
 
 
 def up(

@@ -36,10 +36,10 @@ def with_weights(config: RunConfig, ask: Callable[[str], str] | None = None) -> 
     images = _photographs(config)
     if not images:
         return config
-    from patchline.pipeline.initial_weights import local_weights
     from patchline.pipeline.planning.planner import may_choose_weights
     from patchline.pipeline.planning.weights_choice import weights_to_fetch
     from patchline.pipeline.registry import registered_models
+    from patchline.pipeline.training.initial_weights import local_weights
 
     there = local_weights.search(config.name or "") if may_choose_weights(config) else None
     if there is None or there.weights:
@@ -60,9 +60,9 @@ def _photographs(config: RunConfig) -> int:
     """Return how many photographs a folder holds; 0 if they are many, small, or not in a folder."""
     from PIL import Image
 
-    from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
-    from patchline.pipeline.files.folder_walk import walk_files
     from patchline.pipeline.planning.weights_choice import are_few_photographs
+    from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
+    from patchline.pipeline.workspace.files.folder_walk import walk_files
 
     folder = Path(config.data.path or "").expanduser()
     if config.data.path is None or not folder.is_dir():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from patchline.flows.prefect_session import connected
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.tracking.tracking_store import use_store
+from patchline.pipeline.workspace.tracking.tracking_store import use_store
 
 
 def worker(*, work_pool: str, max_concurrent_runs: int = 1) -> int:

@@ -11,9 +11,9 @@ from cyclopts import Parameter
 
 from patchline.flows.commands.switches import Json, Switch
 from patchline.flows.progress.progress_display import display, shown
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.terminal_words import counted, visible
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 
 def export(
@@ -28,7 +28,7 @@ def export(
     with_caches
         Include decoded images and scans, which the next run makes again from the images.
     """
-    from patchline.pipeline.relocation import exporting, runs_elsewhere
+    from patchline.pipeline.workspace.relocation import exporting, runs_elsewhere
 
     with shown():
         display().stage(f"Exporting the workspace {Path.cwd()}")
@@ -78,7 +78,7 @@ def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False)
         Empty, or created; without it, the working directory.
     """
     from patchline.flows.prefect_api import database_secrets
-    from patchline.pipeline.relocation import following, importing
+    from patchline.pipeline.workspace.relocation import following, importing
 
     target = (folder or Path()).resolve()
     with shown():

@@ -15,11 +15,10 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from patchline.flows.new_data import watched_folders
-from patchline.flows.notifications import events
+from patchline.flows.notifications import event_kinds, events
 from patchline.flows.prefect_api.failures import failed
 from patchline.flows.prefect_api.prefect_client import asking, flow_runs
 from patchline.flows.progress.progress_display import display
-from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
@@ -27,13 +26,13 @@ from patchline.pipeline.data.manifests import earlier_manifests, new_images
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.new_images import NewImages
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.plugin_system import plugin_settings
-from patchline.pipeline.run_memory import interrupted_runs, live_runs
-from patchline.pipeline.run_memory.interrupted_runs import InterruptedRun
 from patchline.pipeline.stages.read import data_name
-from patchline.pipeline.tracking.liveness import Liveness
+from patchline.pipeline.workers.host.system_errors import system_error
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory import interrupted_runs, live_runs
+from patchline.pipeline.workspace.run_memory.interrupted_runs import InterruptedRun
+from patchline.pipeline.workspace.tracking.liveness import Liveness
 
 SKIPPED = "Skipped"
 """The state name of a run that found too few new images to train on."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from patchline.pipeline.automation import event_kinds, watches
-from patchline.pipeline.automation.folder_snapshot import Snapshot, snapshot
-from patchline.pipeline.automation.watches import WatchState
+from patchline.flows.new_data import watches
+from patchline.flows.new_data.folder_snapshot import Snapshot, snapshot
+from patchline.flows.new_data.watches import WatchState
+from patchline.flows.notifications import event_kinds
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.workspace.address import is_of_store
 

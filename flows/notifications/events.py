@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from patchline.flows.notifications import event_kinds
 from patchline.flows.prefect_api import folder_labels
 from patchline.pipeline import local_login
-from patchline.pipeline.automation import event_kinds
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -22,11 +22,11 @@ from prefect.events.schemas.automations import Automation, AutomationCore, Event
 from prefect.exceptions import ObjectNotFound
 from prefect.types import SecretDict
 
+from patchline.flows.notifications import notification as notifications
+from patchline.flows.notifications.notification import Notification
 from patchline.flows.prefect_api.prefect_client import asking
-from patchline.pipeline.automation import notifications
-from patchline.pipeline.automation.notifications import Notification
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.host import proxies
+from patchline.pipeline.workers.host import proxies
 
 _TITLE = "Patchline notification: "
 _TAG = "patchline.notification"

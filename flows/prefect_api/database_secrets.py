@@ -11,9 +11,9 @@ import base64
 import os
 from pathlib import Path
 
-from patchline.pipeline.files.atomic_files import write_private_text
-from patchline.pipeline.files.file_locks import locked
-from patchline.pipeline.files.workspace_folder import WORKSPACE, make_private_file
+from patchline.pipeline.workspace.files.atomic_files import write_private_text
+from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_private_file
 
 _VARIABLES = ("PREFECT_SERVER_ENCRYPTION_KEY", "ORION_ENCRYPTION_KEY")
 _KEY_BYTES = 32

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from prefect.states import Failed
 
 from patchline.pipeline.errors import ServerAwayError, TrackingError
-from patchline.pipeline.host.system_errors import system_error
+from patchline.pipeline.workers.host.system_errors import system_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Labels that tell which folder a deployment or an event belongs to.
 
 Machines that share a Prefect server may have folders of the same path. So a folder is known by its
-path and by the id of the workspace in it (`patchline.pipeline.files.workspace_identity`). Both have
-to match: a copy of a workspace on another machine has its id, and a path of its own. Deployments of
-earlier versions have the path alone, which then decides.
+path and by the id of the workspace in it (`patchline.pipeline.workspace.files.workspace_identity`).
+Both have to match: a copy of a workspace on another machine has its id, and a path of its own.
+Deployments of earlier versions have the path alone, which then decides.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.files import workspace_identity
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
+from patchline.pipeline.workspace.files import workspace_identity
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
 
 FOLDER = "patchline.folder"
 ID = workspace_identity.LABEL

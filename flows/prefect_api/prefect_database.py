@@ -8,10 +8,10 @@ import sqlite3
 
 from patchline.flows.prefect_api import database_secrets, postgres, prefect_schema
 from patchline.pipeline.errors import OrchestrationError
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.file_locks import locked
-from patchline.pipeline.files.path_uris import sqlite_path, sqlite_uri
-from patchline.pipeline.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.path_uris import sqlite_path, sqlite_uri
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 _VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _CHOOSING = frozenset({"connection_url", "driver", "host", "name"})

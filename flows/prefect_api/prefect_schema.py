@@ -1,4 +1,4 @@
-"""The empty database of the installed Prefect, as SQL; see `patchline.pipeline.files.kept_schema`.
+"""The empty database of the installed Prefect, as SQL, kept as in `kept_schema`.
 
 `python -m patchline.flows.prefect_api.prefect_schema` keeps it before the first command does.
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from patchline.pipeline.files.kept_schema import KeptSchema
+from patchline.pipeline.workspace.files.kept_schema import KeptSchema
 
 KEPT = KeptSchema("prefect")
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from patchline.pipeline import quiet_libraries
 from patchline.pipeline.errors import ConfigError, OrchestrationError
-from patchline.pipeline.host import proxies
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.redaction import redacted
+from patchline.pipeline.workers.host import proxies
 
 URL_VARIABLE = "PREFECT_API_URL"
 _WHERE = "`prefect config view` shows where it is set"

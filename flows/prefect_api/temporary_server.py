@@ -26,13 +26,13 @@ from pathlib import Path
 from patchline.flows.prefect_api import prefect_app, prefect_database, prefect_settings
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import RunError
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.local_login import new_secret, prefect_variables
 from patchline.pipeline.local_services import HOST, answers
-from patchline.pipeline.supervision import supervised_main
-from patchline.pipeline.supervision.supervised_process import ending
+from patchline.pipeline.workers.supervision import supervised_main
+from patchline.pipeline.workers.supervision.supervised_process import ending
 from patchline.pipeline.workers.worker_start import stop_group
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 _START_SECONDS = 240.0
 """As long as the servers of `patchline up` have; a busy machine needs more than two minutes."""

@@ -59,7 +59,7 @@ def extension(reference: str, settings: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: if there is no such run, or a setting cannot be changed.
     """
-    from patchline.pipeline.files.workspace_folder import WORKSPACE
     from patchline.pipeline.training.start import extended_run
+    from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
     return extended_run.requested(reference, plain(settings), WORKSPACE.resolve() / "runs")

@@ -22,15 +22,15 @@ from pydantic import BaseModel, ValidationError
 from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline import config_errors, quiet_libraries, redaction
 from patchline.pipeline.errors import ConfigError, PipelineError, RunError
-from patchline.pipeline.files import workspace_folder
-from patchline.pipeline.files.atomic_files import full_disk
-from patchline.pipeline.host import environment, interpreter, interruption
-from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
-from patchline.pipeline.relocation import following, read_only
 from patchline.pipeline.terminal_words import visible
-from patchline.pipeline.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
+from patchline.pipeline.workers.host import environment, interpreter, interruption
+from patchline.pipeline.workers.host.system_errors import system_error
+from patchline.pipeline.workspace.files import workspace_folder
+from patchline.pipeline.workspace.files.atomic_files import full_disk
+from patchline.pipeline.workspace.relocation import following, read_only
+from patchline.pipeline.workspace.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
 
 _STORE = "MLFLOW_TRACKING_URI"
 _VARIABLES = (

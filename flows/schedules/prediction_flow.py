@@ -18,14 +18,14 @@ from pydantic import Field
 from patchline.flows.prefect_api.failures import failed
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.prediction.batch_prediction import PredictedTable, predict_images
-from patchline.pipeline.prediction.image_files import is_empty
-from patchline.pipeline.prediction.prediction_report import markdown
+from patchline.pipeline.packaging.prediction.batch_prediction import PredictedTable, predict_images
+from patchline.pipeline.packaging.prediction.image_files import is_empty
+from patchline.pipeline.packaging.prediction.prediction_report import markdown
 from patchline.pipeline.registry.package_download import fetch
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
-from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory import live_runs
 
 NOTHING = "Nothing to predict"
 """The state name of a run whose folder was empty."""

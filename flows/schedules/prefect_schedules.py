@@ -7,7 +7,7 @@ import datetime as dt
 
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
 
-from patchline.pipeline.automation.schedule_times import Times, invalid_cron
+from patchline.flows.schedules.schedule_times import Times, invalid_cron
 from patchline.pipeline.errors import ConfigError
 
 

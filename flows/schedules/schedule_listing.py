@@ -11,12 +11,11 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
 
-from patchline.flows.schedules import deployments
+from patchline.flows.schedules import deployments, scheduled_work
 from patchline.flows.schedules.prefect_schedules import next_times
-from patchline.pipeline.automation import scheduled_work
-from patchline.pipeline.automation.schedule_summary import LastRun, ScheduleSummary, work_words
-from patchline.pipeline.automation.schedule_times import Times, duration_words
-from patchline.pipeline.automation.scheduled_work import ScheduledWork
+from patchline.flows.schedules.schedule_summary import LastRun, ScheduleSummary, work_words
+from patchline.flows.schedules.schedule_times import Times, duration_words
+from patchline.flows.schedules.scheduled_work import ScheduledWork
 from patchline.pipeline.plugin_system.tools import tools
 from patchline.plugin_api import ToolWork
 

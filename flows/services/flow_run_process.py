@@ -13,7 +13,7 @@ from pathlib import Path
 
 from patchline.pipeline.local_services import logs_folder
 from patchline.pipeline.plugin_system import tools
-from patchline.pipeline.supervision import supervised_main
+from patchline.pipeline.workers.supervision import supervised_main
 
 
 def _main() -> None:

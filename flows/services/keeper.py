@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchline.flows.services import restart_events
-from patchline.pipeline.supervision import heartbeat, supervised_main
+from patchline.pipeline.workers.supervision import heartbeat, supervised_main
 
 logger = logging.getLogger(__name__)
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 from patchline.flows.prefect_api import postgres
 from patchline.pipeline import quiet_libraries
-from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, with_options
 from patchline.pipeline.local_login import ensure_secret
-from patchline.pipeline.supervision import supervised_main
-from patchline.pipeline.tracking import tracking_store
-from patchline.pipeline.tracking.team_stores import TeamStores
 from patchline.pipeline.web import gated_server
 from patchline.pipeline.web.gate import App, Guarded, Receive, Send
 from patchline.pipeline.web.limited import Limited
 from patchline.pipeline.web.request_headers import Scope
+from patchline.pipeline.workers.supervision import supervised_main
+from patchline.pipeline.workspace.files.path_uris import artifact_uri, sqlite_path, with_options
+from patchline.pipeline.workspace.tracking import tracking_store
+from patchline.pipeline.workspace.tracking.team_stores import TeamStores
 
 _BUSY_SECONDS = 60
 """How long a writer waits for another writer of a SQLite store."""

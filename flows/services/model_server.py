@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline.errors import ModelReferenceError, RunError, ServerAwayError
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.supervision import supervised_main
 from patchline.pipeline.web.access_token import given_token
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
+from patchline.pipeline.workers.supervision import supervised_main
 
 if TYPE_CHECKING:
-    from patchline.pipeline.serving.server import FirstVersion
+    from patchline.pipeline.registry.serving.server import FirstVersion
 
 _POLL_SECONDS = 0.2
 
@@ -26,13 +26,16 @@ _POLL_SECONDS = 0.2
 def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     """Serve a model until a signal arrives; return the exit code."""
     from patchline.pipeline.registry.served_package import served_package
-    from patchline.pipeline.serving import server
-    from patchline.pipeline.serving.alias_watch import Registry
-    from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
-    from patchline.pipeline.serving.engine import cores
+    from patchline.pipeline.registry.serving import server
+    from patchline.pipeline.registry.serving.alias_watch import Registry
+    from patchline.pipeline.registry.serving.checked_package import (
+        PackageRefusedError,
+        checked_package,
+    )
+    from patchline.pipeline.registry.serving.engine import cores
     from patchline.pipeline.web.certificate import check_certificate
 
-    log_to_standard_error("patchline.pipeline.serving")
+    log_to_standard_error("patchline.pipeline.registry.serving")
     check_certificate(config)
     registry = Registry()
     name, alias, version = _resolved(model, registry)
@@ -63,7 +66,7 @@ def _resolved(model: str, registry: Any) -> tuple[str, str | None, str]:
         ModelReferenceError: if there is none; the message lists what there is.
     """
     from patchline.pipeline.registry.model_reference import parsed
-    from patchline.pipeline.tracking.tracking_store import store_exists
+    from patchline.pipeline.workspace.tracking.tracking_store import store_exists
 
     name, alias, version = parsed(model)
     try:

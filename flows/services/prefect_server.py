@@ -7,7 +7,7 @@ import os
 from patchline.flows.prefect_api import prefect_app
 from patchline.pipeline.local_login import ensure_secret
 from patchline.pipeline.local_services import services_folder
-from patchline.pipeline.supervision import supervised_main
+from patchline.pipeline.workers.supervision import supervised_main
 
 
 def _main() -> None:

@@ -10,8 +10,8 @@ import json
 import time
 from pathlib import Path
 
-from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.local_services import services_folder
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 _FOLDER = "restarts"
 
@@ -24,9 +24,8 @@ def note(folder: Path, service: str, reason: str) -> None:
 
 def announce() -> None:
     """Send an event for each note, once Prefect answers, and delete the note."""
-    from patchline.flows.notifications import events
+    from patchline.flows.notifications import event_kinds, events
     from patchline.pipeline import local_services
-    from patchline.pipeline.automation import event_kinds
 
     services = local_services.running()
     if services is None or not local_services.answers(f"{services.prefect_api_url}/health"):

@@ -25,7 +25,7 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from patchline.flows.prefect_api import folder_labels
 from patchline.flows.services import service_processes, stopping
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.supervision import heartbeat, supervised_main
+from patchline.pipeline.workers.supervision import heartbeat, supervised_main
 
 NAME = "runner"
 _POLL_SECONDS = 0.5

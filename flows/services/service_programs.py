@@ -17,8 +17,8 @@ from patchline.pipeline.local_login import (
     prefect_variables,
 )
 from patchline.pipeline.local_services import HOST, answers, logs_folder
-from patchline.pipeline.supervision import free_ports, heartbeat
-from patchline.pipeline.supervision.supervised_process import Program
+from patchline.pipeline.workers.supervision import free_ports, heartbeat
+from patchline.pipeline.workers.supervision.supervised_process import Program
 
 MODEL_SERVER = "model_server"
 _TITLES = {

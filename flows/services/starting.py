@@ -16,10 +16,6 @@ from patchline.flows.prefect_api import postgres, prefect_database, prefect_sett
 from patchline.flows.services import artifact_bucket, mlflow_server, service_processes, store_choice
 from patchline.flows.services.startup_plan import Failure, StartupPlan, failure_file, plan_file
 from patchline.pipeline.errors import ConfigError, OrchestrationError, error_class
-from patchline.pipeline.files.atomic_files import full_disk, storage_errors, write_private_text
-from patchline.pipeline.files.file_locks import locked
-from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.host import proxies
 from patchline.pipeline.local_services import (
     POOL,
     Services,
@@ -34,11 +30,19 @@ from patchline.pipeline.local_services import (
 )
 from patchline.pipeline.redaction import redacted, without_credentials
 from patchline.pipeline.registry import model_reference
-from patchline.pipeline.supervision import free_ports
-from patchline.pipeline.tracking import team_stores
-from patchline.pipeline.tracking.team_stores import TeamStores
-from patchline.pipeline.tracking.tracking_store import absolute_store, without_login
 from patchline.pipeline.web import sign_in_links
+from patchline.pipeline.workers.host import proxies
+from patchline.pipeline.workers.supervision import free_ports
+from patchline.pipeline.workspace.files.atomic_files import (
+    full_disk,
+    storage_errors,
+    write_private_text,
+)
+from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.tracking import team_stores
+from patchline.pipeline.workspace.tracking.team_stores import TeamStores
+from patchline.pipeline.workspace.tracking.tracking_store import absolute_store, without_login
 
 Say = Callable[[str], None]
 

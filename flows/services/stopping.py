@@ -14,8 +14,6 @@ from pathlib import Path
 from patchline.flows.services import service_processes
 from patchline.pipeline import local_login
 from patchline.pipeline.errors import OrchestrationError
-from patchline.pipeline.files.file_locks import is_held, try_lock
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.local_services import (
     Services,
     is_supervised,
@@ -24,7 +22,9 @@ from patchline.pipeline.local_services import (
     state_file,
     supervisor_lock,
 )
-from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.workspace.files.file_locks import is_held, try_lock
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory import live_runs
 
 Say = Callable[[str], None]
 

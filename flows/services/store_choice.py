@@ -11,10 +11,10 @@ from pydantic import ValidationError
 
 from patchline.flows.prefect_api import postgres
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.access import check_secret
 from patchline.pipeline.redaction import split_credentials, without_credentials
-from patchline.pipeline.tracking import team_stores
-from patchline.pipeline.tracking.team_stores import TeamStores
+from patchline.pipeline.workspace.files.access import check_secret
+from patchline.pipeline.workspace.tracking import team_stores
+from patchline.pipeline.workspace.tracking.team_stores import TeamStores
 
 LOCAL = "local"
 """The value of a flag that leads back to files in the folder."""

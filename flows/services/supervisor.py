@@ -21,9 +21,6 @@ from patchline.flows.services import restart_events, service_programs
 from patchline.flows.services.startup_plan import Failure, StartupPlan, failure_file, plan_file
 from patchline.pipeline import local_login, redaction
 from patchline.pipeline.errors import OrchestrationError, PipelineError, error_class
-from patchline.pipeline.files.atomic_files import write_private_text, write_text
-from patchline.pipeline.files.file_locks import try_lock
-from patchline.pipeline.host import interruption
 from patchline.pipeline.local_services import (
     Services,
     logs_folder,
@@ -32,8 +29,11 @@ from patchline.pipeline.local_services import (
     state_file,
     supervisor_lock,
 )
-from patchline.pipeline.supervision import served_workspace, supervisor_lifeline
-from patchline.pipeline.supervision.supervised_process import SupervisedProcess
+from patchline.pipeline.workers.host import interruption
+from patchline.pipeline.workers.supervision import served_workspace, supervisor_lifeline
+from patchline.pipeline.workers.supervision.supervised_process import SupervisedProcess
+from patchline.pipeline.workspace.files.atomic_files import write_private_text, write_text
+from patchline.pipeline.workspace.files.file_locks import try_lock
 
 logger = logging.getLogger("supervisor")
 

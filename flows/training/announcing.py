@@ -6,17 +6,16 @@ from typing import Any
 
 from prefect.runtime import flow_run
 
-from patchline.flows.notifications import events
+from patchline.flows.notifications import event_kinds, events
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages
-from patchline.pipeline.automation import event_kinds
 from patchline.pipeline.errors import TakenOverError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.registry.registration import Registered
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.promote import Promoted
 from patchline.pipeline.stages.read import data_name
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 def announce(context: Context, result: FrozenModel) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from patchline.pipeline.config import PluginChoice
-from patchline.pipeline.files.workspace_folder import place
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Launcher
+from patchline.pipeline.workspace.files.workspace_folder import place
 
 
 def chosen_launcher(choice: PluginChoice) -> AbstractContextManager[Launcher]:

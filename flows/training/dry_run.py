@@ -11,13 +11,13 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.planning.facts import Plan
-from patchline.pipeline.run_memory.shared_stage_memory import SharedStageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.decode import DECODE
 from patchline.pipeline.stages.lines import line_of
 from patchline.pipeline.workers import prewarm
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedStageMemory
 
 
 @dataclass(frozen=True)

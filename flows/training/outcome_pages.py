@@ -14,12 +14,16 @@ from prefect.artifacts import (
 )
 
 from patchline.flows.training import run_messages
-from patchline.pipeline.browsing import pages
-from patchline.pipeline.browsing.encoder_pages import (
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.metrics.multi_label.names import ALL_METRICS
+from patchline.pipeline.registry import registered_models
+from patchline.pipeline.registry.browsing import pages
+from patchline.pipeline.registry.browsing.encoder_pages import (
     encoder_verdict,
     write_encoder_pages,
 )
-from patchline.pipeline.browsing.outcome import (
+from patchline.pipeline.registry.browsing.outcome import (
     EncoderOutcome,
     Outcome,
     lineage,
@@ -27,19 +31,15 @@ from patchline.pipeline.browsing.outcome import (
     metrics_table,
     verdict,
 )
-from patchline.pipeline.browsing.run_summary import RunSummary, summary_of
-from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.metrics.multi_label.names import ALL_METRICS
-from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
-from patchline.pipeline.registry import registered_models
+from patchline.pipeline.registry.browsing.run_summary import RunSummary, summary_of
 from patchline.pipeline.registry.registration import Registered
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.promote import Promoted
-from patchline.pipeline.tracking import addresses, tracking_store
-from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.parts.launching import CONFIG_FILE
+from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workspace.tracking import addresses, tracking_store
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 logger = logging.getLogger(__name__)
 

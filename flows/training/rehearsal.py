@@ -19,24 +19,24 @@ from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.dry_run import DryRun, dry_run
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.unlabelled_images import few_unlabelled
 from patchline.pipeline.evaluation.cost import predicting_seconds
-from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.planning.fine_tuning import FEATURES
-from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.lines import line_of
 from patchline.pipeline.terminal_words import duration
-from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.parts.run_parts import images_of_parts
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import prewarm, worker_start
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
+from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 _BATCHES = 2
 _EVALUATED = 64

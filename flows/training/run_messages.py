@@ -7,11 +7,11 @@ from prefect.runtime import flow_run
 from prefect.utilities.urls import url_for
 
 from patchline.flows import prefect_session
-from patchline.pipeline.browsing.outcome import recipe
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.registry.browsing.outcome import recipe
 from patchline.pipeline.stages.read import data_name
-from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.tracking import tracked_run
 
 FLOW_DESCRIPTION = """\
 From a folder of labelled images to a registered model: read and check the data, decode the images,

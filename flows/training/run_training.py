@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, TypeVar
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.pipeline import local_services
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
 from patchline.pipeline.redaction import redacted
-from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.machine import MODULE, resources_of
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace import cache, cache_limit, chosen
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory import live_runs
 
 if TYPE_CHECKING:
-    from patchline.pipeline.browsing.run_summary import RunSummary
     from patchline.pipeline.config import RunConfig
+    from patchline.pipeline.registry.browsing.run_summary import RunSummary
 
 Summary = TypeVar("Summary")
 
@@ -69,7 +69,7 @@ def resume_training(reference: str, processes: int | None = None) -> RunSummary:
         ConfigError: if there is no such run, or it cannot be continued.
         PipelineError: the reason why the run failed.
     """
-    from patchline.pipeline.run_memory import interrupted_runs
+    from patchline.pipeline.workspace.run_memory import interrupted_runs
 
     enter_workspace()
     interrupted = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs", display().note)
@@ -159,7 +159,7 @@ def _shrink_cache() -> None:
 
 def _say_where_runs_are_tracked() -> None:
     """Say what a store of runs on this machine alone means in a shared workspace."""
-    from patchline.pipeline.tracking.tracking_store import use_store
+    from patchline.pipeline.workspace.tracking.tracking_store import use_store
 
     store = use_store()
     if store.startswith("sqlite") and not chosen.is_local():

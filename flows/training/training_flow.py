@@ -14,6 +14,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from patchline.flows.closing import close_runs
+from patchline.flows.notifications import event_kinds
 from patchline.flows.prefect_api.failures import failed
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages, run_messages
@@ -22,29 +23,32 @@ from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.reporting import reporting
 from patchline.flows.training.stage_tasks import as_task
 from patchline.pipeline import quiet_libraries, redaction
-from patchline.pipeline.automation import event_kinds
-from patchline.pipeline.browsing.run_summary import RunSummary
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
-from patchline.pipeline.run_memory import interrupted_runs, live_runs
-from patchline.pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
-from patchline.pipeline.run_memory.shared_stage_memory import SharedStageMemory
+from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.stage import AnyStage
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import prewarm, worker_start
 from patchline.pipeline.workspace import chosen, run_folders
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory import interrupted_runs, live_runs
+from patchline.pipeline.workspace.run_memory.interrupted_runs import (
+    SUMMARY_FILE,
+    InterruptedRun,
+    RunRequest,
+)
+from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedStageMemory
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 _PROCESSES_TAG = "patchline.processes"
 """Of a run that was resumed with another number: all of them, in their order."""

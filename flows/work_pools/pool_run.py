@@ -10,7 +10,7 @@ import os
 import runpy
 import sys
 
-from patchline.pipeline.supervision import supervised_main
+from patchline.pipeline.workers.supervision import supervised_main
 
 
 def _main() -> None:

@@ -28,8 +28,8 @@ from patchline.flows.services.keeper import Duty
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.local_services import services_folder
-from patchline.pipeline.supervision import supervisor_lifeline
 from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.workers.supervision import supervisor_lifeline
 
 MODULE = "patchline.flows.work_pools.pool_worker"
 _RUN = "patchline.flows.work_pools.pool_run"

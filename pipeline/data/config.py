@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from patchline.pipeline.data.labels.reading_rules import ReadingRules
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.data_kinds import DataKind, found_kind
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.reading_rules import ReadingRules
+from patchline.pipeline.workspace.files.data_kinds import DataKind, found_kind
 
 _SOURCES: dict[DataKind, str] = {
     "folder": "image_folder",

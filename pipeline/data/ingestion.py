@@ -25,6 +25,8 @@ from patchline.pipeline.data.ingestion_notes import (
     notes_on_held_out,
     notes_on_size,
 )
+from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.data.manifests import earlier_manifests, exclusion, scanning
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, no_labels, one_class
@@ -59,8 +61,6 @@ from patchline.pipeline.data.value_ranges.data_values import DataValues
 from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
 from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
-from patchline.pipeline.labels.label_pairs import label_pairs
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.workspace import cache_limit, chosen
 from patchline.pipeline.workspace.object_store import ConflictError

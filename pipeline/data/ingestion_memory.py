@@ -26,11 +26,11 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import (
     mirroring_settings,
     unmeasured_symmetries,
 )
-from patchline.pipeline.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.files.table_cells import printable
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.table_cells import printable
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import ImageListing
 
 FORMAT = 5

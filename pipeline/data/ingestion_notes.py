@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels.class_names import suspicions
+from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import Task
+from patchline.pipeline.data.labels.label_words import by_task
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.label_task import task_of
 from patchline.pipeline.data.manifests.left_out import left_out, note
 from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, units_of
-from patchline.pipeline.labels.class_names import suspicions
-from patchline.pipeline.labels.label_pairs import label_pairs
-from patchline.pipeline.labels.label_sets import Task
-from patchline.pipeline.labels.label_words import by_task
 from patchline.pipeline.terminal_words import by_number, counted
 from patchline.plugin_api import ImageListing
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels.label_pairs import LabelPairs
+from patchline.pipeline.data.labels.label_sets import decoded
 from patchline.pipeline.data.manifests.manifest import examples
-from patchline.pipeline.labels.label_pairs import LabelPairs
-from patchline.pipeline.labels.label_sets import decoded
 from patchline.pipeline.terminal_words import by_number, counted
 
 FEW_POSITIVES = 10

@@ -17,6 +17,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData, UnlabelledImages
 from patchline.pipeline.data.ingestion_notes import notes_on_files
+from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests import exclusion, overlap, scanning
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import unlabelled_of_run
@@ -32,8 +33,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, deco
 from patchline.pipeline.data.reading.image_root import exists, root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.files.user_folders import expanded
-from patchline.pipeline.labels.reading_rules import AUTO
+from patchline.pipeline.workspace.files.user_folders import expanded
 from patchline.plugin_api import ImageListing
 
 Array = np.ndarray[Any, Any]

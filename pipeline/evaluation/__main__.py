@@ -12,11 +12,13 @@ import numpy as np
 import pandas as pd
 import torch
 
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
 from patchline.pipeline.evaluation.grouped_images import image_groups
+from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.prediction_job import (
     EvaluationJob,
@@ -33,17 +35,15 @@ from patchline.pipeline.evaluation.test_time_averaging import (
     decided,
     decided_by_map,
 )
-from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.metrics.temperature import UNRECORDED
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_description import load_description
 from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.models.probing.chosen_features import ChosenFeatures, chosen_rows
 from patchline.pipeline.models.stored_features import save_features
 from patchline.pipeline.models.stored_logits import logits_of
-from patchline.pipeline.probing.chosen_features import ChosenFeatures, chosen_rows
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Array = np.ndarray[Any, Any]
 

@@ -2,10 +2,10 @@
 
 The distance to the features of seen images needs a reference that the threshold's images are no
 part of. So the held-out images are divided: a random half is the reference, the other half gives
-the threshold, and both guarantees are exact (`patchline.pipeline.metrics.conformal`). If the final
-model was trained on the validation images, other models predict them, and the coverage of sets is
-not guaranteed. Nor are its features of them those of new images; the distance then comes from the
-test images, whose labels play no part in it.
+the threshold, and both guarantees are exact (`patchline.pipeline.evaluation.metrics.conformal`). If
+the final model was trained on the validation images, other models predict them, and the coverage of
+sets is not guaranteed. Nor are its features of them those of new images; the distance then comes
+from the test images, whose labels play no part in it.
 
 Shapes: N held-out images, K classes, D features.
 """
@@ -21,14 +21,14 @@ import numpy as np
 from patchline.pipeline.data.reading.image_quality import ImageQuality, limits_among
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.grouped_images import groups_of
-from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
-from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.metrics.conformal import (
+from patchline.pipeline.evaluation.metrics.conformal import (
     conformal_threshold,
     fewest_for,
     least_probability,
 )
-from patchline.pipeline.metrics.feature_distance import Neighbours
+from patchline.pipeline.evaluation.metrics.feature_distance import Neighbours
+from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
+from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
 
 Array = np.ndarray[Any, Any]

@@ -24,14 +24,14 @@ from patchline.pipeline.data.reading.image_quality import (
 from patchline.pipeline.evaluation.answer_rules_fit import ReferenceFeatures
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.grouped_images import groups_of, image_groups
+from patchline.pipeline.evaluation.metrics.conformal import set_members
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share, share_of_some
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.conformal import set_members
-from patchline.pipeline.metrics.image_groups import ImageGroups, share, share_of_some
-from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Array = np.ndarray[Any, Any]
 REFERENCE_FILE = "reference_features.npz"

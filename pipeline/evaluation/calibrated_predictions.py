@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.evaluation.grouped_images import image_groups
+from patchline.pipeline.evaluation.metrics.classification import softmax
+from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, fit_temperature
 from patchline.pipeline.evaluation.predictions import stacked, with_probabilities
-from patchline.pipeline.metrics.classification import softmax
-from patchline.pipeline.metrics.row_pieces import row_slices
-from patchline.pipeline.metrics.temperature import TemperatureFit, fit_temperature
 
 
 def calibrated(

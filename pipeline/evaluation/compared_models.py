@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary, unused_words
+from patchline.pipeline.models.provenance.provenance import UNKNOWN, ProvenanceSummary, unused_words
 from patchline.pipeline.terminal_words import counted
 
 _SIGNIFICANCE = 0.05

@@ -18,12 +18,16 @@ from patchline.pipeline.evaluation.compared_models import (
     ComparedModels,
     PairedValues,
 )
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportions
+from patchline.pipeline.evaluation.metrics.paired_test import (
+    PairedDifference,
+    difference,
+    paired_difference,
+)
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.metrics.intervals import MetricEstimate, proportions
-from patchline.pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
-from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
-from patchline.pipeline.provenance.seen_images import CONTENT, SeenImages
+from patchline.pipeline.models.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.models.provenance.seen_images import CONTENT, SeenImages
 
 if TYPE_CHECKING:
     import pandas as pd

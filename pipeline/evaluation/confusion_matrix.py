@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.evaluation.metrics.confusion_cells import ConfusionCells
 
 Array = np.ndarray[Any, Any]
 MOST_SHOWN_CLASSES = 30

@@ -12,6 +12,8 @@ import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.own_columns import own_columns
 from patchline.pipeline.data.near_duplicates.independent_images import (
@@ -33,6 +35,11 @@ from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import corrupted_images
 from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.metrics.intervals import (
+    MetricEstimate,
+    proportion,
+    with_effective_size,
+)
 from patchline.pipeline.evaluation.multi_label.judging import judge
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
@@ -48,17 +55,7 @@ from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.initial_weights.recipe import display_name
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.metrics.intervals import (
-    MetricEstimate,
-    proportion,
-    with_effective_size,
-)
 from patchline.pipeline.models.answer_rules import VALIDATION, AnswerRules
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
@@ -67,14 +64,17 @@ from patchline.pipeline.models.reference_images import (
     save_reference_images,
 )
 from patchline.pipeline.models.stored_features import load_features
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients, result_files
 from patchline.pipeline.terminal_words import epochs_in_words
+from patchline.pipeline.training.initial_weights.recipe import display_name
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.stored_images import StoredImages
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients, result_files
 
 Array = np.ndarray[Any, Any]
 MODULE = "patchline.pipeline.evaluation"

@@ -22,12 +22,16 @@ from patchline.pipeline.evaluation.multi_label.label_set_galleries import false_
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob, Explanations
 from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.evaluation.visual_guide.attention_maps import attention_maps, label_maps
+from patchline.pipeline.evaluation.visual_guide.covering_test import covering_test
+from patchline.pipeline.evaluation.visual_guide.explaining import (
+    ImageToExplain,
+    subject_of,
+    write_guide,
+)
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.visual_guide.attention_maps import attention_maps, label_maps
-from patchline.pipeline.visual_guide.covering_test import covering_test
-from patchline.pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.row_pieces import row_slices
 
 Array = np.ndarray[Any, Any]
 _ANSWERS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from patchline.pipeline.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.multi_label.names import MAIN
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.multi_label.names import MAIN
 
 MAIN_METRICS = ("accuracy", MAIN)
 """Of one label for each image, and of sets of labels."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchline.pipeline.visual_guide.page_environment import page_environment
-from patchline.pipeline.visual_guide.pictures import coloured
+from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
+from patchline.pipeline.evaluation.visual_guide.pictures import coloured
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,6 +19,9 @@ from patchline.pipeline.evaluation.html_page import (
     tinted,
     vector_graphic,
 )
+from patchline.pipeline.evaluation.metrics.classification import ClassMetrics
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.names import METRICS, MetricName
 from patchline.pipeline.evaluation.plots import (
     numbers_without_font,
     reliability_diagram,
@@ -26,12 +29,9 @@ from patchline.pipeline.evaluation.plots import (
 )
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.slices import ImageSubset
-from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.evaluation.visual_guide.covering_result import MapKind
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.classification import ClassMetrics
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.names import METRICS, MetricName
-from patchline.pipeline.visual_guide.covering_result import MapKind
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 Array = np.ndarray[Any, Any]
 PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]

@@ -9,13 +9,13 @@ from pydantic import Field
 
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.headline import Headline
+from patchline.pipeline.evaluation.metrics.calibration import ReliabilityBin
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
+from patchline.pipeline.evaluation.visual_guide.covering_result import CoveringTest
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.calibration import ReliabilityBin
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.models.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.terminal_words import counted
-from patchline.pipeline.visual_guide.covering_result import CoveringTest
 
 
 class ModelReport(FrozenModel, ABC):

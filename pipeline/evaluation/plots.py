@@ -14,10 +14,10 @@ import numpy as np
 
 from patchline.pipeline.evaluation.confusion_matrix import shown_matrix
 from patchline.pipeline.evaluation.galleries import GalleryImage
+from patchline.pipeline.evaluation.metrics.calibration import ReliabilityBin
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.fonts import families_showing, font_showing
-from patchline.pipeline.metrics.calibration import ReliabilityBin
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.fonts import families_showing, font_showing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,10 +12,10 @@ from patchline.pipeline.data.splits.folds import rows_of_fold
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
+from patchline.pipeline.evaluation.visual_guide.covering_result import CoveringTest, MapKind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import Calibration
 from patchline.pipeline.training.train_result import EnsembleResult
-from patchline.pipeline.visual_guide.covering_result import CoveringTest, MapKind
 
 Array = np.ndarray[Any, Any]
 

@@ -20,7 +20,7 @@ import pandas as pd
 
 from patchline.pipeline.data.manifests.own_columns import own_columns
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replacing
 
 Array = np.ndarray[Any, Any]
 

@@ -17,27 +17,27 @@ from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.headline import Headline
-from patchline.pipeline.evaluation.model_report import ModelReport
-from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.evaluation.robustness import Robustness
-from patchline.pipeline.evaluation.slices import Slice, slices, undivided
-from patchline.pipeline.metrics.calibration import (
+from patchline.pipeline.evaluation.metrics.calibration import (
     TopProbabilities,
     calibration_error_of,
     contradiction,
     reliability_of,
 )
-from patchline.pipeline.metrics.class_areas import Areas
-from patchline.pipeline.metrics.classification import (
+from patchline.pipeline.evaluation.metrics.class_areas import Areas
+from patchline.pipeline.evaluation.metrics.classification import (
     ClassMetrics,
     by_class,
     confusion_matrix,
     metrics,
 )
-from patchline.pipeline.metrics.confusion_cells import ConfusionCells
-from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.evaluation.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
+from patchline.pipeline.evaluation.model_report import ModelReport
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.robustness import Robustness
+from patchline.pipeline.evaluation.slices import Slice, slices, undivided
 
 Array = np.ndarray[Any, Any]
 _MOST_MATRIX_CLASSES = 1000

@@ -16,10 +16,10 @@ from patchline.pipeline.evaluation.corruptions.catalogue import (
     SEVERITIES,
     corrupted,
 )
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean_of_repeats
+from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
-from patchline.pipeline.metrics.paired_test import PairedDifference, paired_difference
 
 Array = np.ndarray[Any, Any]
 Scores = Callable[[Array], Array]

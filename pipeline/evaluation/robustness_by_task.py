@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import (
     LabelSetRobustness,
     label_set_robustness,
 )
 from patchline.pipeline.evaluation.prediction_job import CorruptionJob
 from patchline.pipeline.evaluation.robustness import Robustness, Scores, measured_robustness
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.metrics.image_groups import ImageGroups
 
 Array = np.ndarray[Any, Any]
 

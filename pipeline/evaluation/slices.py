@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.metrics.intervals import MetricEstimate
 
 Array = np.ndarray[Any, Any]
 _MOST_VALUES = 12

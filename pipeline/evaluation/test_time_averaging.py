@@ -12,17 +12,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.metrics.multi_label import paired_bootstrap
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import PairedMetric, paired_map
-from patchline.pipeline.metrics.paired_test import (
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.multi_label import paired_bootstrap
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
+    PairedMetric,
+    paired_map,
+)
+from patchline.pipeline.evaluation.metrics.paired_test import (
     PairedDifference,
     is_better,
     paired_difference,
 )
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import (
     DESCRIPTION_FILE,
     WEIGHTS_FILE,
@@ -30,6 +31,8 @@ from patchline.pipeline.models.model_description import (
     load_description,
 )
 from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 Array = np.ndarray[Any, Any]
 SETTING = "test_time_flip"

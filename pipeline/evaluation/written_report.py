@@ -25,7 +25,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabe
 from patchline.pipeline.evaluation.plots import write_plots
 from patchline.pipeline.evaluation.prediction_job import Explanations
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 PREDICTIONS_FILE = "predictions.parquet"
 """In the folder: the predictions that the report is computed from."""

@@ -29,8 +29,9 @@ class SetThreshold(FrozenModel):
 class AnswerRules(FrozenModel):
     """Thresholds of prediction sets, and limits beyond which an image gets a warning.
 
-    They come from held-out images by split conformal prediction (`patchline.pipeline.metrics.
-    conformal`). A limit of None gives no warning: the image may or may not be of that kind.
+    They come from held-out images by split conformal prediction
+    (`patchline.pipeline.evaluation.metrics.conformal`). A limit of None gives no warning: the image
+    may or may not be of that kind.
     """
 
     coverage: float

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.models.model_description import Calibration
 
 

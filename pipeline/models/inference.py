@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.fitting_batches import fitting_batches
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
 
 HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -7,12 +7,12 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED, TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.metrics.temperature import UNRECORDED, TemperatureFit
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.models.model_file_names import DESCRIPTION_FILE, WEIGHTS_FILE
 from patchline.pipeline.plugin_system import plugin_loader

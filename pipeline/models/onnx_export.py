@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import PackagingError
-from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replacing
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # torch colours its errors
 

@@ -14,7 +14,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime
 
-from patchline.pipeline.host.processors import default_threads
+from patchline.pipeline.workers.host.processors import default_threads
 
 
 def open_session(file: Path, threads: int = 0) -> Any:

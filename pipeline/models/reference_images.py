@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replacing
 
 Array = np.ndarray[Any, Any]
 REFERENCE_IMAGES_FILE = "reference_images.npz"

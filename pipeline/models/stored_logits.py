@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.inference import (
     exact_float32,
     on_device,
@@ -28,6 +26,8 @@ from patchline.pipeline.models.inference import (
 )
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.stored_features import load_features, save_features
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]

@@ -10,15 +10,14 @@ import numpy as np
 import pandas as pd
 import torch
 
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.evaluation.test_time_averaging import averaging_copy
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.models.onnx_export import write_onnx
+from patchline.pipeline.models.provenance.weights_record import provenance_of
 from patchline.pipeline.packaging.agreement import (
     TOLERANCE,
     inner_differences,
@@ -43,9 +42,10 @@ from patchline.pipeline.packaging.package_latency import (
     package_latency,
 )
 from patchline.pipeline.packaging.standalone_file import write_model_server
-from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.file_digest import digest_of
 
 _COMPARED_INSIDE = 64
 """Test images on which the inner values of the package are compared with torch's."""

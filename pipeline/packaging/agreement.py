@@ -14,13 +14,13 @@ import pandas as pd
 import torch
 
 from patchline.pipeline.errors import PackagingError
-from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.models.onnx_session import open_session
 from patchline.pipeline.packaging.calibrated_onnx import (
     FeatureModel,
     ProbabilityModel,
     answering,
 )
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Array = np.ndarray[Any, Any]
 TOLERANCE = 1e-4

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import PackagingError
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.metrics.temperature import UNRECORDED
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.models.class_probabilities import class_probabilities
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import Calibration, ModelDescription
 from patchline.pipeline.models.onnx_export import write_onnx
+from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.packaging.inner_outputs import Inside, inside_of
-from patchline.pipeline.probing.linear_head import linear_head
 from patchline.plugin_api import ImageSpec
 
 logger = logging.getLogger(__name__)

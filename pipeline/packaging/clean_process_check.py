@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.errors import DamagedFileError
-from patchline.pipeline.files.sealed_files import verify
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.packaging import clean_process_script
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.workspace.files.sealed_files import verify
 
 TOLERANCE = 1e-4
 """Largest allowed difference in probability between the clean process and this one."""

@@ -28,15 +28,15 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.layers.attention import MultiHeadSelfAttention
-from patchline.pipeline.layers.intermediate_values import IntermediateValues, recorded
-from patchline.pipeline.layers.pooling import (
+from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, recorded
+from patchline.pipeline.models.layers.pooling import (
     AveragePooling,
     ClassTokenPooling,
     SequencePooling,
 )
-from patchline.pipeline.models.ensemble import Ensemble
-from patchline.pipeline.probing.linear_head import classifying_head
+from patchline.pipeline.models.probing.linear_head import classifying_head
 from patchline.plugin_api import ImageSpec, PatchTokens
 
 Probabilities = Callable[[torch.Tensor], torch.Tensor]

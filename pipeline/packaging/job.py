@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.packaging.model_card import CardFacts
 from patchline.pipeline.packaging.package_latency import PackageLatency

@@ -22,8 +22,8 @@ from patchline.pipeline.data.reading.image_quality import (
     fault_of,
     quality_of,
 )
-from patchline.pipeline.metrics.conformal import set_members
-from patchline.pipeline.metrics.feature_distance import Neighbours
+from patchline.pipeline.evaluation.metrics.conformal import set_members
+from patchline.pipeline.evaluation.metrics.feature_distance import Neighbours
 
 TOO_SMALL, FAR = "too_small", "far"
 WARNINGS = (BLANK, DARK, BLURRED, TOO_SMALL, FAR)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.packaging.job import Package, PackagingJob
 from patchline.pipeline.packaging.model_card import CardFacts

@@ -6,8 +6,8 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.installation import PACKAGE
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 _OWN_IMPORT = re.compile(
     r"^from patchline\.pipeline\.([a-z_.]+) import (?:[^\n(]*|\([^)]*\))\n", re.MULTILINE

@@ -39,7 +39,7 @@ class DataFacts(FrozenModel):
     """Mean number of labels of an image; None if each has one class."""
     validation_positives: float | None = None
     """Positives that a mAP of the validation images is as certain as, of sets of labels; see
-    `patchline.pipeline.metrics.mean_average_precision`."""
+    `patchline.pipeline.evaluation.metrics.mean_average_precision`."""
     cropped_away: float = 0.0
     """Median share of an image beside its middle square, of sets of labels."""
 

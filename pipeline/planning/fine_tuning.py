@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from patchline.pipeline import config_files
-from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning import speed as rates
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import length_is_set, longest_set, shorter
@@ -33,6 +32,7 @@ from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
 from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.initial_weights import recipe
 
 FEATURES = "features"
 """The candidate that stands for the initial weights; its speed is that of their features."""

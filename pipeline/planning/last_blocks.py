@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from patchline.pipeline.initial_weights import recipe
+from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.fixed_length import length_is_set, longest_set
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
-from patchline.pipeline.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.initial_weights import recipe
 
 FEWEST_IMAGES = 5
 """Training images of a class from which the last blocks are trained."""

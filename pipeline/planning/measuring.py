@@ -25,6 +25,7 @@ from patchline.pipeline.data.batches.augmentation import Pixels, SeededAugmentat
 from patchline.pipeline.models.inference import PREDICTED_TOGETHER
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.models.probing.features import seconds_per_image, suitable_batch_size
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.planning.plan import BUSY_CORES
@@ -38,7 +39,6 @@ from patchline.pipeline.planning.thread_choice import (
     threads_are_set,
 )
 from patchline.pipeline.planning.tiers import OWN
-from patchline.pipeline.probing.features import seconds_per_image, suitable_batch_size
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.speed.precision import MOST_SECONDS, Chooser, Precision

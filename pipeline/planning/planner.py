@@ -16,20 +16,14 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.source_listing import uses_labels
 from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
-from patchline.pipeline.distillation.teacher import teacher_folder
-from patchline.pipeline.distillation.views import views_of
 from patchline.pipeline.errors import DataError, WorkerError
-from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.host.this_processor import this_processor
-from patchline.pipeline.initial_weights import local_weights, recipe
-from patchline.pipeline.initial_weights.record import InitialWeights
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.metrics.mean_average_precision import certain_positives
+from patchline.pipeline.evaluation.metrics.mean_average_precision import certain_positives
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import (
@@ -58,15 +52,21 @@ from patchline.pipeline.planning.weights_choice import (
 )
 from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.distillation.teacher import teacher_folder
+from patchline.pipeline.training.distillation.views import views_of
+from patchline.pipeline.training.initial_weights import local_weights, recipe
+from patchline.pipeline.training.initial_weights.record import InitialWeights
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers.host.this_processor import this_processor
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import cache_limit
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.workspace import workspace_of
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
@@ -76,7 +76,7 @@ CODE = (
         for name in ("__main__", "planner", "plan", "fine_tuning", "warm_start", "pretraining")
     ),
     f"{MODULE}.weights_choice",
-    "patchline.pipeline.layers",
+    "patchline.pipeline.models.layers",
 )
 """Where the code begins that decides a plan."""
 _CROPPED_AWAY = 0.05

@@ -12,7 +12,6 @@ from typing import Any
 
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning import speed
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import (
@@ -29,6 +28,7 @@ from patchline.pipeline.planning.tiers import OWN, TIERS
 from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import duration, epochs_in_words
+from patchline.pipeline.training.initial_weights import recipe
 
 _DEFAULTS = RunConfig()
 _FEWER_FROM_WEIGHTS = 3

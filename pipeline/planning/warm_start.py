@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from patchline.pipeline import config_files
-from patchline.pipeline.initial_weights import recipe
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.fixed_length import length_is_set
 from patchline.pipeline.planning.plan import plan
+from patchline.pipeline.training.initial_weights import recipe
 
 _RATE = "optimizer.learning_rate"
 

@@ -18,10 +18,10 @@ from pydantic.fields import FieldInfo
 from patchline.pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
 from patchline.pipeline.config_files import data_settings
 from patchline.pipeline.data.config import SHORT_OPTIONS, DataConfig, source_of
-from patchline.pipeline.files.data_kinds import data_kind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system.plugin_loader import Kind, config_class
 from patchline.pipeline.plugin_system.plugin_settings import patch_embedding_name
+from patchline.pipeline.workspace.files.data_kinds import data_kind
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Settings = dict[str, Any]

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import TrackingError
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.file_locks import locked
-from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
-from patchline.pipeline.host.private_folder import private_folder
-from patchline.pipeline.tracking.tracking_store import client, sqlite_file, use_store
+from patchline.pipeline.workers.host.private_folder import private_folder
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
+from patchline.pipeline.workspace.tracking.tracking_store import client, sqlite_file, use_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

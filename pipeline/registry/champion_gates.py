@@ -1,9 +1,10 @@
 """The gates that compare a version with the champion: the paired test, and each class or label.
 
-The test is McNemar's exact test of the accuracy (`patchline.pipeline.metrics.paired_test`), or with
-sets of labels a paired bootstrap of mAP, of macro F1, or of both
-(`patchline.pipeline.metrics.multi_label.paired_bootstrap`). Where images form groups, such as
-patients, both test whole groups, and least numbers of images are numbers of groups.
+The test is McNemar's exact test of the accuracy
+(`patchline.pipeline.evaluation.metrics.paired_test`), or with sets of labels a paired bootstrap of
+mAP, of macro F1, or of both (`patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap`).
+Where images form groups, such as patients, both test whole groups, and least numbers of images are
+numbers of groups.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import NamedTuple
 
 from patchline.pipeline.evaluation.compared_models import p_value_text
 from patchline.pipeline.evaluation.comparison import NOT_RANDOM, ClassChange, Comparison
+from patchline.pipeline.evaluation.metrics import paired_test
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.multi_label import paired_bootstrap
+from patchline.pipeline.evaluation.metrics.multi_label.names import MULTI_LABEL_METRICS
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import PAIRED
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
     LabelChange,
     LabelSetComparison,
 )
 from patchline.pipeline.evaluation.promotion_decision import GateResult
-from patchline.pipeline.metrics import paired_test
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.multi_label import paired_bootstrap
-from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import PAIRED
 from patchline.pipeline.registry.config import BOTH, PromotionConfig
 from patchline.pipeline.terminal_words import counted
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from patchline.pipeline.evaluation.metrics.multi_label.names import ALL_METRICS as METRICS
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.multi_label.names import ALL_METRICS as METRICS
 
 BOTH = "both"
 """Of mAP and macro F1 of sets of labels."""

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.evaluation.comparison import Comparison, comparable_images, compare
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import ThresholdedScores
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
     LabelSetComparison,
     compare_label_sets,
 )
 from patchline.pipeline.evaluation.promotion_decision import GateResult
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import ThresholdedScores
+from patchline.pipeline.models.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.packaging.clean_process_check import check_package
-from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.registry import promotion_gates
 from patchline.pipeline.registry.champion_gates import champion_gates
 from patchline.pipeline.registry.config import PromotionConfig

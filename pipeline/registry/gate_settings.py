@@ -12,7 +12,7 @@ from patchline.pipeline import config_files
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.registry.config import GateConfig, PromotionConfig
 from patchline.pipeline.registry.registered_models import ModelReference
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 
 def gates_for(

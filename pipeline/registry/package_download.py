@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 
 from patchline.pipeline.errors import ModelReferenceError, PipelineError, ServerAwayError
-from patchline.pipeline.files.path_uris import artifact_path
-from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.packaging.package_digests import ChangedPackageError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference, run_of
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workers.host.system_errors import system_error
+from patchline.pipeline.workspace.files.path_uris import artifact_path
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 
 def fetch(reference: ModelReference) -> PackagedModel:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 from patchline.pipeline.errors import ModelReferenceError, TrackingError
 from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
 from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.alias_lock import claimed, machine_lock
@@ -32,7 +30,9 @@ from patchline.pipeline.registry.registered_models import (
     version_numbers,
     write_record,
 )
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

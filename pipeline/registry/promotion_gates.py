@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from patchline.pipeline.evaluation.metrics.multi_label.names import ALL_METRICS
 from patchline.pipeline.evaluation.promotion_decision import GateResult
-from patchline.pipeline.metrics.multi_label.names import ALL_METRICS
+from patchline.pipeline.models.provenance.provenance import ProvenanceSummary
 from patchline.pipeline.packaging.clean_process_check import PackageCheck
-from patchline.pipeline.provenance.provenance import ProvenanceSummary
 from patchline.pipeline.registry.config import PromotionConfig
 
 PROVENANCE = "provenance"

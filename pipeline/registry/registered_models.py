@@ -10,16 +10,16 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.provenance.provenance import UNKNOWN
+from patchline.pipeline.models.provenance.provenance import UNKNOWN
 from patchline.pipeline.redaction import redacted
 from patchline.pipeline.registry import history
 from patchline.pipeline.registry.history import CHAMPION, AliasChange
 from patchline.pipeline.registry.model_reference import parsed
-from patchline.pipeline.tracking.tracked_run import FLOW_RUN_TAG
-from patchline.pipeline.tracking.tracking_store import client, store_exists, use_store
+from patchline.pipeline.workspace.tracking.tracked_run import FLOW_RUN_TAG
+from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists, use_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

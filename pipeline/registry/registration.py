@@ -17,16 +17,14 @@ from typing import Protocol
 
 import yaml
 
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.files.path_uris import artifact_uri
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.host.interruption import signals_held
-from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
+from patchline.pipeline.models.provenance.weights_record import provenance_of
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.package_files import ARTIFACTS, OPTIONAL, SERVER_FILE
 from patchline.pipeline.packaging.standalone_file import requirements
-from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.registry.registered_models import (
     CHECKED_TAG,
     COMMIT_TAG,
@@ -39,9 +37,11 @@ from patchline.pipeline.registry.registered_models import (
     metrics_tag,
     task_tag,
 )
-from patchline.pipeline.tracking import busy_server, provenance
-from patchline.pipeline.tracking.tracked_run import TrackedRun, check_owner
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workers.host.interruption import signals_held
+from patchline.pipeline.workspace.files.path_uris import artifact_uri
+from patchline.pipeline.workspace.tracking import busy_server, provenance
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun, check_owner
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 
 class Registered(FrozenModel):

@@ -20,10 +20,14 @@ from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError
-from patchline.pipeline.files.path_uris import sqlite_path
-from patchline.pipeline.host import proxies
 from patchline.pipeline.redaction import redacted
-from patchline.pipeline.tracking.tracking_store import absolute_store, use_store, without_login
+from patchline.pipeline.workers.host import proxies
+from patchline.pipeline.workspace.files.path_uris import sqlite_path
+from patchline.pipeline.workspace.tracking.tracking_store import (
+    absolute_store,
+    use_store,
+    without_login,
+)
 
 _REGISTRY, _TRACKING = "MLFLOW_REGISTRY_URI", "MLFLOW_TRACKING_URI"
 _SECONDS = 10.0

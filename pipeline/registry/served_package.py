@@ -19,12 +19,12 @@ from pathlib import Path
 
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import ModelReferenceError, PipelineError, StorageError, error_class
-from patchline.pipeline.files import file_locks
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.path_uris import artifact_path
-from patchline.pipeline.files.safe_paths import unsafe_reason
-from patchline.pipeline.files.workspace_folder import make_folder, place
 from patchline.pipeline.registry.registry_reader import RegistryReader
+from patchline.pipeline.workspace.files import file_locks
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.path_uris import artifact_path
+from patchline.pipeline.workspace.files.safe_paths import unsafe_reason
+from patchline.pipeline.workspace.files.workspace_folder import make_folder, place
 
 SERVED_FORMS = ("int8", "onnx")
 """Exports that are served in the place of a package."""

@@ -17,6 +17,9 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingestion import ScannedData
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.own_columns import check_slices, own_columns
 from patchline.pipeline.data.store import prepared_store
@@ -33,6 +36,9 @@ from patchline.pipeline.evaluation.answers_report import (
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.temperature import recorded
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
     LabelSetPredictions,
     with_label_sets,
@@ -48,20 +54,14 @@ from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.evaluation.robustness import VERSIONS, Robustness, sampled_rows
 from patchline.pipeline.evaluation.robustness_by_task import robustness_of
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
-from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.labels.reading_rules import AUTO
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.metrics.temperature import recorded
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE, load_reference_images
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import GIVEN, ModelReference
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
 from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Array = np.ndarray[Any, Any]
 StageProgress = Callable[[str, int, int], None]

@@ -19,16 +19,16 @@ from patchline.pipeline.data.reading import image_root
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import holds, root_image_bytes
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.files.file_digest import digest_of
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.models.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance.seen_images import CONTENT
+from patchline.pipeline.models.provenance.weights_record import provenance_of
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.provenance.provenance import Provenance
-from patchline.pipeline.provenance.seen_images import CONTENT
-from patchline.pipeline.provenance.weights_record import provenance_of
 from patchline.pipeline.registry.package_download import open_package, package_folder
 from patchline.pipeline.registry.registered_models import CHECKED_TAG, ModelReference
-from patchline.pipeline.tracking.tracked_run import DATA_ROOT_TAG
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.tracking.tracked_run import DATA_ROOT_TAG
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

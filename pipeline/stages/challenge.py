@@ -5,7 +5,7 @@ from __future__ import annotations
 from patchline.pipeline.registry import promotion
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.promote import Promote, Promoted, PromoteInputs
-from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.workspace.tracking import tracked_run
 
 
 class Challenge(Promote):

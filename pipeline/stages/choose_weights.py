@@ -12,9 +12,9 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.weights_choice import WeightsChoice
-from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 
 
 @dataclass(frozen=True)

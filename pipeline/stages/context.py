@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients, StageMemory
 
 Inputs = TypeVar("Inputs")
 Value = TypeVar("Value")

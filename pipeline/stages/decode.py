@@ -12,13 +12,13 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges import range_memory
 from patchline.pipeline.registry import registered_models
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workspace import cache_limit
 from patchline.pipeline.workspace.address import of_path, parsed
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workspace.workspace import workspace_of
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from patchline.pipeline.evaluation.evaluating import FOLDER
-from patchline.pipeline.pretraining import evaluating
-from patchline.pipeline.pretraining.evaluating import MODULE, PretrainingEvaluated
 from patchline.pipeline.registry import registration
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.evaluate import EvaluateInputs, EvaluateStage
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.pretraining import evaluating
+from patchline.pipeline.training.pretraining.evaluating import MODULE, PretrainingEvaluated
 from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 class EncoderTest(EvaluateStage[PretrainingEvaluated]):
@@ -23,8 +23,8 @@ class EncoderTest(EvaluateStage[PretrainingEvaluated]):
     worker = Worker(MODULE)
     code = (
         f"{MODULE}.__main__",
-        "patchline.pipeline.pretraining.evaluating",
-        "patchline.pipeline.layers",
+        "patchline.pipeline.training.pretraining.evaluating",
+        "patchline.pipeline.models.layers",
     )
 
     def title(self, context: Context, inputs: EvaluateInputs) -> str:

@@ -18,9 +18,9 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import AnyStage
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 REUSED_TAG = "patchline.reused"
 """Followed by a stage: the run whose result was used instead of computing it again."""

@@ -22,14 +22,14 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.registry import registration
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Evaluate(EvaluateStage[Evaluated]):
     code = (
         f"{MODULE}.__main__",
         "patchline.pipeline.evaluation.evaluating",
-        "patchline.pipeline.layers",
+        "patchline.pipeline.models.layers",
     )
 
     def title(self, context: Context, inputs: EvaluateInputs) -> str:

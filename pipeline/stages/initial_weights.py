@@ -9,14 +9,14 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
 from patchline.pipeline.data.symmetry.assumed_symmetries import notes_on_mirroring_weights
-from patchline.pipeline.initial_weights.starting_point import (
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.training.initial_weights.starting_point import (
     StartingPoint,
     check_published,
     starting_point,
 )
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.workspace.tracking import tracked_run
 
 
 @dataclass(frozen=True)

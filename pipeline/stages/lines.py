@@ -8,7 +8,6 @@ from typing import Any
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.source_listing import uses_labels
-from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.stages.challenge import CHALLENGE
 from patchline.pipeline.stages.choose_weights import CHOOSE_WEIGHTS
 from patchline.pipeline.stages.context import reads_of
@@ -26,7 +25,8 @@ from patchline.pipeline.stages.stage import AnyStage, Stage
 from patchline.pipeline.stages.teach import TEACH
 from patchline.pipeline.stages.teacher import FIND_TEACHER
 from patchline.pipeline.stages.train import TRAIN
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)

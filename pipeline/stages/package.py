@@ -12,29 +12,29 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.seen_images import seen_images_notes
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import LabelMetrics
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.initial_weights.recipe import display_name
-from patchline.pipeline.initial_weights.starting_point import StartingPoint
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.metrics.multi_label.label_set_metrics import LabelMetrics
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel
 from patchline.pipeline.packaging.packaging import MODULE, package_model
-from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.registry import registration
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking import provenance
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.initial_weights.recipe import display_name
+from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.training.parts import run_parts
+from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
+from patchline.pipeline.workspace.tracking import provenance
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 FOLDER = "package"
 
@@ -74,7 +74,7 @@ class PackageStage(Stage[Inputs, Package]):
     code = (
         f"{MODULE}.__main__",
         "patchline.pipeline.packaging.mlflow_classifier",
-        "patchline.pipeline.layers",
+        "patchline.pipeline.models.layers",
     )
     rehearsal: ClassVar[str]
 

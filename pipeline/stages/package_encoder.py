@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.stages.package import PackageStage, TrainedInputs
+from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 
 
 @dataclass(frozen=True)

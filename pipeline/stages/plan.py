@@ -11,19 +11,19 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.initial_weights.record import InitialWeights
-from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.planning.measuring_job import MODULE
 from patchline.pipeline.planning.weights_choice import WeightsChoice
-from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.initial_weights.record import InitialWeights
+from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
 

@@ -10,8 +10,8 @@ from patchline.pipeline.registry.promotion import Promotion
 from patchline.pipeline.registry.registration import Registered
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.data.labels.label_words import by_task
 from patchline.pipeline.data.manifests.earlier_manifests import UNLABELLED_FOLDER
 from patchline.pipeline.data.unlabelled_images import check_unlabelled
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.labels.label_words import by_task
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.terminal_words import counted
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)

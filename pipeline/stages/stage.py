@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 
 if TYPE_CHECKING:
     from patchline.pipeline.config import RunConfig
     from patchline.pipeline.stages.context import Context
-    from patchline.pipeline.tracking.tracked_run import TrackedRun
+    from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 Inputs = TypeVar("Inputs")
 Result = TypeVar("Result", bound=FrozenModel)

@@ -7,19 +7,19 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
-from patchline.pipeline.distillation.job import MODULE, ImagesToTeach, Taught, TeachingJob
-from patchline.pipeline.distillation.teacher import Teacher
-from patchline.pipeline.files.workspace_layout import PREDICTIONS
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.distillation.job import MODULE, ImagesToTeach, Taught, TeachingJob
+from patchline.pipeline.training.distillation.teacher import Teacher
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.prewarm import Worker
 from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workspace.files.workspace_layout import PREDICTIONS
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Teach(Stage[TeachInputs, Taught]):
     reads = TeachInputs
     output = Taught
     worker = Worker(MODULE)
-    code = (f"{MODULE}.__main__", "patchline.pipeline.layers")
+    code = (f"{MODULE}.__main__", "patchline.pipeline.models.layers")
     shared = True
     rehearsal = "Predicting two batches with the teacher"
 
@@ -79,7 +79,7 @@ class Teach(Stage[TeachInputs, Taught]):
 
     def compute(self, context: Context, inputs: TeachInputs) -> Taught:
         """Predict what is not stored yet, in a worker process."""
-        from patchline.pipeline.distillation.listed_images import launcher_for, write_list
+        from patchline.pipeline.training.distillation.listed_images import launcher_for, write_list
 
         folder = inputs.run.folder / "teaching"
         job = _job(context, inputs)

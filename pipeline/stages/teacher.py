@@ -8,13 +8,13 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
-from patchline.pipeline.distillation import finding_teacher
-from patchline.pipeline.distillation.class_columns import class_columns
-from patchline.pipeline.distillation.teacher import Teacher, check_teacher
-from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.training.distillation import finding_teacher
+from patchline.pipeline.training.distillation.class_columns import class_columns
+from patchline.pipeline.training.distillation.teacher import Teacher, check_teacher
+from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
+from patchline.pipeline.workspace.tracking import tracked_run
 
 
 @dataclass(frozen=True)

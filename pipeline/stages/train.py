@@ -7,13 +7,12 @@ from typing import Any
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
-from patchline.pipeline.distillation.job import Taught
-from patchline.pipeline.distillation.teacher import Teacher
-from patchline.pipeline.initial_weights.recipe import display_name
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.distillation.job import Taught
+from patchline.pipeline.training.distillation.teacher import Teacher
+from patchline.pipeline.training.initial_weights.recipe import display_name
 from patchline.pipeline.training.job import TeacherPredictions
 from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources_of
 from patchline.pipeline.training.parts import launching, run_parts
@@ -24,6 +23,7 @@ from patchline.pipeline.workers import prewarm
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.prewarm import Worker
 from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 _REHEARSED_STEPS = 2
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from patchline.pipeline.data.batches.augmentation import BuiltAugmentation
-from patchline.pipeline.files.stored_images import StoredImages
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.recipe.mixing import Mix, draw_mix, mixed_images
 from patchline.pipeline.training.training_data import TrainingData
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Integers = np.ndarray[Any, Any]

@@ -20,7 +20,7 @@ from pathlib import Path
 from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance.provenance import Provenance
 from patchline.pipeline.training.augmentation_preview import draw_preview
 from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.checkpoints.checkpoint import Checkpoints

@@ -12,13 +12,10 @@ import numpy as np
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.fonts import font_showing
-from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.labels import label_sets
 from patchline.pipeline.training.augmentation_preview import (
     GAP,
     Column,
@@ -26,6 +23,9 @@ from patchline.pipeline.training.augmentation_preview import (
     preview_columns,
 )
 from patchline.pipeline.training.training_data import preview_rows
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.fonts import font_showing
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import ImageSpec
 
 if TYPE_CHECKING:

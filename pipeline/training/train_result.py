@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, by_member
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.metrics.temperature import TemperatureFit, by_member
 from patchline.pipeline.training.record import TrainingRecord
 
 

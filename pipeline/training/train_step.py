@@ -21,7 +21,7 @@ from torch import nn
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.loader import Batch
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.training.device import DeterministicKernels
 from patchline.pipeline.training.faults.divergence import FiniteCheck

@@ -11,18 +11,18 @@ from pathlib import Path
 import pandas as pd
 from torch import nn
 
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.initial_weights.record import stored_provenance
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.models.model_description import (
     WEIGHTS_FILE,
     ModelDescription,
     describe_plugins,
 )
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.provenance.provenance import Provenance, together
-from patchline.pipeline.provenance.seen_images import SeenImages
-from patchline.pipeline.provenance.weights_record import provenance_of
+from patchline.pipeline.models.provenance.provenance import Provenance, together
+from patchline.pipeline.models.provenance.seen_images import SeenImages
+from patchline.pipeline.models.provenance.weights_record import provenance_of
+from patchline.pipeline.training.initial_weights.record import stored_provenance
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.part import TrainingPart
 

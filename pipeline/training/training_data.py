@@ -25,6 +25,7 @@ from patchline.pipeline.data.batches.one_ahead import endless
 from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
 from patchline.pipeline.data.batches.streamed_order import StreamedOrder
 from patchline.pipeline.data.batches.token_loader import TokenImages, TrainingTokens
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import units_of
 from patchline.pipeline.data.splits import folds
@@ -32,9 +33,7 @@ from patchline.pipeline.data.store.local_pages import KeptImages, PagesFolder
 from patchline.pipeline.data.store.opened_images import JoinedImages, is_streamed, open_stores
 from patchline.pipeline.data.store.read_ahead import ReadAhead
 from patchline.pipeline.data.store.streamed_images import StreamedImages
-from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.probing.linear_fit import held_out_folds
+from patchline.pipeline.models.probing.linear_fit import held_out_folds
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
@@ -48,6 +47,7 @@ from patchline.pipeline.training.recipe.soft_targets import (
     SoftSetTargets,
     soft_targets,
 )
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Sets = np.ndarray[Any, np.dtype[np.uint8]]

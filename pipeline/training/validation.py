@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
+from patchline.pipeline.evaluation.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.training_data import Integers, TrainingData, Truth

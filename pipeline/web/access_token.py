@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.access import check_secret
 from patchline.pipeline.web.config import ServingConfig
+from patchline.pipeline.workspace.files.access import check_secret
 
 TOKEN_VARIABLE = "PATCHLINE_SERVE_TOKEN"  # noqa: S105 - the name of the variable
 _SHORTEST_TOKEN = 16

@@ -7,8 +7,8 @@ import ssl
 from pathlib import Path
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.access import check_secret
 from patchline.pipeline.web.config import ServingConfig
+from patchline.pipeline.workspace.files.access import check_secret
 
 logger = logging.getLogger(__name__)
 

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.archives import (
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace import cache, remote_data
+from patchline.pipeline.workspace.files.archives import (
     INDEX_SUFFIX,
     NAMED_SUFFIX,
     archives_of,
     origin_of,
     readable_archive,
 )
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.placeholders import FOLDER
-from patchline.pipeline.files.workspace_folder import place
-from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace import cache, remote_data
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.placeholders import FOLDER
+from patchline.pipeline.workspace.files.workspace_folder import place
 from patchline.pipeline.workspace.remote_data import KeptState
 
 

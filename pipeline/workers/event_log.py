@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 Event = dict[str, Any]
 _LONGEST_LINE = 2000

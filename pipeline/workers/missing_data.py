@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.placeholders import FOLDER
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.bucket_archives import made_archive
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files.placeholders import FOLDER
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 _said: set[Path] = set()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 
 def write_lines(file: Path, lines: Iterable[Any]) -> Path:

@@ -25,17 +25,17 @@ from typing import NoReturn, TypeVar
 
 from patchline.pipeline import redaction
 from patchline.pipeline.errors import WorkerError, error_class
-from patchline.pipeline.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.files.file_locks import try_lock
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.host import interruption
-from patchline.pipeline.host.system_errors import system_error
 from patchline.pipeline.workers import cancellation, worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
+from patchline.pipeline.workers.host import interruption
+from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workers.job_paths import paths_of
 from patchline.pipeline.workers.launcher import GROUP_FILE, Resources, WorkerTask
 from patchline.pipeline.workers.worker_start import LOG_FILE, WAIT, WAIT_TO_LEAD
+from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.file_locks import try_lock
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 Result = TypeVar("Result", bound=FrozenModel)
 Job = TypeVar("Job", bound=FrozenModel)

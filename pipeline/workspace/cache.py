@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.file_locks import LockState, acquire, locked, state_of
-from patchline.pipeline.files.placeholders import FOLDER, PARTS_FOLDER
-from patchline.pipeline.files.workspace_folder import WORKSPACE, place
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.cache_limit import limit
+from patchline.pipeline.workspace.files.file_locks import LockState, acquire, locked, state_of
+from patchline.pipeline.workspace.files.placeholders import FOLDER, PARTS_FOLDER
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

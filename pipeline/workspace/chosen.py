@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.workspace.address import check_spelling, is_address, parsed
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.object_store import Address, ObjectStore
 from patchline.pipeline.workspace.shared_files import SharedFiles
 from patchline.pipeline.workspace.workspace import CACHE_FILE

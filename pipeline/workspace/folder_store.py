@@ -16,10 +16,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.files.file_locks import locked
-from patchline.pipeline.files.safe_paths import safe_join
-from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.safe_paths import safe_join
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.object_store import (
     ConflictError,
     Content,

@@ -22,17 +22,6 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from patchline.pipeline.errors import DataError, StorageError
-from patchline.pipeline.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.files.data_kinds import DataKind, data_kind
-from patchline.pipeline.files.data_names import TAR_SUFFIXES
-from patchline.pipeline.files.placeholders import (
-    FOLDER,
-    PARTS_FOLDER,
-    placeholder,
-    write_placeholder,
-)
-from patchline.pipeline.files.safe_paths import safe_join
-from patchline.pipeline.files.workspace_folder import make_folder, place
 from patchline.pipeline.workspace import cache, chosen
 from patchline.pipeline.workspace.address import (
     check_spelling,
@@ -41,6 +30,17 @@ from patchline.pipeline.workspace.address import (
     of_path,
     parsed,
 )
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.data_kinds import DataKind, data_kind
+from patchline.pipeline.workspace.files.data_names import TAR_SUFFIXES
+from patchline.pipeline.workspace.files.placeholders import (
+    FOLDER,
+    PARTS_FOLDER,
+    placeholder,
+    write_placeholder,
+)
+from patchline.pipeline.workspace.files.safe_paths import safe_join
+from patchline.pipeline.workspace.files.workspace_folder import make_folder, place
 from patchline.pipeline.workspace.object_store import Address, ObjectInfo, ObjectStore
 from patchline.pipeline.workspace.remote_index import (
     RemoteIndex,

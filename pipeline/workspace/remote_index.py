@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from patchline.pipeline.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.files.file_locks import locked
-from patchline.pipeline.files.placeholders import FOLDER
-from patchline.pipeline.files.workspace_folder import make_folder, place
+from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.placeholders import FOLDER
+from patchline.pipeline.workspace.files.workspace_folder import make_folder, place
 
 _INDEXES = ".indexes"
 

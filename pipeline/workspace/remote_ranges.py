@@ -16,10 +16,10 @@ from collections import OrderedDict
 from pathlib import Path
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.made_once import made_once
-from patchline.pipeline.files.placeholders import RangedObject
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.made_once import made_once
+from patchline.pipeline.workspace.files.placeholders import RangedObject
 from patchline.pipeline.workspace.object_store import Address, ConflictError, ObjectStore
 
 PART_BYTES = 1 << 20

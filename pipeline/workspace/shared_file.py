@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.file_digest import digest_of
 from patchline.pipeline.workspace.shared_files import (
     DamagedObjectError,
     Named,

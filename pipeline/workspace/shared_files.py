@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 from pydantic import Field, ValidationError
 
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.file_digest import FileDigest, digest_of
-from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.workspace.files.safe_paths import safe_join, unsafe_reason
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectState, ObjectStore
 
 MARKER, FILES, NAMES = "patchline.json", "files/", "names/"

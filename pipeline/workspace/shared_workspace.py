@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import cache, chosen
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.run_folders import CheckpointSender
 from patchline.pipeline.workspace.shared_files import (
     DamagedObjectError,

@@ -55,15 +55,15 @@ def build(config: CctConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3), which averages the tokens with learned weights."""
     from torch import nn
 
-    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
-    from patchline.pipeline.layers.compact_block import CompactBlock
-    from patchline.pipeline.layers.head import LinearHead
-    from patchline.pipeline.layers.initialisation import truncated_normal
-    from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
-    from patchline.pipeline.layers.pooling import SequencePooling
-    from patchline.pipeline.layers.positions import position_embedding
-    from patchline.pipeline.layers.stochastic_depth import drop_path_rates
-    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
+    from patchline.pipeline.models.layers.compact_block import CompactBlock
+    from patchline.pipeline.models.layers.head import LinearHead
+    from patchline.pipeline.models.layers.initialisation import truncated_normal
+    from patchline.pipeline.models.layers.learned_positions import LearnedPositionEmbedding
+    from patchline.pipeline.models.layers.pooling import SequencePooling
+    from patchline.pipeline.models.layers.positions import position_embedding
+    from patchline.pipeline.models.layers.stochastic_depth import drop_path_rates
+    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
 
     embed_dim, depth, num_heads, mlp_dim = config.dimensions()
     patch_embedding = context.patch_embedding(embed_dim)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from patchline.pipeline.layers.encoder_block import EncoderBlock
-from patchline.pipeline.layers.initialisation import xavier, zero_residuals
-from patchline.pipeline.layers.stochastic_depth import drop_path_rates
+from patchline.pipeline.models.layers.encoder_block import EncoderBlock
+from patchline.pipeline.models.layers.initialisation import xavier, zero_residuals
+from patchline.pipeline.models.layers.stochastic_depth import drop_path_rates
 
 if TYPE_CHECKING:
-    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+    from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
     from patchline.plugins.models.transformer_settings import BlockConfig, TransformerConfig
 
 
@@ -44,7 +44,7 @@ def encoder_blocks(
         config: dimensions, regularisation and parts of each block.
         attention: builds the attention layer of a block; by default that of the paper.
     """
-    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+    from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
 
     embed_dim, _, num_heads, _ = config.dimensions()
 

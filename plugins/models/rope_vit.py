@@ -45,14 +45,14 @@ class RopeVitConfig(BlockConfig):
 
 def build(config: RopeVitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3), which rotates queries and keys by position."""
-    from patchline.pipeline.layers.class_token import ClassToken
-    from patchline.pipeline.layers.head import LinearHead
-    from patchline.pipeline.layers.normalisation import NORMS
-    from patchline.pipeline.layers.pooling import ClassTokenPooling
-    from patchline.pipeline.layers.positions import Positions, position_embedding
-    from patchline.pipeline.layers.registers import RegisterTokens
-    from patchline.pipeline.layers.rotary_attention import RotarySelfAttention
-    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.pipeline.models.layers.class_token import ClassToken
+    from patchline.pipeline.models.layers.head import LinearHead
+    from patchline.pipeline.models.layers.normalisation import NORMS
+    from patchline.pipeline.models.layers.pooling import ClassTokenPooling
+    from patchline.pipeline.models.layers.positions import Positions, position_embedding
+    from patchline.pipeline.models.layers.registers import RegisterTokens
+    from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
+    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
     from patchline.plugins.models.encoder_blocks import encoder_blocks
 
     embed_dim, _, num_heads, _ = config.dimensions()

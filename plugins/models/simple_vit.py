@@ -27,13 +27,13 @@ def build(config: SimpleVitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3)."""
     from torch import nn
 
-    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
-    from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON
-    from patchline.pipeline.layers.head import LinearHead
-    from patchline.pipeline.layers.initialisation import xavier
-    from patchline.pipeline.layers.pooling import AveragePooling
-    from patchline.pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
-    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
+    from patchline.pipeline.models.layers.encoder_block import LAYER_NORM_EPSILON
+    from patchline.pipeline.models.layers.head import LinearHead
+    from patchline.pipeline.models.layers.initialisation import xavier
+    from patchline.pipeline.models.layers.pooling import AveragePooling
+    from patchline.pipeline.models.layers.sine_cosine_positions import SineCosinePositionEmbedding
+    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
     from patchline.plugins.models.encoder_blocks import plain_blocks
 
     embed_dim, _, num_heads, _ = config.dimensions()

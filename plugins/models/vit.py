@@ -44,11 +44,11 @@ class VitConfig(BlockConfig):
 
 def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3.1, equations 1 to 4)."""
-    from patchline.pipeline.layers.class_token import ClassToken
-    from patchline.pipeline.layers.head import LinearHead, TanhHead
-    from patchline.pipeline.layers.normalisation import NORMS
-    from patchline.pipeline.layers.positions import position_embedding
-    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.pipeline.models.layers.class_token import ClassToken
+    from patchline.pipeline.models.layers.head import LinearHead, TanhHead
+    from patchline.pipeline.models.layers.normalisation import NORMS
+    from patchline.pipeline.models.layers.positions import position_embedding
+    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
     from patchline.plugins.models.encoder_blocks import encoder_blocks
 
     embed_dim = config.dimensions().embed_dim
@@ -73,7 +73,7 @@ def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:
 
 
 def _pooling(config: VitConfig) -> torch.nn.Module:
-    from patchline.pipeline.layers.pooling import (
+    from patchline.pipeline.models.layers.pooling import (
         AttentionPooling,
         AveragePooling,
         ClassTokenPooling,

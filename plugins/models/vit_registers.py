@@ -28,13 +28,13 @@ class VitRegistersConfig(BlockConfig):
 
 def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 2.2): the head reads the class token."""
-    from patchline.pipeline.layers.class_token import ClassToken
-    from patchline.pipeline.layers.head import LinearHead
-    from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
-    from patchline.pipeline.layers.normalisation import NORMS
-    from patchline.pipeline.layers.pooling import ClassTokenPooling
-    from patchline.pipeline.layers.registers import RegisterTokens
-    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.pipeline.models.layers.class_token import ClassToken
+    from patchline.pipeline.models.layers.head import LinearHead
+    from patchline.pipeline.models.layers.learned_positions import LearnedPositionEmbedding
+    from patchline.pipeline.models.layers.normalisation import NORMS
+    from patchline.pipeline.models.layers.pooling import ClassTokenPooling
+    from patchline.pipeline.models.layers.registers import RegisterTokens
+    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
     from patchline.plugins.models.encoder_blocks import encoder_blocks
 
     embed_dim = config.dimensions().embed_dim

@@ -30,14 +30,14 @@ def build(config: VitSmallDataConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3), whose tokens attend to each other, never to themselves."""
     from torch import nn
 
-    from patchline.pipeline.layers.class_token import ClassToken
-    from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON
-    from patchline.pipeline.layers.head import LinearHead
-    from patchline.pipeline.layers.initialisation import truncated_normal
-    from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
-    from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
-    from patchline.pipeline.layers.pooling import ClassTokenPooling
-    from patchline.pipeline.layers.vision_transformer import VisionTransformer
+    from patchline.pipeline.models.layers.class_token import ClassToken
+    from patchline.pipeline.models.layers.encoder_block import LAYER_NORM_EPSILON
+    from patchline.pipeline.models.layers.head import LinearHead
+    from patchline.pipeline.models.layers.initialisation import truncated_normal
+    from patchline.pipeline.models.layers.learned_positions import LearnedPositionEmbedding
+    from patchline.pipeline.models.layers.locality_attention import LocalitySelfAttention
+    from patchline.pipeline.models.layers.pooling import ClassTokenPooling
+    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
     from patchline.plugins.models.encoder_blocks import plain_blocks
 
     embed_dim, _, num_heads, _ = config.dimensions()

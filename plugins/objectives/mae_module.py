@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchline.pipeline.layers.attention import MultiHeadSelfAttention
-from patchline.pipeline.layers.encoder_block import EncoderBlock
-from patchline.pipeline.layers.initialisation import xavier
-from patchline.pipeline.layers.sine_cosine_positions import sine_cosine_positions
+from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.models.layers.encoder_block import EncoderBlock
+from patchline.pipeline.models.layers.initialisation import xavier
+from patchline.pipeline.models.layers.sine_cosine_positions import sine_cosine_positions
 from patchline.plugin_api import ConfigError, Encoder, ImageSpec
 
 _LARGEST_DECODER = 512

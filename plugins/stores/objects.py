@@ -37,8 +37,8 @@ from patchline.pipeline.errors import (
     StorageError,
     StoreAwayError,
 )
-from patchline.pipeline.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.address import CREDENTIALS
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.object_store import (
     Address,
     ConflictError,

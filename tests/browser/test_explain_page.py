@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.chromium import browser, missing
-from tests.pipeline.visual_guide.made_guides import make_guide
+from tests.pipeline.evaluation.visual_guide.made_guides import make_guide
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 MAP = "#softmax [role=slider]"

@@ -10,7 +10,7 @@ import pytest
 from tests.browser.chromium import browser, missing
 from tests.conftest import Run
 from tests.pipeline.registry.made_versions import made_package
-from tests.pipeline.serving.served import packaged, png, serving
+from tests.pipeline.registry.serving.served import packaged, png, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
 

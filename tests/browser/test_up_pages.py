@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 from mlflow import MlflowClient
 
-from patchline.pipeline.browsing import saved_views
-from patchline.pipeline.tracking import addresses
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.registry.browsing import saved_views
+from patchline.pipeline.workspace.tracking import addresses
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from tests.browser.chromium import Browser, browser, missing
 from tests.conftest import Finished, Run
 from tests.flows.approval.approval_parts import champion, versions

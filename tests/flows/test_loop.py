@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.conftest import draw_photo, patchline_here
 from tests.patience import until
-from tests.pipeline.serving.served import serving, wait_for_version
+from tests.pipeline.registry.serving.served import serving, wait_for_version
 from tests.plugins.tools.label.labelled import Page, labelling, page_here, rows_of
 from tests.structure.pages import ROOT, blocks
 

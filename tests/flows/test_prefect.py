@@ -7,7 +7,7 @@ import json
 import sqlite3
 from typing import Any
 
-from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.workspace.run_memory import live_runs
 from tests.conftest import Run
 
 

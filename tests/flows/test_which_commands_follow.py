@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.files import workspace_folder, workspace_identity
+from patchline.pipeline.workspace.files import workspace_folder, workspace_identity
 from patchline.plugins.stores import folder as folder_store
 from tests.made.servers import Command
 

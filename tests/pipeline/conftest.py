@@ -12,10 +12,10 @@ from filelock import FileLock
 from torch import nn
 
 from patchline.pipeline.config import ModelChoice
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import Calibration, ModelDescription
 from patchline.pipeline.models.model_files import save_model

@@ -13,7 +13,7 @@ import pytest
 from patchline.pipeline import redaction
 from patchline.pipeline.errors import TrackingError
 from patchline.pipeline.redaction import redacted, split_credentials
-from patchline.pipeline.tracking import tracking_store
+from patchline.pipeline.workspace.tracking import tracking_store
 
 PLANTED = "pl4nted"
 

@@ -11,7 +11,7 @@ import pytest
 
 from patchline.flows.command_line import run_command_line
 from patchline.flows.prefect_api import database_secrets
-from patchline.pipeline.files import atomic_files, workspace_folder
+from patchline.pipeline.workspace.files import atomic_files, workspace_folder
 
 
 def mode(place: Path) -> int:

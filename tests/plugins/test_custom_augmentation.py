@@ -12,7 +12,7 @@ import pytest
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.plugin_api import AugmentationContext, DataTraits
 from patchline.plugins.augmentations.custom import CustomConfig, build
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.prediction.image_files import find_images
+from patchline.pipeline.packaging.prediction.image_files import find_images
 from patchline.plugin_api import ImageListing, ListedImage, SourceContext
 from patchline.plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
 from tests.plugins.listings import touched

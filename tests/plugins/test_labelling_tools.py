@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.data_kinds import data_kind
+from patchline.pipeline.workspace.files.data_kinds import data_kind
 from tests.plugins.listings import labels_of, listed, refused, touched
 
 BOX = [1, 1, 4, 4]

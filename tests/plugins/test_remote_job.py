@@ -11,14 +11,14 @@ from typing import Annotated
 import pytest
 
 from patchline.pipeline.errors import WorkerError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers.job_paths import SAME_PLACE, paths_of
 from patchline.pipeline.workers.launcher import WorkerTask
 from patchline.pipeline.workers.part_files import read_lines, write_lines
 from patchline.pipeline.workspace import chosen, remote_data
 from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugins.launchers import remote_job
 from patchline.plugins.launchers.remote_job import ReceivedJob, SentJob, enter_workspace
 from tests.patience import until

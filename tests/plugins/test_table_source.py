@@ -15,11 +15,11 @@ from PIL import Image
 
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import prepare, resolve
+from patchline.pipeline.data.labels.answers.answer import Answer
+from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 from patchline.pipeline.data.manifests.source_listing import with_groups
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.labels.answers.answer import Answer
-from patchline.pipeline.labels.answers.answers_table import AnswersTable
 from patchline.plugins.data_sources.embedded_images import image_names
 from tests.conftest import write_photos
 from tests.plugins.listings import ingested, labels_of, listed, refused, table, touched, two_classes

@@ -13,8 +13,8 @@ from torch import nn
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.layers.activations import QuickGELU
-from patchline.pipeline.layers.mlp import MLP
+from patchline.pipeline.models.layers.activations import QuickGELU
+from patchline.pipeline.models.layers.mlp import MLP
 from patchline.pipeline.models.model_building import build_on_meta
 from patchline.pipeline.plugin_system.plugin_loader import load_model
 from tests.plugins.model_parity import built, image_spec, random_images, traits

@@ -16,7 +16,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.data_kinds import data_kind
+from patchline.pipeline.workspace.files.data_kinds import data_kind
 from patchline.plugin_api import ImageListing, SourceContext
 from patchline.plugins.data_sources.webdataset import WebDatasetConfig, plugin
 from tests.conftest import write_photos

@@ -170,7 +170,7 @@ _ROOMS: dict[str, dict[str, set[str]]] = {
         "batches": {"store"},
     },
 }
-_PLUGIN_API = ("patchline.plugin_api", "patchline.pipeline.layers")
+_PLUGIN_API = ("patchline.plugin_api", "patchline.pipeline.models.layers")
 FLOWS = (
     *("prefect_api", "progress", "notifications", "prefect_session", "schedules", "closing"),
     *("approval", "training", "services", "work_pools", "new_data"),
@@ -198,7 +198,7 @@ _FREE = (
     # Values that hold settings or results and import nothing else of their package.
     "pipeline.data.config",
     "pipeline.data.image_size",
-    "pipeline.initial_weights.recipe",
+    "pipeline.training.initial_weights.recipe",
     "pipeline.training.config",
     "pipeline.training.record",
     "pipeline.training.train_result",

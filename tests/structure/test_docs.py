@@ -13,8 +13,8 @@ import pytest
 from cyclopts import CycloptsError
 
 from patchline.flows.commands.application import application
-from patchline.pipeline.files.ignored_files import DEFAULT_PATTERNS
-from patchline.pipeline.labels.label_cells import NO_LABEL
+from patchline.pipeline.data.labels.label_cells import NO_LABEL
+from patchline.pipeline.workspace.files.ignored_files import DEFAULT_PATTERNS
 from tests.flows.training.runs import TINY
 from tests.structure.pages import PAGES, ROOT, blocks, commands, execute
 

@@ -39,8 +39,8 @@ def own_files() -> tuple[object, str]:
     from tempfile import TemporaryDirectory
 
     from patchline.pipeline.plugin_system import plugin_loader
-    from patchline.pipeline.run_memory import stage_keys
-    from patchline.pipeline.tracking import provenance
+    from patchline.pipeline.workspace.run_memory import stage_keys
+    from patchline.pipeline.workspace.tracking import provenance
     from patchline.plugins.tools.export.container_files import ServedVersion, write_container
 
     with TemporaryDirectory() as made:
@@ -49,7 +49,9 @@ def own_files() -> tuple[object, str]:
         out.mkdir()
         write_container(ServedVersion("a", "1"), artifacts, out)
         served = sorted(file.relative_to(out).as_posix() for file in out.rglob("*.*"))
-    keys = stage_keys.code("patchline.pipeline.training.__main__", "patchline.pipeline.layers")
+    keys = stage_keys.code(
+        "patchline.pipeline.training.__main__", "patchline.pipeline.models.layers"
+    )
     plugins = sorted(f"{each.kind} {each.name}" for each in plugin_loader.installed())
     return [served, keys, plugins], provenance.commit()[0]
 
@@ -148,5 +150,5 @@ def test_a_wheel_finds_its_own_files(wheel: Path, tmp_path: Path) -> None:
     )
     found, commit = json.loads(done.stdout)
     assert found == json.loads(json.dumps(own_files()[0]))
-    assert "app/patchline/pipeline/serving/__main__.py" in found[0]
+    assert "app/patchline/pipeline/registry/serving/__main__.py" in found[0]
     assert commit == ""

@@ -84,8 +84,11 @@ def test_every_package_says_what_it_is_for() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("pipeline/tracking/tracked_run.py", "import prefect"),
-        ("pipeline/tracking/tracked_run.py", "from patchline.pipeline.training import loop"),
+        ("pipeline/workspace/tracking/tracked_run.py", "import prefect"),
+        (
+            "pipeline/workspace/tracking/tracked_run.py",
+            "from patchline.pipeline.training import loop",
+        ),
         ("pipeline/data/splits/split.py", "from patchline.pipeline.training import loop"),
         ("pipeline/data/splits/split.py", "from patchline.pipeline.data.store import store_shards"),
         ("pipeline/data/reading/decoding.py", "from patchline.pipeline.data import ingestion"),
@@ -94,10 +97,13 @@ def test_every_package_says_what_it_is_for() -> None:
             "import patchline.pipeline.data.reading.resizing",
         ),
         (
-            "pipeline/metrics/intervals.py",
+            "pipeline/evaluation/metrics/intervals.py",
             "from patchline.pipeline.evaluation.report import evaluate",
         ),
-        ("pipeline/files/file_locks.py", "from patchline.pipeline.workers import event_log"),
+        (
+            "pipeline/workspace/files/file_locks.py",
+            "from patchline.pipeline.workers import event_log",
+        ),
         (
             "pipeline/plugin_system/plugin_loader.py",
             "from patchline.pipeline.plugin_system.contract import checks",
@@ -114,7 +120,7 @@ def test_every_package_says_what_it_is_for() -> None:
             "from patchline.flows.training import run_messages",
         ),
         ("plugins/models/vit.py", "from patchline import plugin_checks"),
-        ("plugins/models/vit.py", "from patchline.pipeline.tracking import client"),
+        ("plugins/models/vit.py", "from patchline.pipeline.workspace.tracking import client"),
         ("plugins/models/vit.py", "from patchline.flows import prefect_session"),
         ("plugins/tools/export/latency.py", "from patchline.flows.training import training_flow"),
         ("plugins/tools/export/latency.py", "from patchline.plugins.tools.monitor import shifts"),

@@ -16,7 +16,7 @@ from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.batches.batch_order import row_of
 from patchline.pipeline.data.batches.one_ahead import endless, one_ahead
 from patchline.pipeline.data.store.opened_images import open_stores
-from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
 
 Batch = tuple[torch.Tensor, torch.Tensor]

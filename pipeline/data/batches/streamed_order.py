@@ -20,7 +20,7 @@ from patchline.pipeline.data.store.local_pages import PagesFolder
 from patchline.pipeline.data.store.opened_images import JoinedImages
 from patchline.pipeline.data.store.streamed_images import StreamedImages
 from patchline.pipeline.data.store.streamed_records import Rows, StreamedRecords
-from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Batch = list[tuple[int, int]]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels.class_names import identifiers, numbers
+from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.label_words import by_task
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.exclusion import STATUS
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.labels.class_names import identifiers, numbers
-from patchline.pipeline.labels.label_pairs import label_pairs
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.labels.label_words import by_task
 
 _FEWEST_EACH = 3
 """Images that a class needs where Patchline makes all splits."""

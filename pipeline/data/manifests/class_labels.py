@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from patchline.pipeline.data.labels.class_names import groups_alike, most_frequent, normalized
+from patchline.pipeline.data.labels.path_template import GROUP, LABEL, SPLIT, PathTemplate
+from patchline.pipeline.data.labels.reading_rules import AUTO, LEAF, TOP, ReadingRules
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.archives import shard_names
-from patchline.pipeline.files.data_names import split_named
-from patchline.pipeline.files.ignored_files import IgnoredFiles
-from patchline.pipeline.labels.class_names import groups_alike, most_frequent, normalized
-from patchline.pipeline.labels.path_template import GROUP, LABEL, SPLIT, PathTemplate
-from patchline.pipeline.labels.reading_rules import AUTO, LEAF, TOP, ReadingRules
 from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.workspace.files.archives import shard_names
+from patchline.pipeline.workspace.files.data_names import split_named
+from patchline.pipeline.workspace.files.ignored_files import IgnoredFiles
 from patchline.plugin_api import ImageListing, LeftOutFile, ListedImage, Split
 
 _NAMED = 3

@@ -6,10 +6,10 @@ from collections import defaultdict
 
 import pandas as pd
 
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task, decoded
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task, decoded
 
 
 class Moved(FrozenModel):

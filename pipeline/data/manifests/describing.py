@@ -34,9 +34,9 @@ from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of,
 from patchline.pipeline.data.reading.image_root import open_image, root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.reduced_values import reduced_bits
-from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
-from patchline.pipeline.files.file_digest import sha256_of
-from patchline.pipeline.files.table_cells import printable
+from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
+from patchline.pipeline.workspace.files.file_digest import sha256_of
+from patchline.pipeline.workspace.files.table_cells import printable
 from patchline.plugin_api import ListedImage
 
 OnImage = Callable[[str, bytes, Pixels], None]

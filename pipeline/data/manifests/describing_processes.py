@@ -34,10 +34,10 @@ from patchline.pipeline.data.reading.child_processes import (
 )
 from patchline.pipeline.data.reading.decoding import Pixels
 from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
-from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import read_lines, write_lines
 from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
+from patchline.pipeline.workspace.files import workspace_folder
 from patchline.plugin_api import ListedImage
 
 _BATCH = 100

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.tracking.nested_runs import FINAL, KEY_TAG
-from patchline.pipeline.tracking.tracking_store import client, store_exists
+from patchline.pipeline.workspace.tracking.nested_runs import FINAL, KEY_TAG
+from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

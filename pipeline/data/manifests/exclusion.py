@@ -18,10 +18,10 @@ import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.files.table_cells import table_cell
-from patchline.pipeline.files.user_folders import expanded
-from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.table_cells import table_cell
+from patchline.pipeline.workspace.files.user_folders import expanded
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 PATH, EXCLUDE = "path", "exclude"
 """Columns of the table."""

@@ -1,7 +1,7 @@
 """The manifest: one row for each file, and a fingerprint that is the data's version.
 
 Columns: path (relative, with forward slashes), label (of multi-label data, a set as in
-`patchline.pipeline.labels.label_sets`), split, group, sha256 (of the file), pixels
+`patchline.pipeline.data.labels.label_sets`), split, group, sha256 (of the file), pixels
 (digest of the decoded image), width, height, mode, values (JSON of a `FileSummary`; empty for most
 images of 8 bits), bytes, status (`ok`, `damaged`, `foreign`, `excluded`), reason. Further columns
 of a table are kept as `column:NAME`.
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.labels import label_sets
+from patchline.pipeline.workspace.files.atomic_files import replacing
 
 COLUMNS = [
     "path", "label", "split", "group", "sha256", "pixels", "width", "height", "mode", "values",

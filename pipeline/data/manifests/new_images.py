@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pandas as pd
 
+from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.label_words import by_task
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.label_pairs import label_pairs
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
-from patchline.pipeline.labels.label_words import by_task
 
 _NAMED_FILES = 5
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.table_cells import printable
+from patchline.pipeline.workspace.files.table_cells import printable
 from patchline.plugin_api import ImageListing
 
 

@@ -16,18 +16,18 @@ from pyarrow import parquet
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.data.labels.label_sets import Task
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_run, run_of_version
 from patchline.pipeline.data.manifests.exclusion import STATUS
 from patchline.pipeline.data.manifests.label_task import AUTO
 from patchline.pipeline.data.reading.image_root import holds, is_file
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.files.table_cells import table_cell
-from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.labels.label_sets import Task
-from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.terminal_words import by_number
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.table_cells import table_cell
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.run_memory import interrupted_runs
 
 ACCEPTED = "changes"
 """Value of `data.accept` that leaves out what has changed."""

@@ -20,11 +20,11 @@ import pandas as pd
 
 from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.data.reading.image_root import archive_of
-from patchline.pipeline.files.archive_members import MemberError
-from patchline.pipeline.files.archives import INDEX_SUFFIX, ShardedArchive, named_encoding
-from patchline.pipeline.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace.files.archive_members import MemberError
+from patchline.pipeline.workspace.files.archives import INDEX_SUFFIX, ShardedArchive, named_encoding
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.workspace import workspace_of
 
 FORMAT = 5

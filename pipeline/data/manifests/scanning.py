@@ -9,13 +9,13 @@ from typing import Protocol
 import pandas as pd
 
 from patchline.pipeline.data.config import OWN_COLUMN
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests.describing import OnImage, Row, empty_row
 from patchline.pipeline.data.manifests.describing_processes import Files, KeptImageArray, rows_of
 from patchline.pipeline.data.manifests.label_task import is_labelled
 from patchline.pipeline.data.manifests.manifest import COLUMNS, Progress
 from patchline.pipeline.data.manifests.scan_memory import DESCRIBED, Facts, ScanMemory
-from patchline.pipeline.files.table_cells import printable
-from patchline.pipeline.labels import label_sets
+from patchline.pipeline.workspace.files.table_cells import printable
 from patchline.plugin_api import ImageListing, ListedImage
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.config import GROUP_NAME
+from patchline.pipeline.data.labels.answer_columns import NEAR, joined_groups
+from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests.class_labels import by_rules
 from patchline.pipeline.data.manifests.label_task import with_task
 from patchline.pipeline.data.reading.image_root import archive_of
 from patchline.pipeline.errors import ConfigError, PluginError
-from patchline.pipeline.files.archives import archives_of
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.user_folders import expanded
-from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.labels.answer_columns import NEAR, joined_groups
-from patchline.pipeline.labels.reading_rules import AUTO
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace import cache, remote_data
+from patchline.pipeline.workspace.files.archives import archives_of
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.user_folders import expanded
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import ImageListing, ReadingRules, SourceContext
 
 _EXAMPLES = 2

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels.answer_columns import NEAR
 from patchline.pipeline.data.manifests.manifest import usable
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers, united
 from patchline.pipeline.data.near_duplicates.search import Progress, near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
-from patchline.pipeline.labels.answer_columns import NEAR
 
 Array = np.ndarray[Any, Any]
 _NAME_DIGITS = 12

@@ -27,9 +27,9 @@ from patchline.pipeline.data.near_duplicates.comparing_job import (
 )
 from patchline.pipeline.data.near_duplicates.matching import LABEL, SEARCHES, matches
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
-from patchline.pipeline.files import workspace_folder
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
+from patchline.pipeline.workspace.files import workspace_folder
 
 if TYPE_CHECKING:
     from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory

@@ -9,9 +9,9 @@ from zipfile import BadZipFile
 import numpy as np
 
 from patchline.pipeline.data.manifests.scan_memory import digest_of_root
-from patchline.pipeline.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.workspace import workspace_of
 
 Array = np.ndarray[Any, Any]

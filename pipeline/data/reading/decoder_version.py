@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory import stage_keys
 
 _READING = "patchline.pipeline.data.reading"
 _CODE = (f"{_READING}.decoding", f"{_READING}.jpeg_decoding", f"{_READING}.resizing")

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_file import content_of, image_bytes, open_regular
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.access import is_readable
-from patchline.pipeline.files.archive_members import MemberError
-from patchline.pipeline.files.archives import open_archive
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.compression import READ_ERRORS
-from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
-from patchline.pipeline.files.file_digest import sha256_of
+from patchline.pipeline.workspace.files.access import is_readable
+from patchline.pipeline.workspace.files.archive_members import MemberError
+from patchline.pipeline.workspace.files.archives import open_archive
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.compression import READ_ERRORS
+from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
+from patchline.pipeline.workspace.files.file_digest import sha256_of
 
 if TYPE_CHECKING:
     import pandas as pd

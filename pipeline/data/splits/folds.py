@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, Task
+from patchline.pipeline.data.labels.label_words import LabelWords, by_task
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, column_of, units_of
 from patchline.pipeline.data.splits.class_coverage import NEW, Parts, spread
 from patchline.pipeline.data.splits.stratification import Stratum, stratified
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.labels.label_pairs import label_pairs
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, Task
-from patchline.pipeline.labels.label_words import LabelWords, by_task
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import pandas as pd
 
 from patchline.pipeline.data.config import OWN_COLUMN
+from patchline.pipeline.data.labels.answer_columns import ANSWER_SOURCE, NEAR_DUPLICATE, UNCHOSEN
 from patchline.pipeline.data.manifests.same_images import column_of, units_of
-from patchline.pipeline.labels.answer_columns import ANSWER_SOURCE, NEAR_DUPLICATE, UNCHOSEN
 from patchline.pipeline.terminal_words import by_number
 
 _COLUMN = f"{OWN_COLUMN}{ANSWER_SOURCE}"

@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels.label_pairs import LabelPairs, label_pairs
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.label_words import by_task
 from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.manifests.same_images import (
     FILE,
@@ -39,9 +42,6 @@ from patchline.pipeline.data.splits.split_gaps import (
 )
 from patchline.pipeline.data.splits.stratification import Stratum, ranked, stratified
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.labels.label_pairs import LabelPairs, label_pairs
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.labels.label_words import by_task
 
 Array = np.ndarray[Any, Any]
 

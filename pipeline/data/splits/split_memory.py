@@ -23,9 +23,9 @@ import pandas as pd
 from patchline.pipeline.data.splits import split
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError, StorageError
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.shared_file import SharedFile
 
 _LOCK_SECONDS = 600

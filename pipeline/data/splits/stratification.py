@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.labels.label_pairs import LabelPairs
+from patchline.pipeline.data.labels.label_pairs import LabelPairs
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.data.store.store_shards import Pixels
-from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 
 def channel_statistics(

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from patchline.pipeline.data.store.store_shards import ROWS, Pixels, Shape, StoreShards
-from patchline.pipeline.files.finished_pieces import Piece
-from patchline.pipeline.files.resumable_array import ResumableArray
+from patchline.pipeline.workspace.files.finished_pieces import Piece
+from patchline.pipeline.workspace.files.resumable_array import ResumableArray
 
 IMAGES_FILE = "images.npy"
 _MOST_OF_THE_DISK = 0.9

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from patchline.pipeline.data.store.store_shards import Contents, StoreShards, read_contents
-from patchline.pipeline.files import file_locks
-from patchline.pipeline.files.earlier_rows import EarlierResult
+from patchline.pipeline.workspace.files import file_locks
+from patchline.pipeline.workspace.files.earlier_rows import EarlierResult
 
 BUILDING = ".building-"
 """Start of the name of a store that is not complete; its key follows."""

@@ -20,10 +20,10 @@ from typing import Any, Self
 import numpy as np
 
 from patchline.pipeline.data.store.streamed_records import Bytes, Records, Rows, StreamedRecords
-from patchline.pipeline.files import file_locks
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.workspace_folder import make_folder, place
 from patchline.pipeline.workspace import cache_limit
+from patchline.pipeline.workspace.files import file_locks
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.workspace_folder import make_folder, place
 
 _FOLDER, _LOCK = "pages", "lock"
 _ROWS, _STARTS, _RECORDS = "rows.npy", "starts.npy", "records.bin"

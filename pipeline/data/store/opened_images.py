@@ -14,7 +14,7 @@ from patchline.pipeline.data.store.packed_files import PACKED_FILE, PackedImages
 from patchline.pipeline.data.store.store_shards import Pixels
 from patchline.pipeline.data.store.streamed_images import StreamedImages
 from patchline.pipeline.data.store.streamed_records import STREAMED_FILE
-from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 

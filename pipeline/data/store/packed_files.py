@@ -34,9 +34,9 @@ from patchline.pipeline.data.store.store_shards import (
     StoreSpec,
 )
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.atomic_files import replacing, write_text
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.files.finished_pieces import FinishedPieces, Piece
+from patchline.pipeline.workspace.files.atomic_files import replacing, write_text
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.finished_pieces import FinishedPieces, Piece
 
 PACKED_FILE = "packed.json"
 _OFFSET = np.dtype("<u8")

@@ -24,10 +24,10 @@ from patchline.pipeline.data.store.store_builds import DecodedBuild, PackedBuild
 from patchline.pipeline.data.store.store_shards import StoreSpec
 from patchline.pipeline.data.store.streamed_build import StreamedBuild, is_on
 from patchline.pipeline.data.store.streamed_records import StreamedIndex
-from patchline.pipeline.files import file_locks
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files import file_locks
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.shared_files import SharedFiles
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import numpy as np
 
 from patchline.pipeline.data.store.opened_images import JoinedImages
 from patchline.pipeline.data.store.packed_files import PackedImages
-from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 

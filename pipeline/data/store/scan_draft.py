@@ -30,9 +30,9 @@ from patchline.pipeline.data.store.decoded_files import DecodedFiles
 from patchline.pipeline.data.store.earlier_stores import DRAFT_FILE, lock_of
 from patchline.pipeline.data.store.store_builds import DecodedBuild
 from patchline.pipeline.data.store.store_shards import Pixels, StoreSpec
-from patchline.pipeline.files import file_locks
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.workspace import cache_limit
+from patchline.pipeline.workspace.files import file_locks
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.workspace import workspace_of
 
 logger = logging.getLogger(__name__)

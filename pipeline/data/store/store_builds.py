@@ -41,11 +41,11 @@ from patchline.pipeline.data.store.packed_files import PackedFiles, packed
 from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
 from patchline.pipeline.data.store.store_shards import Contents, Pixels, StoreShards, StoreSpec
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.earlier_rows import EarlierRows
-from patchline.pipeline.files.finished_pieces import Piece
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import write_lines
 from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
+from patchline.pipeline.workspace.files.earlier_rows import EarlierRows
+from patchline.pipeline.workspace.files.finished_pieces import Piece
 
 _PACKED = "-packed"
 _FILES_FILE, _IMAGES_FILE = "files.jsonl", "images.npy"

@@ -15,8 +15,8 @@ import numpy as np
 
 from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from patchline.pipeline.data.reading.resizing import ResizePolicy
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.finished_pieces import FinishedPieces, Piece
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.finished_pieces import FinishedPieces, Piece
 
 SHARD_BYTES = 1 << 26
 """About so many bytes of decoded images are in a shard."""

@@ -28,11 +28,11 @@ from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
 from patchline.pipeline.data.store.store_shards import Contents, StoreSpec
 from patchline.pipeline.data.store.streamed_records import SHARDS, Rows, StreamedIndex
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.file_digest import FileDigest, digest_of
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import lease
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
 
 SHARD_BYTES = 1 << 24

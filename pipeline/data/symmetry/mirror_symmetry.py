@@ -33,8 +33,8 @@ from patchline.pipeline.data.symmetry.mirror_probe import (
     Share,
     measured,
 )
-from patchline.pipeline.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.workspace import workspace_of
 
 FORMAT = 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
 from patchline.pipeline.data.manifests.same_images import FILE, column_of
-from patchline.pipeline.labels.label_pairs import label_pairs
-from patchline.pipeline.labels.label_sets import SINGLE_LABEL, Task
 
 NONE = "no label"
 """Stands for images without a label, which may differ from their mirror images, too."""

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from patchline.pipeline.data.manifests.scan_memory import digest_of_root
 from patchline.pipeline.data.pixel_values.pixel_mapping import kind_words, number
-from patchline.pipeline.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import PixelValues, ValueRange
 
 _FORMAT = "value ranges 1"

@@ -8,7 +8,19 @@ import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.evaluation.grouped_images import image_groups
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    fit_label_calibration,
+)
+from patchline.pipeline.evaluation.metrics.label_thresholds import (
+    LabelThresholds,
+    fit_label_thresholds,
+)
+from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import label_set_map
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
     LabelSetPredictions,
     checked_labels,
@@ -19,12 +31,6 @@ from patchline.pipeline.evaluation.multi_label.label_set_report import (
     evaluate_label_sets,
 )
 from patchline.pipeline.evaluation.predictions import stacked
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.label_calibration import LabelCalibration, fit_label_calibration
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds, fit_label_thresholds
-from patchline.pipeline.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map
 from patchline.pipeline.training.train_result import EnsembleResult
 
 

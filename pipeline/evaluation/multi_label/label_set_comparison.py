@@ -15,16 +15,16 @@ from patchline.pipeline.evaluation.compared_models import (
     ComparedModels,
     PairedValues,
 )
-from patchline.pipeline.metrics import ranking
-from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.multi_label.names import MAIN
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import (
+from patchline.pipeline.evaluation.metrics import ranking
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.multi_label.names import MAIN
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
     PairedMetric,
     ThresholdedScores,
     paired_metrics,
 )
-from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.models.provenance.provenance import UNKNOWN, ProvenanceSummary
 
 Array = np.ndarray[Any, Any]
 

@@ -15,6 +15,9 @@ from patchline.pipeline.evaluation.html_page import (
     vector_graphic,
 )
 from patchline.pipeline.evaluation.html_report import PixelsOf, ReportPage, WhereItLooked, by_column
+from patchline.pipeline.evaluation.metrics.label_calibration import listed
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import LabelMetrics
+from patchline.pipeline.evaluation.metrics.multi_label.names import MULTI_LABEL_METRICS
 from patchline.pipeline.evaluation.multi_label.label_set_galleries import LabelSetImage
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.plots import (
@@ -30,10 +33,7 @@ from patchline.pipeline.evaluation.plots import (
     save_figure,
     training_curves,
 )
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.metrics.label_calibration import listed
-from patchline.pipeline.metrics.multi_label.label_set_metrics import LabelMetrics
-from patchline.pipeline.metrics.multi_label.names import MULTI_LABEL_METRICS
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,12 +17,12 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests.own_columns import own_columns
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.metrics.label_calibration import listed
+from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, stacked
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.metrics.label_calibration import listed
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
 
 Array = np.ndarray[Any, Any]
 COLUMNS = [

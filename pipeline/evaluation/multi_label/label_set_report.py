@@ -14,6 +14,25 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
 from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.headline import Headline
+from patchline.pipeline.evaluation.metrics.calibration import (
+    calibration_error_of,
+    contradiction,
+    reliability_of,
+)
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration, listed
+from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.multi_label.image_metrics import exact_matches
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
+    LabelMetrics,
+    by_label,
+    groups_of_pairs,
+    multi_label_metrics,
+    pairs,
+    samples_f1,
+)
+from patchline.pipeline.evaluation.metrics.multi_label.names import MAIN
 from patchline.pipeline.evaluation.model_report import ModelReport
 from patchline.pipeline.evaluation.multi_label import label_set_galleries as galleries
 from patchline.pipeline.evaluation.multi_label.co_occurrence import (
@@ -31,25 +50,6 @@ from patchline.pipeline.evaluation.slices import (
     measured_parts,
     undivided,
 )
-from patchline.pipeline.metrics.calibration import (
-    calibration_error_of,
-    contradiction,
-    reliability_of,
-)
-from patchline.pipeline.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.label_calibration import LabelCalibration, listed
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.metrics.multi_label.image_metrics import exact_matches
-from patchline.pipeline.metrics.multi_label.label_set_metrics import (
-    LabelMetrics,
-    by_label,
-    groups_of_pairs,
-    multi_label_metrics,
-    pairs,
-    samples_f1,
-)
-from patchline.pipeline.metrics.multi_label.names import MAIN
 from patchline.pipeline.models.answer_rules import AnswerRules
 from patchline.pipeline.terminal_words import counted
 

@@ -15,14 +15,21 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.evaluation.corruptions.catalogue import CORRUPTIONS, SEVERITIES
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
+    label_set_map,
+    mean_of_known,
+)
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import p_value_of
+from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
+    LabelRanking,
+    Sample,
+    draws_for,
+)
 from patchline.pipeline.evaluation.robustness import Scores, scores_of_versions
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.metrics.multi_label.label_set_metrics import label_set_map, mean_of_known
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import p_value_of
-from patchline.pipeline.metrics.multi_label.resampling import LabelRanking, Sample, draws_for
 
 Array = np.ndarray[Any, Any]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from patchline.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from patchline.pipeline.layers.activations import ActivationName
+    from patchline.pipeline.models.layers.activations import ActivationName
 
 CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
 OPEN_CLIP_FILE = "open_clip_config.json"

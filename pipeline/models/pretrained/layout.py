@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from patchline.pipeline.layers.activations import ActivationName
+from patchline.pipeline.models.layers.activations import ActivationName
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)

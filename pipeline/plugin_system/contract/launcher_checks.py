@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.plugin_system.contract.checks import Check, CheckedPlugin, checks, require
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import LauncherContext, Resources, RunningWorker, WorkerTask
 
 _MODULE = "patchline.pipeline.plugin_system.contract.checked_worker"

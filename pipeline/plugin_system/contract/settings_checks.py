@@ -23,7 +23,7 @@ from patchline.pipeline.plugin_system.contract.checks import (
 from patchline.pipeline.plugin_system.plugin_loader import Plugin
 from patchline.plugin_api import ConfigError, DataTraits, PluginConfig
 
-_PUBLIC = ("patchline.plugin_api", "patchline.pipeline.layers", "patchline.plugin_checks")
+_PUBLIC = ("patchline.plugin_api", "patchline.pipeline.models.layers", "patchline.plugin_checks")
 _TAKEN_NAMES = ("name", "patch_embedding")
 _BUILT_IN = "patchline.plugins"
 _SERVING = (f"{_BUILT_IN}.launchers", f"{_BUILT_IN}.stores")
@@ -97,12 +97,12 @@ def _require_survival(settings: PluginConfig) -> None:
 
 
 def imports_only_the_public_api(subject: CheckedPlugin) -> None:
-    """From Patchline it imports only `patchline.plugin_api` and `patchline.pipeline.layers`."""
+    """From Patchline it imports only the plugin API and `patchline.pipeline.models.layers`."""
     for file, line, module in foreign_imports(subject.plugin):
         require(
             False,
             f"{file.name}:{line} imports {module}. Import only patchline.plugin_api and "
-            "patchline.pipeline.layers; other modules may change.",
+            "patchline.pipeline.models.layers; other modules may change.",
         )
 
 

@@ -11,13 +11,13 @@ from patchline.pipeline.evaluation.comparison_page import PAGE, write_comparison
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.provenance.provenance import ProvenanceSummary
+from patchline.pipeline.models.provenance.provenance import ProvenanceSummary
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.gate_evaluation import evaluate_gates
 from patchline.pipeline.registry.registered_models import ModelReference, summaries
-from patchline.pipeline.tracking import addresses
-from patchline.pipeline.tracking.tracked_run import TrackedRun
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking import addresses
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 
 class Question(FrozenModel):

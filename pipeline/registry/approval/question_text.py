@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from patchline.pipeline.evaluation.compared_models import p_value_text, points
 from patchline.pipeline.evaluation.comparison import ClassChange, Comparison
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.multi_label.names import ALL_METRICS, MULTI_LABEL_METRICS
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import GateResult
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.multi_label.names import ALL_METRICS, MULTI_LABEL_METRICS
 from patchline.pipeline.registry.approval.question import Question
 
 _METRICS = ("accuracy", "mAP", "macro_f1", "log_loss", "ece")

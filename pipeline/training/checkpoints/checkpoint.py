@@ -18,12 +18,16 @@ from typing import Self
 import torch
 
 from patchline.pipeline.errors import DamagedFileError
-from patchline.pipeline.files.sealed_files import read_tensors, verify, write_tensors
-from patchline.pipeline.files.workspace_layout import LAST_CHECKPOINT, PREVIOUS_CHECKPOINT, PROGRESS
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.checkpoints import best_weights
 from patchline.pipeline.training.processes.shared_clock import SharedClock
 from patchline.pipeline.training.train_state import Numbers, Tensors, TrainState
+from patchline.pipeline.workspace.files.sealed_files import read_tensors, verify, write_tensors
+from patchline.pipeline.workspace.files.workspace_layout import (
+    LAST_CHECKPOINT,
+    PREVIOUS_CHECKPOINT,
+    PROGRESS,
+)
 from patchline.pipeline.workspace.workspace import workspace_of
 
 logger = logging.getLogger(__name__)

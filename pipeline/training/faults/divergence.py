@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from patchline.pipeline.data.batches.batch_order import BatchOrder, row_of
-from patchline.pipeline.files.atomic_files import replacing, write_text
 from patchline.pipeline.training.training_data import TrainingData
+from patchline.pipeline.workspace.files.atomic_files import replacing, write_text
 
 
 class Diverged(Exception):  # noqa: N818 - an outcome that the loop handles

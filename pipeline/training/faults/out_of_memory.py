@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 
 from patchline.pipeline.errors import RunError
-from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.training.processes.batch_parts import BatchPart
 from patchline.pipeline.training.train_step import RollbackOnError, TrainStep
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 HALVINGS_FILE = "halvings.json"
 

@@ -14,14 +14,14 @@ import pandas as pd
 import torch
 from torch import nn
 
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import units_of
 from patchline.pipeline.data.store.opened_images import open_images
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.metrics.label_calibration import fit_label_calibration
-from patchline.pipeline.metrics.label_thresholds import fit_label_thresholds
-from patchline.pipeline.metrics.temperature import fit_temperature
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.label_calibration import fit_label_calibration
+from patchline.pipeline.evaluation.metrics.label_thresholds import fit_label_thresholds
+from patchline.pipeline.evaluation.metrics.temperature import fit_temperature
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model, save_model

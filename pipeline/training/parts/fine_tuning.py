@@ -11,8 +11,6 @@ import time
 import torch
 from torch import nn
 
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import load_model
@@ -27,6 +25,8 @@ from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import EVENTS_FILE
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.sealed_files import read_tensors
 
 _RESULT_FILE = "head.json"
 _MIXED = "mixed"

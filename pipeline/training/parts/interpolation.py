@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchline.pipeline.metrics.mean_average_precision import mean_average_precision
-from patchline.pipeline.metrics.temperature import PRIOR_DEVIATION
+from patchline.pipeline.evaluation.metrics.mean_average_precision import mean_average_precision
+from patchline.pipeline.evaluation.metrics.temperature import PRIOR_DEVIATION
 from patchline.pipeline.training.train_result import FineTuningRecord, TriedShare
 
 Array = np.ndarray[Any, Any]

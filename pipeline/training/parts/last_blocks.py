@@ -27,19 +27,17 @@ from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import folds
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.layers.last_blocks import divisible, whole_model
+from patchline.pipeline.models.layers.last_blocks import divisible, whole_model
 from patchline.pipeline.models.model_building import build_on_meta
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.probing.features import suitable_batch_size
-from patchline.pipeline.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
-from patchline.pipeline.probing.linear_fit import (
+from patchline.pipeline.models.probing.features import suitable_batch_size
+from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
+from patchline.pipeline.models.probing.linear_fit import (
     WITHOUT_CHOICE,
     FittedHead,
     held_out_folds,
 )
-from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.terminal_words import duration
 from patchline.pipeline.training.checkpoints.best_weights import FINAL
 from patchline.pipeline.training.config import duration_seconds
@@ -58,6 +56,8 @@ from patchline.pipeline.training.training_data import Integers, units_of_rows
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import EVENTS_FILE
+from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.workspace.run_memory import stage_keys
 
 _HEAD_FILE, _WEIGHTS = "fitted_head.safetensors", "weights"
 _FOLDS_FOLDER = "held_out"

@@ -18,15 +18,8 @@ from typing import TypeVar
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.files.safe_paths import safe_join, unsafe_reason
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.host.this_processor import this_processor
-from patchline.pipeline.initial_weights.record import weights_folder
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory, result_files
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
+from patchline.pipeline.training.initial_weights.record import weights_folder
 from patchline.pipeline.training.job import TeacherPredictions, TrainingJob, UnlabelledStore
 from patchline.pipeline.training.machine import (
     MEMBER_MODULE,
@@ -39,13 +32,24 @@ from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.start import extended_run
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.host.this_processor import this_processor
 from patchline.pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.safe_paths import safe_join, unsafe_reason
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import (
+    Ingredients,
+    StageMemory,
+    result_files,
+)
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
 
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
 _RESUMES = re.compile(r"resuming from step \d+")
-CODE = (f"{MODULE}.__main__", "patchline.pipeline.layers")
+CODE = (f"{MODULE}.__main__", "patchline.pipeline.models.layers")
 """Where the code begins that decides the weights."""
 OnEvent = Callable[[Event], None]
 Result = TypeVar("Result", bound=FrozenModel)

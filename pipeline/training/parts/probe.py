@@ -22,17 +22,18 @@ from torch import nn
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.errors import RunError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.workspace_layout import FEATURES, FEATURES_FILE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.models.probing.chosen_features import chosen_rows
+from patchline.pipeline.models.probing.features import (
+    FeatureStore,
+    seconds_per_image,
+    suitable_batch_size,
+)
+from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION
+from patchline.pipeline.models.probing.linear_fit import FittedHead, fit_head
+from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.models.stored_logits import save_logits
-from patchline.pipeline.probing.chosen_features import chosen_rows
-from patchline.pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
-from patchline.pipeline.probing.few_images import FEWEST_VALIDATION
-from patchline.pipeline.probing.linear_fit import FittedHead, fit_head
-from patchline.pipeline.probing.linear_head import linear_head
-from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.terminal_words import duration
 from patchline.pipeline.training.checkpoints.best_weights import FINAL
 from patchline.pipeline.training.config import duration_seconds
@@ -57,6 +58,9 @@ from patchline.pipeline.training.training_data import (
 )
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.workspace_layout import FEATURES, FEATURES_FILE
+from patchline.pipeline.workspace.run_memory import stage_keys
 
 _TOO_FEW_TO_MEASURE = 16
 _METRICS_OF_FIRST = ("validation/accuracy", "validation/mAP", "validation/loss", "train/accuracy")
@@ -313,7 +317,12 @@ def _identities(job: TrainingJob, model: nn.Module, head: nn.Linear) -> tuple[st
     """
     settings = job.config.model.architecture().model_dump_json()
     plugins = stage_keys.plugins(job.config, "model", "patch_embedding")
-    parts = (settings, repr(job.image), repr(plugins), stage_keys.code("patchline.pipeline.layers"))
+    parts = (
+        settings,
+        repr(job.image),
+        repr(plugins),
+        stage_keys.code("patchline.pipeline.models.layers"),
+    )
     folder, network = (
         hashlib.sha256("\n".join((*parts, each)).encode())
         for each in (job.store.name, repr(decoder_version()))

@@ -17,10 +17,8 @@ import psutil
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
-from patchline.pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean_of_repeats
 from patchline.pipeline.terminal_words import epochs_in_words
-from patchline.pipeline.tracking import nested_runs, tracked_run
-from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import MODULE, resources_of
 from patchline.pipeline.training.part import TrainingPart, images_of_fits
@@ -35,6 +33,8 @@ from patchline.pipeline.training.train_result import (
 )
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workspace.tracking import nested_runs, tracked_run
+from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
 
 ROOM_BYTES = 3 * 2**30
 """Free memory with which the next process is started early; it takes 0.4 GB."""

@@ -24,20 +24,20 @@ import torch
 
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.errors import RunError, StorageError
-from patchline.pipeline.files.resumable_array import ResumableArray
-from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.fitting_batches import fitting_batches
 from patchline.pipeline.models.inference import Transfers, autocast, normalised
-from patchline.pipeline.probing.linear_head import evaluating
-from patchline.pipeline.probing.shared_batches import (
+from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
+from patchline.pipeline.models.probing.linear_head import evaluating
+from patchline.pipeline.models.probing.shared_batches import (
     BatchGroup,
     agreed,
     computed_in_turn,
     locked_for,
     wait_for_lock,
 )
+from patchline.pipeline.workspace.files.resumable_array import ResumableArray
+from patchline.pipeline.workspace.files.stored_images import StoredImages
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.workspace import workspace_of
 from patchline.plugin_api import ImageSpec
 

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
-from patchline.pipeline.layers.last_blocks import whole_model
 from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.layers.last_blocks import whole_model
 from patchline.pipeline.training.checkpoints.checkpoint import PREVIOUS
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
@@ -29,6 +28,7 @@ from patchline.pipeline.training.train_result import EpochRecord, RefitResult, T
 from patchline.pipeline.training.trained_model import save_model_of
 from patchline.pipeline.training.training_data import TrainingData, Truth, open_data
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
 
 _TRAINED_FILE = "trained.safetensors"
 """The weights at the end of a fit in several processes, until the fit's result is saved."""

@@ -13,10 +13,10 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from patchline.pipeline.files.atomic_files import replacing
-from patchline.pipeline.files.file_digest import FileDigest, digest_of
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 Value = TypeVar("Value", bound=FrozenModel)
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from torch import distributed
 
 from patchline.pipeline.errors import ConfigError, WorkerError
-from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import choose_device, detect_machine
@@ -36,6 +35,7 @@ from patchline.pipeline.training.processes.rank import (
 )
 from patchline.pipeline.workers.worker_process import JOB_FILE, last_line, reported
 from patchline.pipeline.workers.worker_start import LOG_FILE
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from patchline.pipeline import redaction
 from patchline.pipeline.errors import WorkerError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.file_locks import try_lock
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.processes.machines import Machines, own_rank
 from patchline.pipeline.workers.event_log import EventWriter
@@ -31,6 +29,8 @@ from patchline.pipeline.workers.worker_process import (
     leave,
     report,
 )
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.file_locks import try_lock
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from patchline.pipeline.layers.patch_dropout import PatchDropout
-from patchline.pipeline.layers.stochastic_depth import StochasticDepth
+from patchline.pipeline.models.layers.patch_dropout import PatchDropout
+from patchline.pipeline.models.layers.stochastic_depth import StochasticDepth
 from patchline.pipeline.training.config import TrainingConfig
 
 
 class ModelSchedules:
     """Set the probabilities of a model's random layers by the progress of the training.
 
-    Layers of `patchline.pipeline.layers` follow the schedules; those of other libraries stay as
-    they are.
+    Layers of `patchline.pipeline.models.layers` follow the schedules; those of other libraries
+    stay as they are.
 
     Args:
         config: has the length of the ramp, and the end of the patch dropout.

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.labels import label_sets
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.training.config import TrainingConfig
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]

@@ -18,15 +18,15 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
-from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.files.workspace_layout import LAST_WEIGHTS
 from patchline.pipeline.models.inference import PREDICTED_TOGETHER, normalised
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.trained_model import save_model_of
 from patchline.pipeline.training.training_data import TrainingData
+from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.workspace.files.stored_images import StoredImages
+from patchline.pipeline.workspace.files.workspace_layout import LAST_WEIGHTS
 from patchline.plugin_api import ImageSpec
 
 _MOST_IMAGES, _OFTEN = 10_000, 2_048

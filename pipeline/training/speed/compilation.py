@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import PipelineError, StorageError
-from patchline.pipeline.host.private_folder import private_folder
 from patchline.pipeline.training.config import TrainingConfig, duration_seconds
 from patchline.pipeline.training.faults.out_of_memory import RanksRestart
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.training.train_step import RollbackOnError, TrainStep
 from patchline.pipeline.training.validation import Validator
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.host.private_folder import private_folder
 
 _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
 """Of a training run that repays its compilation on a GPU."""

@@ -18,11 +18,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.config import PluginChoice, RunConfig
-from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.host.this_processor import this_processor
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.speed.trial_steps import (
@@ -31,6 +27,10 @@ from patchline.pipeline.training.speed.trial_steps import (
     trial_steps,
 )
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.host.this_processor import this_processor
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients, StageMemory
 from patchline.plugin_api import ImageSpec
 
 FILE = "precision.json"

@@ -20,7 +20,6 @@ from torch import nn
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.loader import Batch, TrainingImages, training_batches
-from patchline.pipeline.files.sealed_files import write_tensors
 from patchline.pipeline.models.inference import logits_of_batch, predict_logits
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.checkpoints.checkpoint import LAST, RestartPoint, save
@@ -36,6 +35,7 @@ from patchline.pipeline.training.recipe.optimizer import build_optimizer
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
 from patchline.pipeline.training.train_state import TrainState
 from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.workspace.files.sealed_files import write_tensors
 from patchline.plugin_api import ImageSpec
 
 AUGMENTATION = "augmentation"

@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, PipelineError
-from patchline.pipeline.files.access import is_readable
-from patchline.pipeline.files.workspace_layout import LAST_CHECKPOINT, REQUEST_FILE
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.run_memory import interrupted_runs
-from patchline.pipeline.run_memory.interrupted_runs import RunRequest
-from patchline.pipeline.tracking import liveness
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, reported
 from patchline.pipeline.workspace import run_folders
+from patchline.pipeline.workspace.files.access import is_readable
+from patchline.pipeline.workspace.files.workspace_layout import LAST_CHECKPOINT, REQUEST_FILE
+from patchline.pipeline.workspace.run_memory import interrupted_runs
+from patchline.pipeline.workspace.run_memory.interrupted_runs import RunRequest
+from patchline.pipeline.workspace.tracking import liveness
 
 _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
 """Settings that may change when a run is extended."""

@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.sealed_files import read_tensors
-from patchline.pipeline.files.stored_images import StoredImages
-from patchline.pipeline.initial_weights.loading import as_csv, load_into, summary
-from patchline.pipeline.initial_weights.record import load_record
-from patchline.pipeline.layers.last_blocks import LastBlocks
 from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.layers.last_blocks import LastBlocks
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.probing.linear_head import linear_head
+from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.training.checkpoints.best_weights import FINAL
+from patchline.pipeline.training.initial_weights.loading import as_csv, load_into, summary
+from patchline.pipeline.training.initial_weights.record import load_record
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.sealed_files import read_tensors
+from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
 
 TABLE_FILE = "initial_weights.csv"

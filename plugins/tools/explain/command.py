@@ -11,13 +11,13 @@ from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import of_path
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 if TYPE_CHECKING:
-    from patchline.pipeline.visual_guide.explaining import ModelAnswer
+    from patchline.pipeline.evaluation.visual_guide.explaining import ModelAnswer
 
 _MOST_IMAGES = 2
 _LABELS = ("labels", "explained")
@@ -62,7 +62,7 @@ def explain(
     if as_json:
         print(json.dumps(_as_json(page, answers, name), indent=2))
         return
-    from patchline.pipeline.visual_guide.answer_steps import percent
+    from patchline.pipeline.evaluation.visual_guide.answer_steps import percent
 
     for answer in answers:
         print(visible(f"{answer.image}  {_said(answer, percent)}"))
@@ -96,7 +96,7 @@ def explain_images(
     _check(images, labels, out)
     tell_closed()
     trained = _trained(model)
-    from patchline.pipeline.visual_guide import explaining
+    from patchline.pipeline.evaluation.visual_guide import explaining
 
     page = out or Path(f"explain-{'-'.join(image.stem for image in images)}.html")
     local = [remote_data.local_image(image) for image in images]
@@ -139,8 +139,8 @@ def _trained(reference: str) -> _TrainedModel:
         ModelReferenceError: if there is neither.
     """
     from patchline.pipeline.registry import package_download, registered_models
-    from patchline.pipeline.run_memory import interrupted_runs
-    from patchline.pipeline.tracking import liveness
+    from patchline.pipeline.workspace.run_memory import interrupted_runs
+    from patchline.pipeline.workspace.tracking import liveness
 
     try:
         version = registered_models.resolve(reference)
@@ -160,8 +160,8 @@ def _trained(reference: str) -> _TrainedModel:
 
 
 def _checked(trained: _TrainedModel) -> _TrainedModel:
-    from patchline.pipeline.files.access import is_readable
     from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
+    from patchline.pipeline.workspace.files.access import is_readable
 
     if not is_readable(trained.folder / WEIGHTS_FILE):
         raise ModelReferenceError(

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
 
 Array = np.ndarray[Any, Any]
 LEAST_AGREEMENT = 0.995

@@ -16,9 +16,9 @@ from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.terminal_words import short_path, visible
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 if TYPE_CHECKING:
     from patchline.plugins.tools.export.comparison_images import ComparisonImages

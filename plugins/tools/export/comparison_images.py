@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading import image_root
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.labels import label_sets
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_evaluation import (
     EvaluationChoices,

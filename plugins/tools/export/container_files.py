@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.workspace_folder import make_folder
 from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.packaging.package_files import (
     ARTIFACTS,
@@ -24,10 +22,12 @@ from patchline.pipeline.packaging.package_files import (
     WEIGHTS_FILE,
 )
 from patchline.pipeline.web.access_token import TOKEN_VARIABLE
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugins.tools.export.import_closure import Closure, closure_of
 from patchline.plugins.tools.export.pinned_requirements import pinned_requirements
 
-ENTRY = "patchline.pipeline.serving.__main__"
+ENTRY = "patchline.pipeline.registry.serving.__main__"
 PORT = 8080
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - of a container; the server requires a token
 _USER = 10_001

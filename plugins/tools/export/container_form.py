@@ -53,7 +53,7 @@ class Absent:
 
 
 sys.meta_path.insert(0, Absent())
-runpy.run_module("patchline.pipeline.serving", run_name="__main__", alter_sys=True)
+runpy.run_module("patchline.pipeline.registry.serving", run_name="__main__", alter_sys=True)
 """
 """Starts the server with those libraries alone that the image has, whatever is installed here."""
 

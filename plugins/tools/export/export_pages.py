@@ -25,7 +25,7 @@ from patchline.pipeline.registry.served_package import (
     EXPORTS_TAG,
     SERVED_FORMS,
 )
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from patchline.plugins.tools.export.agreement import percent
 from patchline.plugins.tools.export.export_record import ExportRecord, TriedForm
 

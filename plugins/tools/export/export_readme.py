@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.metrics.temperature import recorded
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.temperature import recorded
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.plugins.tools.export.agreement import LEAST_AGREEMENT, percent
 from patchline.plugins.tools.export.container_files import ServedVersion
 from patchline.plugins.tools.export.export_record import ExportRecord, TriedForm

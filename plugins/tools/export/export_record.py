@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.packaging.processor_check import RECORD_FILE
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.plugins.tools.export.agreement import Agreement
 from patchline.plugins.tools.export.latency import BatchLatency
 

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from patchline.pipeline.files.workspace_folder import make_folder
-from patchline.pipeline.host.this_processor import this_processor
 from patchline.pipeline.packaging import processor_check
 from patchline.pipeline.packaging.package_digests import write_digests
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.workers.host.this_processor import this_processor
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugins.tools.export import container_form, onnx_forms, openvino_form, torch_form
 from patchline.plugins.tools.export.agreement import Agreement, compared
 from patchline.plugins.tools.export.candidate import Answers, ExportCandidate, FormInputs

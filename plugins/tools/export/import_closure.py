@@ -28,7 +28,7 @@ def closure_of(module: str, root: Path) -> Closure:
     without MLflow does not follow an alias, but it does read every kind of image file.
 
     Args:
-        module: full name, such as `patchline.pipeline.serving.__main__`.
+        module: full name, such as `patchline.pipeline.registry.serving.__main__`.
         root: the folder that holds the package `patchline`.
     """
     modules, libraries = _always({module}, root)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from patchline.flows.commands.switches import Json, Switch
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import ConfigError, UserError
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.terminal_words import counted, pasted_path, pasted_program, visible
 from patchline.pipeline.web.access_token import check_access, given_token
 from patchline.pipeline.web.config import serving_config
 from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
 
 if TYPE_CHECKING:
-    from patchline.pipeline.labels.answers.answers_table import AnswersTable
+    from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
     from patchline.pipeline.packaging.packaged_model import PackagedModel
     from patchline.plugins.tools.label.findings import DataLabels, LabelFindings
     from patchline.plugins.tools.label.pool import Pool
@@ -100,7 +100,7 @@ def label(
         tls_key=tls_key,
     )
     check_access(config, "label the images")
-    from patchline.pipeline.labels.answers.answers_table import TABLE_NAME, AnswersTable
+    from patchline.pipeline.data.labels.answers.answers_table import TABLE_NAME, AnswersTable
     from patchline.pipeline.web.certificate import check_certificate
     from patchline.plugins.tools.label.findings import label_findings
     from patchline.plugins.tools.label.image_order import ImageOrder
@@ -109,7 +109,7 @@ def label(
     from patchline.plugins.tools.label.server.advisor import Advisor
     from patchline.plugins.tools.label.session import Session
 
-    log_to_standard_error("patchline.plugins.tools.label", "patchline.pipeline.labels")
+    log_to_standard_error("patchline.plugins.tools.label", "patchline.pipeline.data.labels")
     check_certificate(config)
     file = (table or folder / TABLE_NAME).absolute()
     pool = Pool(folder, file.parent)
@@ -163,9 +163,9 @@ def _tell_next(answers: AnswersTable, *, as_json: bool) -> None:
 
 def _import(edited: Path, file: Path, pool: Pool, *, as_json: bool) -> int:
     """Take the labels of an edited table into that of a folder."""
-    from patchline.pipeline.labels.answer_columns import PATH
-    from patchline.pipeline.labels.answers.answers_table import AnswersTable
-    from patchline.pipeline.labels.answers.edited_table import read_table
+    from patchline.pipeline.data.labels.answer_columns import PATH
+    from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
+    from patchline.pipeline.data.labels.answers.edited_table import read_table
 
     rows = read_table(edited, "Give a CSV table with the columns path and label.")
     answers = AnswersTable(file)
@@ -212,7 +212,7 @@ def _data_labels(
     """
     from patchline.pipeline import config_files
     from patchline.pipeline.data.manifests.source_listing import listing_of
-    from patchline.pipeline.files.workspace_folder import place
+    from patchline.pipeline.workspace.files.workspace_folder import place
     from patchline.plugins.tools.label.findings import check_same_labels, data_labels
 
     config = config_files.requested(str(pool.folder), preset_name="none", flags={})
@@ -247,8 +247,8 @@ def _package(model: str | None) -> tuple[PackagedModel | None, str]:
 
 def _source(package: PackagedModel | None, name: str) -> tuple[FeatureSource | None, str]:
     """Return what orders the images; or nothing, and why."""
-    from patchline.pipeline.files.workspace_folder import place
-    from patchline.pipeline.initial_weights import local_weights
+    from patchline.pipeline.training.initial_weights import local_weights
+    from patchline.pipeline.workspace.files.workspace_folder import place
     from patchline.plugins.tools.label.server.image_features import PackageFeatures, WeightFeatures
 
     if package is not None:
@@ -260,7 +260,7 @@ def _source(package: PackagedModel | None, name: str) -> tuple[FeatureSource | N
 
 
 def _add_classes(answers: AnswersTable, classes: str | None) -> None:
-    from patchline.pipeline.labels.answers.new_class import checked_class
+    from patchline.pipeline.data.labels.answers.new_class import checked_class
 
     names: list[str] = []
     for name in (classes or "").split(","):

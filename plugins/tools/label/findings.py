@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from patchline.pipeline.data.manifests.exclusion import PATH, table_of
-from patchline.pipeline.data.manifests.label_task import is_labelled, task_of
-from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.table_cells import plain_cell
-from patchline.pipeline.labels.answer_columns import DATA
-from patchline.pipeline.labels.answers.answer import (
+from patchline.pipeline.data.labels.answer_columns import DATA
+from patchline.pipeline.data.labels.answers.answer import (
     Answer,
     labels_in,
     looks_like_list,
 )
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.manifests.exclusion import PATH, table_of
+from patchline.pipeline.data.manifests.label_task import is_labelled, task_of
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.workspace.files.table_cells import plain_cell
 from patchline.plugin_api import ImageListing
 from patchline.plugins.tools.label.pool import Pool
 

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from patchline.pipeline.labels.answer_columns import FINDING, RANDOM
-from patchline.pipeline.labels.answers.answer import REPRESENTATIVE
+from patchline.pipeline.data.labels.answer_columns import FINDING, RANDOM
+from patchline.pipeline.data.labels.answers.answer import REPRESENTATIVE
 from patchline.plugins.tools.label.pool import drawn_at_random
 
 Source = Literal["representative", "uncertain"]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replacing
 
 LEASE_SECONDS = 600.0
 MOST_IMAGES = 8

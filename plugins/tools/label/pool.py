@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
-from patchline.pipeline.files.folder_walk import walk_files
-from patchline.pipeline.files.table_cells import plain_cell, table_cell
+from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
+from patchline.pipeline.workspace.files.folder_walk import walk_files
+from patchline.pipeline.workspace.files.table_cells import plain_cell, table_cell
 
 _RANDOM_SHARE = 1 / 3
 """Of the images: those that only the random draws ask about. A run's validation and test splits are

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.labels.answers.answer import REPRESENTATIVE, UNCERTAIN, Suggestion
+from patchline.pipeline.data.labels.answers.answer import REPRESENTATIVE, UNCERTAIN, Suggestion
 from patchline.plugins.tools.label.image_order import Source
 
 Array = np.ndarray[Any, Any]

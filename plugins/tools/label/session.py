@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
-from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.labels.answer_columns import FINDING, NEAR_DUPLICATE, RANDOM, UNCHOSEN
-from patchline.pipeline.labels.answers.answer import (
+from patchline.pipeline.data.labels.answer_columns import FINDING, NEAR_DUPLICATE, RANDOM, UNCHOSEN
+from patchline.pipeline.data.labels.answers.answer import (
     SOMEBODY,
     Answer,
     Suggestion,
@@ -24,10 +23,11 @@ from patchline.pipeline.labels.answers.answer import (
     new_batch,
     now,
 )
-from patchline.pipeline.labels.answers.answers_table import AnswersTable
-from patchline.pipeline.labels.answers.new_class import checked_class
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
-from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
+from patchline.pipeline.data.labels.answers.new_class import checked_class
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.plugins.tools.label.image_order import Chosen, ImageOrder
 from patchline.plugins.tools.label.leases import MOST_EACH, MOST_TOGETHER, Leases
 from patchline.plugins.tools.label.pool import Pool

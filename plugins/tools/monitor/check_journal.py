@@ -20,10 +20,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from patchline.pipeline.errors import ConfigError, StorageError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.file_locks import locked
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.file_locks import locked
 from patchline.plugins.tools.monitor.class_shares import ClassShares
 from patchline.plugins.tools.monitor.drift_tests import DriftTests
 from patchline.plugins.tools.monitor.level_spending import Period

@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.evaluation.html_page import render, thumbnail
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 from patchline.pipeline.registry.version_records import VersionRecords, image_reader
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.plugins.tools.monitor.arrived_images import Computed
 from patchline.plugins.tools.monitor.check_journal import StreamCheck
 from patchline.plugins.tools.monitor.drift_tests import DriftTest

@@ -13,10 +13,10 @@ from prefect.states import Completed
 from pydantic import Field
 
 from patchline.flows.prefect_api.failures import failed
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.run_memory import live_runs
 from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory import live_runs
 from patchline.plugins.tools.monitor.drift_page import effect_words
 from patchline.plugins.tools.monitor.monitoring import MonitorChoices, Monitored, TooFewImagesError
 from patchline.plugins.tools.monitor.stream_check import check_stream, tell_earlier_drifts

@@ -26,8 +26,8 @@ from patchline.pipeline.models.reference_images import (
 )
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.registry.serving.traffic_recorder import is_traffic
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
-from patchline.pipeline.serving.traffic_recorder import is_traffic
 from patchline.pipeline.terminal_words import by_number, counted
 from patchline.plugins.tools.monitor.arrived_images import (
     ArrivedImages,

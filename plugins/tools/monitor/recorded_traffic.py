@@ -17,12 +17,12 @@ from pydantic import BaseModel, Field, ValidationError
 from patchline.pipeline.data.near_duplicates.independent_images import ComparedPictures
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.json_lines import DamagedLineError, objects
-from patchline.pipeline.files.safe_paths import safe_join
 from patchline.pipeline.models.reference_images import ReferenceImages
+from patchline.pipeline.registry.serving.traffic_recorder import PARTS, check_format, features_of
 from patchline.pipeline.registry.version_records import VersionRecords
-from patchline.pipeline.serving.traffic_recorder import PARTS, check_format, features_of
 from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.workspace.files.json_lines import DamagedLineError, objects
+from patchline.pipeline.workspace.files.safe_paths import safe_join
 from patchline.plugins.tools.monitor.arrived_images import (
     Computed,
     Progress,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.address import of_path
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugin_api import WorkRequest
 
 _LEAST_IMAGES = 20
@@ -42,7 +42,7 @@ def _check_stream(images: Path, data: str, columns: Mapping[str, Any]) -> None:
     """Refuse what holds no images to check."""
     from patchline.pipeline import config_files
     from patchline.pipeline.data.manifests.source_listing import listing_of
-    from patchline.pipeline.prediction.image_files import check_images
+    from patchline.pipeline.packaging.prediction.image_files import check_images
 
     own = config_files.data_settings(data, None)
     config = config_files.validated(config_files.merged(own, {"data": dict(columns)}))

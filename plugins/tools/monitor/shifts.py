@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 Array = np.ndarray[Any, Any]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.terminal_words import counted

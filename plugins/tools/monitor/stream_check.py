@@ -11,8 +11,8 @@ from patchline.flows.notifications import events
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import data_settings, merged, validated
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugins.tools.monitor.tool import DRIFT_DETECTED
 
 if TYPE_CHECKING:

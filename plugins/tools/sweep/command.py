@@ -18,11 +18,11 @@ from patchline.flows.progress.progress_display import shown
 from patchline.pipeline import config_errors, config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import merged
-from patchline.pipeline.files.workspace_folder import place
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import pasted_path, pasted_program, visible
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workspace.files.workspace_folder import place
 from patchline.plugins.tools.sweep.config import SweepConfig
 from patchline.plugins.tools.sweep.run_sweep import resume_sweep, run_sweep
 
@@ -193,7 +193,7 @@ def words(summary: SweepSummary, seconds: float) -> str:
         summary: of the search.
         seconds: duration of the whole command.
     """
-    from patchline.pipeline.browsing.next_steps import address_lines
+    from patchline.pipeline.registry.browsing.next_steps import address_lines
     from patchline.plugins.tools.sweep.search import settings_words
 
     ended = [each for each in summary.trial_table if each.validation is not None]

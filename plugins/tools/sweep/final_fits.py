@@ -14,16 +14,16 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.grouped_images import image_groups
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.tracking.nested_runs import FINAL, NestedRun
 from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workspace.tracking.nested_runs import FINAL, NestedRun
 from patchline.plugins.tools.sweep import gain
 from patchline.plugins.tools.sweep.result import FinalFit, FinalKind
 from patchline.plugins.tools.sweep.search import score_of

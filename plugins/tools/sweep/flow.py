@@ -27,25 +27,19 @@ from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.reporting import reporting
 from patchline.flows.training.stage_tasks import as_task
 from patchline.pipeline import quiet_libraries, redaction
-from patchline.pipeline.browsing.outcome import Outcome
-from patchline.pipeline.browsing.pages import write_pages
-from patchline.pipeline.browsing.run_summary import RunSummary
-from patchline.pipeline.browsing.run_summary import summary_of as run_summary_of
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.errors import DataError, RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
 from patchline.pipeline.registry import registered_models
-from patchline.pipeline.run_memory import interrupted_runs, live_runs
-from patchline.pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun
-from patchline.pipeline.run_memory.shared_stage_memory import SharedStageMemory
-from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.registry.browsing.outcome import Outcome
+from patchline.pipeline.registry.browsing.pages import write_pages
+from patchline.pipeline.registry.browsing.run_summary import RunSummary
+from patchline.pipeline.registry.browsing.run_summary import summary_of as run_summary_of
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.evaluate import EVALUATE
@@ -53,13 +47,19 @@ from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.stages.stage import AnyStage
 from patchline.pipeline.stages.train import TRAIN, TrainInputs
-from patchline.pipeline.tracking import nested_runs, provenance, tracked_run
-from patchline.pipeline.tracking.tracked_run import NewRun, TrackedRun
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import prewarm, worker_start
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory import interrupted_runs, live_runs
+from patchline.pipeline.workspace.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun
+from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedStageMemory
+from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
+from patchline.pipeline.workspace.tracking import nested_runs, provenance, tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import NewRun, TrackedRun
 from patchline.plugins.tools.sweep import final_fits, mlflow_pages, search, sweep_pages, trial_tasks
 from patchline.plugins.tools.sweep.config import SweepConfig
 from patchline.plugins.tools.sweep.final_fits import PlannedFit, TestedFit

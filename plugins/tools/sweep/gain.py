@@ -22,11 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.metrics.image_groups import ImageGroups
-from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
-from patchline.pipeline.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.metrics.multi_label.label_set_metrics import mean_of_known
-from patchline.pipeline.metrics.multi_label.resampling import LabelRanking, Sample, draws_for
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import mean_of_known
+from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
+    LabelRanking,
+    Sample,
+    draws_for,
+)
 
 Array = np.ndarray[Any, Any]
 _EQUAL_IMAGES = 0.5

@@ -7,12 +7,12 @@ import logging
 import time
 from pathlib import Path
 
-from patchline.pipeline.browsing.pages import NOTE_TAG
 from patchline.pipeline.packaging.model_card import escaped
-from patchline.pipeline.tracking import addresses, tracked_run
-from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
-from patchline.pipeline.tracking.tracked_run import TrackedRun
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.registry.browsing.pages import NOTE_TAG
+from patchline.pipeline.workspace.tracking import addresses, tracked_run
+from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from patchline.plugins.tools.sweep.ranges import shown
 from patchline.plugins.tools.sweep.result import SweepResult
 from patchline.plugins.tools.sweep.search import table_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.evaluation.html_page import render, vector_graphic
 from patchline.pipeline.evaluation.plots import save_figure
-from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.plugins.tools.sweep import pictures
 from patchline.plugins.tools.sweep.importance import FEWEST_TRIALS
 from patchline.plugins.tools.sweep.ranges import shown

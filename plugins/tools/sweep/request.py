@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from patchline.pipeline.run_memory.interrupted_runs import RunKind, RunRequest
+from patchline.pipeline.workspace.run_memory.interrupted_runs import RunKind, RunRequest
 from patchline.plugins.tools.sweep.config import SweepConfig
 
 COMMAND = "patchline sweep"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.terminal_words import counted
 from patchline.plugins.tools.sweep.study import TrialRecord
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.flows.training.run_training import enter_workspace, in_prefect
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
 from patchline.pipeline.training.machine import MODULE, resources_of
 from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 if TYPE_CHECKING:
     from patchline.pipeline.config import RunConfig
@@ -64,7 +64,7 @@ def resume_sweep(reference: str) -> SweepSummary:
         ConfigError: if there is no such search, or it cannot be continued.
         PipelineError: the reason why it failed.
     """
-    from patchline.pipeline.run_memory import interrupted_runs
+    from patchline.pipeline.workspace.run_memory import interrupted_runs
     from patchline.plugins.tools.sweep.request import SWEEP, SweepRequest
 
     enter_workspace()

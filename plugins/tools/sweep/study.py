@@ -31,11 +31,11 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, ValidationError
 
 from patchline.pipeline.errors import ConfigError, RunError, StorageError
-from patchline.pipeline.files.atomic_files import storage_errors
-from patchline.pipeline.files.file_locks import acquire
-from patchline.pipeline.files.json_lines import DamagedLineError, objects
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.redaction import redacted
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.file_locks import acquire
+from patchline.pipeline.workspace.files.json_lines import DamagedLineError, objects
 from patchline.plugins.tools.sweep.ranges import Dimension, NumberRange, Value
 from patchline.plugins.tools.sweep.rungs import continues
 from patchline.plugins.tools.sweep.space import SearchSpace

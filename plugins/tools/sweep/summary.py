@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from patchline.pipeline.browsing.run_summary import RunSummary
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.metrics.intervals import MetricEstimate
 from patchline.pipeline.redaction import without_credentials
-from patchline.pipeline.tracking import addresses, tracking_store
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.registry.browsing.run_summary import RunSummary
+from patchline.pipeline.workspace.tracking import addresses, tracking_store
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from patchline.plugins.tools.sweep.ranges import Value
 from patchline.plugins.tools.sweep.result import FinalFit, SweepResult
 from patchline.plugins.tools.sweep.space import value_at

@@ -9,8 +9,8 @@ from pathlib import Path
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.tracking import addresses
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking import addresses
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from patchline.plugins.tools.sweep import mlflow_pages
 from patchline.plugins.tools.sweep.importance import importances
 from patchline.plugins.tools.sweep.page import FOLDER, write_page

@@ -12,10 +12,10 @@ import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system.plugin_loader import load_objective
 from patchline.pipeline.terminal_words import by_number

@@ -21,7 +21,7 @@ from patchline.pipeline.registry import history
 from patchline.pipeline.registry.approval.answer import ApprovalAnswer
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.registered_models import ModelReference, VersionSummary, summaries
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 YES = ApprovalAnswer(decision="approve", who="Ada", reason="looks good")

@@ -22,7 +22,7 @@ from patchline.pipeline.registry.approval.answer import ApprovalAnswer, refuse_c
 from patchline.pipeline.registry.history import CHAMPION
 from patchline.pipeline.registry.promotion import Request, promote
 from patchline.pipeline.registry.registered_models import summaries
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.flows.approval.approval_parts import (
     NO,
     YES,

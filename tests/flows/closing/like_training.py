@@ -14,8 +14,8 @@ from prefect.runtime import flow_run
 
 from patchline.flows.closing import close_runs
 from patchline.pipeline.registry import registration
-from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.tracking import tracked_run
 
 
 @task

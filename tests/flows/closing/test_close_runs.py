@@ -26,9 +26,9 @@ from patchline.flows import prefect_session
 from patchline.flows.closing import abandoned_prefect_runs, close_runs
 from patchline.flows.prefect_api import folder_labels
 from patchline.flows.training.training_flow import training_flow
-from patchline.pipeline.files import file_locks
-from patchline.pipeline.run_memory import live_runs
-from patchline.pipeline.tracking.tracking_store import client as mlflow_client
+from patchline.pipeline.workspace.files import file_locks
+from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.tracking.tracking_store import client as mlflow_client
 from tests.patience import patient, until
 
 _PROGRAM = str(Path(__file__).with_name("like_training.py"))

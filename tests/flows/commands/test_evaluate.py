@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file, save_file
 
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.conftest import write_photos
 from tests.flows.commands.photo_stores import class_photos, entered_store, manifest_of
 from tests.made.servers import Command

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.registry.registered_models import class_tags, task_tag
 from tests.conftest import write_photos
 from tests.made.servers import Command

@@ -12,7 +12,7 @@ import pytest
 from mlflow import MlflowClient
 
 import patchline
-from patchline.pipeline.prediction import batch_prediction
+from patchline.pipeline.packaging.prediction import batch_prediction
 from tests.conftest import Finished, write_photos
 from tests.made.servers import Command
 from tests.pipeline.registry.made_versions import made_package

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.relocation import following
+from patchline.pipeline.workspace.relocation import following
 from tests.conftest import Finished, Run
 from tests.patience import patient
 

@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 from mlflow import MlflowClient
 
-from patchline.pipeline.tracking.tracked_run import FLOW_RUN_TAG
+from patchline.pipeline.workspace.tracking.tracked_run import FLOW_RUN_TAG
 from tests.conftest import Run, patchline_here
 
 

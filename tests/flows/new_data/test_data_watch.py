@@ -19,15 +19,14 @@ from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
 
-from patchline.flows.new_data import watch_flow, watched_folders
-from patchline.flows.notifications import events
+from patchline.flows.new_data import watch_flow, watched_folders, watches
+from patchline.flows.notifications import event_kinds, events
 from patchline.flows.prefect_api import folder_labels
 from patchline.flows.schedules import deployments, retries
-from patchline.pipeline.automation import event_kinds, watches
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.config import DataConfig
-from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.workspace.tracking import tracked_run
 from tests.conftest import draw_photo, write_photos
 from tests.flows.lasting_server import LastingServer
 from tests.made.servers import Command

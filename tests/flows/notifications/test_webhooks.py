@@ -20,8 +20,7 @@ from prefect.client.orchestration import get_client
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from patchline.flows.notifications import events, webhooks
-from patchline.pipeline.automation import event_kinds
+from patchline.flows.notifications import event_kinds, events, webhooks
 from tests.flows.lasting_server import LastingServer
 from tests.made.servers import Command
 from tests.patience import patient, until
@@ -29,7 +28,7 @@ from tests.patience import patient, until
 _EMITTING = """
 import sys
 from patchline.flows.notifications import events
-from patchline.pipeline.automation import event_kinds
+from patchline.flows.notifications import event_kinds
 events.emit(event_kinds.MODEL_REFUSED, "patchline.model.short", {"name": "short", "version": "2"})
 print("prefect" in sys.modules)
 """

@@ -16,8 +16,8 @@ import pytest
 
 import patchline
 from patchline.flows.python_api.session import session
-from patchline.pipeline.browsing.notebook_results import run_of
-from patchline.pipeline.browsing.run_summary import RunSummary
+from patchline.pipeline.registry.browsing.notebook_results import run_of
+from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.registry.config import PromotionConfig
 from tests.conftest import Run, draw_photo, write_photos
 from tests.flows.commands.photo_stores import class_photos, entered_store

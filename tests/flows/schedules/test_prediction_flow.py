@@ -16,7 +16,7 @@ from prefect.client.schemas.sorting import ArtifactSort
 
 from patchline.flows.schedules.prediction_flow import PredictionSummary, predict_flow
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.workspace.run_memory import live_runs
 from tests.conftest import Run, write_photos
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

@@ -15,7 +15,7 @@ from patchline.flows.prefect_api import folder_labels
 from patchline.flows.schedules import deployments, work_pools
 from patchline.flows.services.runner import FolderWorker
 from patchline.pipeline import local_services
-from patchline.pipeline.files.workspace_identity import FILE
+from patchline.pipeline.workspace.files.workspace_identity import FILE
 from tests.flows.schedules.schedule_parts import every_minute, only_one
 from tests.made.servers import Command
 

@@ -26,7 +26,7 @@ from tests.postgres_server import free_port
 _NAP = """
 import sys, time
 from pathlib import Path
-from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.workspace.run_memory import live_runs
 with live_runs.alive(Path(".patchline"), "nap", "a nap"):
     print("began", flush=True)
     time.sleep(300)

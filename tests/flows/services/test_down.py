@@ -11,7 +11,7 @@ import pytest
 
 from patchline.flows.services import service_processes, stopping
 from patchline.pipeline import local_login, local_services
-from patchline.pipeline.files import file_locks
+from patchline.pipeline.workspace.files import file_locks
 from tests.flows.services.local_servers import Servers, ended, nap, recorded_services
 from tests.made.servers import Command
 from tests.patience import patient

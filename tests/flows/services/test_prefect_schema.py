@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_s
 
 from patchline.flows.prefect_api import prefect_database
 from patchline.flows.prefect_api.prefect_schema import KEPT
-from patchline.pipeline.files import kept_schema
+from patchline.pipeline.workspace.files import kept_schema
 
 
 @pytest.fixture(autouse=True)

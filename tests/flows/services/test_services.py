@@ -19,14 +19,14 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from patchline.flows import prefect_session
 from patchline.flows.services import mlflow_server, service_processes
 from patchline.pipeline import local_login, local_services
-from patchline.pipeline.tracking import addresses, tracking_store
-from patchline.pipeline.tracking.team_stores import TeamStores
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking import addresses, tracking_store
+from patchline.pipeline.workspace.tracking.team_stores import TeamStores
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from tests.conftest import Finished, Run, patchline_here
 from tests.flows.services.local_servers import Servers, page, recorded_services, serving
 from tests.flows.training.runs import TINY
 from tests.patience import patient, until
-from tests.pipeline.serving.served import Serving, png, wait_for_version
+from tests.pipeline.registry.serving.served import Serving, png, wait_for_version
 from tests.postgres_server import free_port
 
 _ALLOCATING = """

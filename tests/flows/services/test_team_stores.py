@@ -19,11 +19,11 @@ from botocore.exceptions import BotoCoreError
 from patchline.flows.services import service_processes
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ServerAwayError
-from patchline.pipeline.host.system_errors import system_error
-from patchline.pipeline.tracking import exactly_once_metrics
-from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
-from patchline.pipeline.tracking.tracked_run import TrackedRun
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workers.host.system_errors import system_error
+from patchline.pipeline.workspace.tracking import exactly_once_metrics
+from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.conftest import Finished, patchline_here, write_photos
 from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import Servers, own_database, page, serving

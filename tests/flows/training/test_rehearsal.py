@@ -10,9 +10,9 @@ from patchline.flows.training import rehearsal
 from patchline.flows.training.dry_run import dry_run
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.labels import label_sets
 from tests.flows.training.runs import ran, refused
 
 

@@ -14,9 +14,9 @@ from mlflow import MlflowClient
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.redaction import without_credentials
-from patchline.pipeline.run_memory import interrupted_runs
-from patchline.pipeline.run_memory.interrupted_runs import RunRequest
-from patchline.pipeline.tracking import liveness, tracked_run, tracking_store
+from patchline.pipeline.workspace.run_memory import interrupted_runs
+from patchline.pipeline.workspace.run_memory.interrupted_runs import RunRequest
+from patchline.pipeline.workspace.tracking import liveness, tracked_run, tracking_store
 from tests.conftest import PREFECT_DATABASE, Run, patchline_here, write_photos
 from tests.flows.training.runs import Begun, has_metrics, only_run, ran, refused, store_of
 from tests.patience import patient

@@ -16,7 +16,7 @@ from prefect.states import AwaitingRetry
 from benchmarks.kills import has_work
 from patchline.flows.new_data.watch_flow import retrain_when_new
 from patchline.pipeline import config_files
-from patchline.pipeline.tracking import tracking_store
+from patchline.pipeline.workspace.tracking import tracking_store
 from tests.conftest import write_photos
 from tests.patience import until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.pipeline.serving.checked_package import checked_package
+from patchline.pipeline.registry.serving.checked_package import checked_package
 from tests.conftest import Run, patchline_here, write_photos
 from tests.flows.training.runs import SHAPES, ran, refused, store_of, write_unlabelled
 

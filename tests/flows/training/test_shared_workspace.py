@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.run_memory import interrupted_runs
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.run_memory import interrupted_runs
 from tests.conftest import write_photos
 from tests.flows.training.runs import Begun, ran, refused
 from tests.object_server import ObjectServer

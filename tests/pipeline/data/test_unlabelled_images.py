@@ -19,7 +19,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import JoinedImages, open_stores
 from patchline.pipeline.data.unlabelled_images import check_unlabelled
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.inspection.inspecting import inspect_data
+from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
 from tests.conftest import draw_photo, write_photos
 
 LABELLED, FURTHER = 30, 6

@@ -155,7 +155,7 @@ def test_the_distance_is_scikit_learns() -> None:
     """The distance is that to the k-th neighbour of scikit-learn."""
     from sklearn.neighbors import NearestNeighbors
 
-    from patchline.pipeline.metrics.feature_distance import Neighbours
+    from patchline.pipeline.evaluation.metrics.feature_distance import Neighbours
 
     generator = np.random.default_rng(0)
     reference = 50 + generator.standard_normal((120, 24))

@@ -11,8 +11,8 @@ from patchline.pipeline.evaluation.corruptions.catalogue import (
     corrupted,
 )
 from patchline.pipeline.evaluation.corruptions.pixel_values import Array
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.robustness import VERSIONS, measured_robustness, sampled_rows
-from patchline.pipeline.metrics.image_groups import ImageGroups
 from tests.conftest import draw_photo
 
 PHOTO = draw_photo(2, 1, 64)

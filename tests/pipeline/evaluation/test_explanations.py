@@ -18,7 +18,7 @@ from patchline.pipeline.evaluation.prediction_job import ExplanationJob
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.training.train_result import EnsembleResult
 from tests.pipeline.evaluation.conftest import predicted_rows
-from tests.pipeline.visual_guide.made_guides import CLASSES, SIDE, make_model
+from tests.pipeline.evaluation.visual_guide.made_guides import CLASSES, SIDE, make_model
 
 
 def test_the_surest_right_and_the_worst_wrong_test_image_are_chosen() -> None:

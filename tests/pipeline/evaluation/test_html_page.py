@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from patchline.pipeline.evaluation.html_page import percent, thumbnail
-from patchline.pipeline.visual_guide.page_environment import page_environment
+from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline.evaluation.html_report import ReportPage, write_html
+from patchline.pipeline.evaluation.metrics.names import METRICS
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.metrics.names import METRICS
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import random_images, report_of
 from tests.pipeline.evaluation.pages import NASTY, Page, check_self_contained

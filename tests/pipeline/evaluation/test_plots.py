@@ -11,9 +11,9 @@ from PIL import Image
 
 from patchline.pipeline.evaluation import plots
 from patchline.pipeline.evaluation.galleries import ClassProbability, GalleryImage
-from patchline.pipeline.files.fonts import families_showing, font_showing
 from patchline.pipeline.training.augmentation_preview import Column
 from patchline.pipeline.training.saved_preview import labelled_picture
+from patchline.pipeline.workspace.files.fonts import families_showing, font_showing
 from tests.pipeline.evaluation.conftest import report_of
 
 CLASSES = ("across", "down", "rising")

@@ -12,14 +12,14 @@ from sklearn import metrics as reference
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.predictions import COLUMNS, Predictions, with_probabilities
-from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
-from patchline.pipeline.metrics import classification
-from patchline.pipeline.metrics.calibration import (
+from patchline.pipeline.evaluation.metrics import classification
+from patchline.pipeline.evaluation.metrics.calibration import (
     expected_calibration_error,
     reliability,
 )
-from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
+from patchline.pipeline.evaluation.predictions import COLUMNS, Predictions, with_probabilities
+from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import (
     made_of,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
-from patchline.pipeline.metrics.temperature import TemperatureFit, by_member
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, by_member
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
 from patchline.pipeline.models.model_files import load_model, save_model
+from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
 from tests.pipeline.conftest import CLASSES, SIDE, image_spec, random_model, vit_choice
 
 BIAS = (0.0, -1.0, -2.0, -0.5, 0.0, -3.0)

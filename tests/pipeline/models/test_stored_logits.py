@@ -14,9 +14,9 @@ from patchline.pipeline.evaluation.__main__ import devices_of
 from patchline.pipeline.evaluation.prediction_job import EvaluationJob
 from patchline.pipeline.models import inference, stored_logits
 from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.models.probing.chosen_features import ChosenFeatures
 from patchline.pipeline.models.stored_logits import logits_of
-from patchline.pipeline.probing.chosen_features import ChosenFeatures
-from tests.pipeline.visual_guide.made_guides import make_model
+from tests.pipeline.evaluation.visual_guide.made_guides import make_model
 
 CPU = torch.device("cpu")
 

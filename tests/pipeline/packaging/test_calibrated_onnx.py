@@ -13,10 +13,10 @@ from torch import nn
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import PackagingError
-from patchline.pipeline.layers.intermediate_values import recorded
-from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.ensemble import Ensemble
 from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.layers.intermediate_values import recorded
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.packaging.agreement import inner_differences
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, answering, export_onnx

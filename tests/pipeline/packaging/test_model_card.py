@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config import ModelChoice
-from patchline.pipeline.metrics.intervals import MetricEstimate
-from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.model_description import ModelDescription, PluginRecord
 from patchline.pipeline.packaging.model_card import CardFacts, escaped, model_card
 from tests.pipeline.conftest import image_spec

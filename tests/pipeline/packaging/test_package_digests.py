@@ -14,7 +14,7 @@ from patchline.pipeline.packaging.package_digests import (
 )
 from patchline.pipeline.packaging.package_files import DIGESTED
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.serving.checked_package import PackageRefusedError, checked_package
+from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, checked_package
 from tests.pipeline.registry.made_versions import made_package
 
 

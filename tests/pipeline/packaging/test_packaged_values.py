@@ -18,8 +18,8 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.packaging.clean_process_check import _photographs
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.prediction.loaded_model import Model
 from patchline.pipeline.packaging.standalone_file import write_model_server
-from patchline.pipeline.prediction.loaded_model import Model
 from tests.pipeline.conftest import Exported
 from tests.pipeline.data.pixel_values.made_files import png_file, tiff_file, write_files
 

@@ -27,7 +27,7 @@ from PIL import Image
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.registry.registration import save_as_mlflow_model
-from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from tests.conftest import draw_photo
 from tests.patience import patient, until
 from tests.pipeline.conftest import Exported

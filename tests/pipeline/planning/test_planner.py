@@ -21,12 +21,12 @@ from patchline.pipeline.planning.measuring import measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.planning.plan import plan
 from patchline.pipeline.planning.thread_choice import OtherPrograms, Trial
-from patchline.pipeline.run_memory import stage_keys
-from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 
 
 def asked(photos: Path, **flags: Any) -> RunConfig:

@@ -9,14 +9,14 @@ import pytest
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
-from patchline.pipeline.initial_weights.settings import with_initial_weights
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.measuring_job import Measurement
 from patchline.pipeline.planning.plan import plan
 from patchline.pipeline.planning.warm_start import warm_start_plan
 from patchline.pipeline.presets import PresetName
-from tests.pipeline.initial_weights.test_settings import FOUND as FROM_FILE
+from patchline.pipeline.training.initial_weights.settings import with_initial_weights
+from tests.pipeline.training.initial_weights.test_settings import FOUND as FROM_FILE
 
 FOUND = FROM_FILE.model_copy(
     update={

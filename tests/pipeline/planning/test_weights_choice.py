@@ -14,10 +14,11 @@ from patchline.pipeline.config_files import requested, validated
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import WorkerError
-from patchline.pipeline.initial_weights.local_weights import VARIABLE
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.models.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance.seen_images import SeenImages
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES
@@ -32,19 +33,18 @@ from patchline.pipeline.planning.weights_choice import (
     suits,
     weigh,
 )
-from patchline.pipeline.provenance.provenance import Provenance
-from patchline.pipeline.provenance.seen_images import SeenImages
-from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.choose_weights import CHOOSE_WEIGHTS
 from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.initial_weights import INITIAL_WEIGHTS
 from patchline.pipeline.stages.plan import PLAN
+from patchline.pipeline.training.initial_weights.local_weights import VARIABLE
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.plugin_api import ImageSpec
 from tests.conftest import write_photos
-from tests.pipeline.initial_weights.test_finding import registered_encoder
-from tests.pipeline.initial_weights.test_local_weights import tiny_vit
+from tests.pipeline.training.initial_weights.test_finding import registered_encoder
+from tests.pipeline.training.initial_weights.test_local_weights import tiny_vit
 
 LIMIT = "training.time_limit"
 

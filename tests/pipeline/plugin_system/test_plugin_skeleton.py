@@ -19,10 +19,10 @@ from ruff import find_ruff_bin  # type: ignore[import-untyped]  # it has no type
 
 from patchline import plugin_checks
 from patchline.pipeline.errors import ConfigError, StorageError
-from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind
 from patchline.pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.plugin_api import DataTraits
 from tests.pipeline.plugin_system.contract.faults import SLOW
 

@@ -14,25 +14,25 @@ from onnx import TensorProto, helper, numpy_helper
 
 from patchline.pipeline import config_files
 from patchline.pipeline.config import ModelChoice, RunConfig
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation import predictions
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.files.sealed_files import write_tensors
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance.seen_images import SeenImages
+from patchline.pipeline.models.provenance.weights_record import as_metadata
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.standalone_file import write_model_server
-from patchline.pipeline.provenance.provenance import Provenance
-from patchline.pipeline.provenance.seen_images import SeenImages
-from patchline.pipeline.provenance.weights_record import as_metadata
 from patchline.pipeline.registry import registration
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion import Request, assign_aliases, promote
 from patchline.pipeline.registry.registered_models import ModelReference
-from patchline.pipeline.tracking import tracked_run, tracking_store
-from patchline.pipeline.tracking.tracked_run import DATA_ROOT_TAG, NewRun
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import write_tensors
+from patchline.pipeline.workspace.tracking import tracked_run, tracking_store
+from patchline.pipeline.workspace.tracking.tracked_run import DATA_ROOT_TAG, NewRun
 from patchline.plugin_api import ImageSpec
 
 CLASSES = ("down", "rising", "up")

@@ -14,7 +14,7 @@ from patchline.pipeline.registry.approval.question import Question, prepare_ques
 from patchline.pipeline.registry.history import CHAMPION, alias_of
 from patchline.pipeline.registry.promotion import Promotion, Request, promote
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 YES = ApprovalAnswer(decision="approve", who="Ada", reason="looks good")

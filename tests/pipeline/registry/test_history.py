@@ -14,7 +14,7 @@ from patchline.pipeline.registry import history
 from patchline.pipeline.registry.history import AliasChange
 from patchline.pipeline.registry.promotion import Request, changing, promote
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK
 
 WRITES = (

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.files.file_locks import try_lock
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.registry import alias_lock, history
 from patchline.pipeline.registry.alias_lock import CLAIM_PREFIX, claimed
 from patchline.pipeline.registry.history import CHAMPION, AliasChange
 from patchline.pipeline.registry.promotion import Request, changing, promote
 from patchline.pipeline.registry.registered_models import ModelReference
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.files.file_locks import try_lock
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.mlflow_server import mlflow_server
 from tests.patience import until
 from tests.pipeline.registry.made_versions import QUICK, make_version

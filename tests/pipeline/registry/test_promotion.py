@@ -12,8 +12,7 @@ import yaml
 from PIL import Image
 
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.provenance.provenance import Provenance, Published
+from patchline.pipeline.models.provenance.provenance import Provenance, Published
 from patchline.pipeline.registry import gate_evaluation, registration
 from patchline.pipeline.registry import promotion as promotion_module
 from patchline.pipeline.registry.config import GateConfig, PromotionConfig
@@ -27,7 +26,8 @@ from patchline.pipeline.registry.promotion import (
     rollback,
 )
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import (
     CLASSES,
     QUICK,

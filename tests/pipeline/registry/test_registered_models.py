@@ -17,7 +17,7 @@ from patchline.pipeline.registry.registered_models import (
     resolve,
     summaries,
 )
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 
 PETS = ("cat", "dog", "owl")
 

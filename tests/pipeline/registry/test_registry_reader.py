@@ -10,12 +10,12 @@ import pytest
 from patchline.pipeline.errors import ModelReferenceError, ServerAwayError, TrackingError
 from patchline.pipeline.registry.registry_reader import registry_reader
 from patchline.pipeline.registry.served_package import served_package
-from patchline.pipeline.tracking.tracking_store import client
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.chosen import opened
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.object_server import ObjectServer
 from tests.pipeline.registry.made_versions import made_package
-from tests.pipeline.serving.served import NAME, Registry, made_registry, png, serving
+from tests.pipeline.registry.serving.served import NAME, Registry, made_registry, png, serving
 from tests.postgres_server import PASSWORD, USER, PostgresServer
 
 

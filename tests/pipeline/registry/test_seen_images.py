@@ -19,8 +19,8 @@ from patchline.pipeline.data.seen_images import (
     seen_images_notes,
     with_seen_images,
 )
-from patchline.pipeline.provenance.provenance import Provenance, Published
-from patchline.pipeline.provenance.seen_images import SeenImages
+from patchline.pipeline.models.provenance.provenance import Provenance, Published
+from patchline.pipeline.models.provenance.seen_images import SeenImages
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_evaluation import EvaluationChoices, select
 from patchline.pipeline.registry.version_records import (
@@ -28,7 +28,7 @@ from patchline.pipeline.registry.version_records import (
     available_records,
     load_records,
 )
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.pipeline.data.test_ingestion import config_of
 from tests.pipeline.registry.made_versions import made_manifest, make_version, seen_in
 

@@ -11,13 +11,13 @@ import pytest
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Pipeline
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 class Flour(FrozenModel):
@@ -122,7 +122,9 @@ def bake(tmp_path: Path, name: str, seed: int = 0, **context: Any) -> tuple[list
 @pytest.fixture(autouse=True)
 def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """These stages have no MLflow run; tags are tested with real ones."""
-    monkeypatch.setattr("patchline.pipeline.tracking.tracked_run.set_tags", lambda *_: None)
+    monkeypatch.setattr(
+        "patchline.pipeline.workspace.tracking.tracked_run.set_tags", lambda *_: None
+    )
 
 
 def test_a_stage_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.run_memory.stage_memory import StageMemory
 from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.evaluate import EVALUATE
+from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 
 _FIVE = SimpleNamespace(models=5)
 

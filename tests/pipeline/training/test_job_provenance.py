@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.files.sealed_files import write_tensors
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.provenance.provenance import Provenance
-from patchline.pipeline.provenance.weights_record import as_metadata, provenance_of
+from patchline.pipeline.models.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance.weights_record import as_metadata, provenance_of
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.trained_model import description_of, provenance_of_job
+from patchline.pipeline.workspace.files.sealed_files import write_tensors
 from tests.pipeline.registry.made_versions import made_manifest, seen_in
 from tests.pipeline.training.trained_jobs import Make, keep_weights
 

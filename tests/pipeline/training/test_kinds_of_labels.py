@@ -15,16 +15,19 @@ from sklearn.metrics import average_precision_score
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.metrics.label_calibration import LabelCalibration, fit_label_calibration
-from patchline.pipeline.metrics.label_thresholds import fit_label_thresholds
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    fit_label_calibration,
+)
+from patchline.pipeline.evaluation.metrics.label_thresholds import fit_label_thresholds
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.pretraining.__main__ import evaluate_objective
-from patchline.pipeline.pretraining.job import PretrainingJob
 from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts.ensemble_members import combine_members
+from patchline.pipeline.training.pretraining.__main__ import evaluate_objective
+from patchline.pipeline.training.pretraining.job import PretrainingJob
 from patchline.pipeline.training.recipe.objectives import REST_FILE
 from patchline.pipeline.training.trained_model import provenance_of_job
 from patchline.pipeline.training.training_data import open_data

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.files.sealed_files import read_tensors
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.checkpoints.checkpoint import load
 from patchline.pipeline.training.config import TrainingConfig
@@ -28,6 +27,7 @@ from patchline.pipeline.training.start import starting_state
 from patchline.pipeline.training.start.starting_state import take_over
 from patchline.pipeline.training.train_result import EpochRecord
 from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.workspace.files.sealed_files import read_tensors
 from tests.patience import patient
 from tests.pipeline.training.trained_jobs import (
     BETTER,

@@ -21,7 +21,7 @@ from patchline.pipeline.training.speed.trial_steps import (
     TrialSettings,
     trial_steps,
 )
-from tests.pipeline.probing.tiny_models import image_spec
+from tests.pipeline.models.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import Make, opened
 
 IMAGE = image_spec(16)

@@ -14,22 +14,26 @@ from safetensors.torch import load_file
 
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.sealed_files import write_tensors
-from patchline.pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
-from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.provenance.provenance import Provenance
-from patchline.pipeline.provenance.seen_images import SeenImages
+from patchline.pipeline.models.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance.seen_images import SeenImages
 from patchline.pipeline.training.__main__ import train
+from patchline.pipeline.training.initial_weights.record import (
+    RECORD_FILE,
+    TENSORS_FILE,
+    InitialWeights,
+)
 from patchline.pipeline.training.job import TeacherPredictions, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.trained_model import description_of
 from patchline.pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.sealed_files import write_tensors
 from tests.conftest import write_photos
 
 SETTINGS: dict[str, Any] = {

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.config import PluginChoice, RunConfig
-from patchline.pipeline.run_memory import stage_keys
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Resources, WorkerTask
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workers.worker_start import LocalLauncher, LocalWorker
+from patchline.pipeline.workspace.run_memory import stage_keys
 from tests.pipeline.workers.echo_worker import Answer, Question
 
 MODULE = "tests.pipeline.workers.echo_worker"

@@ -15,14 +15,14 @@ from patchline.pipeline.data.manifests.describing_processes import rows_in_proce
 from patchline.pipeline.data.manifests.describing_worker import describe_part
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files.placeholders import FOLDER
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.part_files import read_lines, write_lines
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.files.placeholders import FOLDER
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.remote_ranges import PART_BYTES
 from patchline.plugin_api import ImageListing
 from patchline.plugins.launchers.remote_job import ReceivedJob

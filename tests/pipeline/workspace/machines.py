@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 
 @contextlib.contextmanager

@@ -11,9 +11,9 @@ import pytest
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.remote_index import RemoteIndex
 from patchline.plugin_api import ImageListing
 from patchline.plugins.stores.objects import RemoteStore

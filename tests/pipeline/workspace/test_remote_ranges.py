@@ -14,13 +14,13 @@ from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.data.reading.image_root import archive_of, root_image_bytes
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.files import archives
-from patchline.pipeline.files.archives import open_archive
-from patchline.pipeline.files.placeholders import FOLDER, PARTS_FOLDER, placeholder
-from patchline.pipeline.files.shared_file import OpenFile
-from patchline.pipeline.files.workspace_folder import WORKSPACE
-from patchline.pipeline.prediction.image_files import find_images
+from patchline.pipeline.packaging.prediction.image_files import find_images
 from patchline.pipeline.workspace import remote_data
+from patchline.pipeline.workspace.files import archives
+from patchline.pipeline.workspace.files.archives import open_archive
+from patchline.pipeline.workspace.files.placeholders import FOLDER, PARTS_FOLDER, placeholder
+from patchline.pipeline.workspace.files.shared_file import OpenFile
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.remote_ranges import PART_BYTES
 from patchline.plugin_api import ImageListing
 from patchline.plugins.stores import objects as remote_store

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.workspace import chosen, run_folders
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.workspace.run_folders import CheckpointSender
 from patchline.pipeline.workspace.shared_files import Reference
 from patchline.plugins.stores import objects as remote_store

@@ -17,9 +17,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from patchline.flows.notifications import events
 from patchline.flows.schedules import deployments, schedule_listing
-from patchline.pipeline.files.atomic_files import write_text
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.tools import keep_former_paths, tools
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from tests.flows.lasting_server import LastingServer
 from tests.made.servers import Command
 from tests.patience import until

@@ -16,12 +16,12 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from patchline.pipeline.data.labels.answer_columns import RANDOM
+from patchline.pipeline.data.labels.answers.answer import REPRESENTATIVE, Suggestion
+from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.near_duplicates.matching import matches
 from patchline.pipeline.data.near_duplicates.search import LEAST_SIDE
-from patchline.pipeline.labels.answer_columns import RANDOM
-from patchline.pipeline.labels.answers.answer import REPRESENTATIVE, Suggestion
-from patchline.pipeline.labels.answers.answers_table import AnswersTable
-from patchline.pipeline.labels.label_sets import MULTI_LABEL
 from patchline.plugins.tools.label.image_order import ImageOrder
 from patchline.plugins.tools.label.pool import Pool, PoolImage
 from patchline.plugins.tools.label.ranking import predicted, ranking, suggestions

@@ -32,10 +32,10 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from patchline.pipeline.data.labels.answers.answer import SOMEBODY, Verdict
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.labels.answers.answer import SOMEBODY, Verdict
 from patchline.pipeline.web.access_control import AccessControl, left_unread
 from patchline.pipeline.web.access_token import is_loopback
 from patchline.pipeline.web.config import ServingConfig

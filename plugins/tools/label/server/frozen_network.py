@@ -14,13 +14,13 @@ from torch import nn
 
 from patchline.pipeline import config_files
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.initial_weights.loading import load_into
-from patchline.pipeline.initial_weights.record import InitialWeights, weights_folder
-from patchline.pipeline.initial_weights.starting_point import starting_point
 from patchline.pipeline.models.inference import logits_of_batch
 from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.probing.linear_head import evaluating, linear_head
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
-from patchline.pipeline.probing.linear_head import evaluating, linear_head
+from patchline.pipeline.training.initial_weights.loading import load_into
+from patchline.pipeline.training.initial_weights.record import InitialWeights, weights_folder
+from patchline.pipeline.training.initial_weights.starting_point import starting_point
 from patchline.plugin_api import DataTraits, ImageSpec
 
 Array = np.ndarray[Any, Any]

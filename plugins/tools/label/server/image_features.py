@@ -16,17 +16,17 @@ import cv2
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels.answers.answer import Suggestion
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
 from patchline.pipeline.data.reading.image_file import image_bytes
 from patchline.pipeline.data.reading.resizing import resize_image
-from patchline.pipeline.labels.answers.answer import Suggestion
 from patchline.plugins.tools.label.pool import PoolImage
 from patchline.plugins.tools.label.server.kept_features import KeptFeatures
 
 if TYPE_CHECKING:
-    from patchline.pipeline.initial_weights.local_weights import WeightsAtHand
     from patchline.pipeline.packaging.packaged_model import PackagedModel
+    from patchline.pipeline.training.initial_weights.local_weights import WeightsAtHand
     from patchline.plugins.tools.label.server.frozen_network import FrozenNetwork
 
 Array = np.ndarray[Any, Any]

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.errors import PipelineError
-from patchline.pipeline.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 logger = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]

@@ -10,9 +10,9 @@ from PIL import Image
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingestion import scan
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, encoded
 from patchline.pipeline.data.manifests.data_diff import Moved, Relabelled, compare
 from patchline.pipeline.data.manifests.manifest import with_task
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, encoded
 from tests.conftest import draw_photo, write_photos
 
 

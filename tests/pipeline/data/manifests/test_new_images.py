@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encoded
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_last_run
 from patchline.pipeline.data.manifests.manifest import with_task
 from patchline.pipeline.data.manifests.new_images import compare
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, encoded
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.nested_runs import KEY_TAG
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.nested_runs import KEY_TAG
 
 Images = list[tuple[int, str]]
 """Content and class of each file."""

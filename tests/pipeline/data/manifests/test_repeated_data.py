@@ -17,9 +17,9 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.tracking import tracked_run
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
 from tests.plugins.listings import two_classes

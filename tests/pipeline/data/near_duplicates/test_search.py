@@ -21,7 +21,7 @@ from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
 from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
 from patchline.pipeline.workers import worker_start
-from tests.pipeline.inspection.test_inspecting import scene
+from tests.pipeline.evaluation.inspection.test_inspecting import scene
 from tests.pipeline.workers.wide_launcher import Wide
 
 IMAGES, SIDE = 40, 32

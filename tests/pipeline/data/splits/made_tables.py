@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from patchline.pipeline.data.labels.label_sets import encoded
 from patchline.pipeline.data.splits.split import assign
-from patchline.pipeline.labels.label_sets import encoded
 
 
 def table(labels: Sequence[str], **columns: Sequence[str] | None) -> pd.DataFrame:

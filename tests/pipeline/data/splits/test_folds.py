@@ -13,9 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchline.pipeline.data.labels.label_sets import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    Task,
+    encoded,
+    matrix,
+)
 from patchline.pipeline.data.splits.folds import NO_FOLD, folds_of, rows_of_fold
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, encoded, matrix
 from tests.pipeline.data.splits.made_tables import assigned, labels_of, random_sets, table
 
 

@@ -11,6 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    Task,
+    encoded,
+    matrix,
+)
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.data.splits.leakage import (
     GROUP_OF_COPIES,
@@ -20,8 +28,6 @@ from patchline.pipeline.data.splits.leakage import (
 from patchline.pipeline.data.splits.split import learned, origin
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.labels.label_pairs import label_pairs
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, encoded, matrix
 from tests.pipeline.data.splits.made_tables import (
     assigned,
     by_content,

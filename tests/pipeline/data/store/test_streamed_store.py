@@ -31,10 +31,10 @@ from patchline.pipeline.data.store.streamed_build import StreamedBuild
 from patchline.pipeline.data.store.streamed_images import StreamedImages
 from patchline.pipeline.data.store.streamed_records import StreamedRecords
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
-from patchline.pipeline.files.file_digest import digest_of
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.training.processes.batch_parts import DividedOrder
 from patchline.pipeline.workspace import chosen, unneeded_objects
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.workspace import CACHE_FILE
 from patchline.plugins.stores import objects as remote_store
 from tests.conftest import write_photos

@@ -19,6 +19,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import ingest, resolve
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encoded
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.symmetry import assumed_symmetries
 from patchline.pipeline.data.symmetry import mirror_symmetry as symmetry
@@ -30,8 +31,7 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import (
 from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, MeasuredSymmetry, measured
 from patchline.pipeline.data.symmetry.probe_labels import with_one_label
-from patchline.pipeline.inspection.inspecting import inspect_data
-from patchline.pipeline.labels.label_sets import MULTI_LABEL, encoded
+from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
 from patchline.pipeline.planning.planner import plan_facts
 from patchline.pipeline.plugin_system.plugin_loader import load_augmentation
 

@@ -23,7 +23,7 @@ from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges import range_memory
 from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
 from patchline.pipeline.errors import ConfigError, DataError, UserError
-from patchline.pipeline.inspection.inspecting import inspect_data
+from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
 from tests.conftest import draw_photo
 from tests.pipeline.data.pixel_values.made_files import png_file, tiff_file, write_files
 from tests.pipeline.data.reading.test_decoding import encoded

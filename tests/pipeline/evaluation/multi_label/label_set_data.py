@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.labels import label_sets
+from patchline.pipeline.data.labels import label_sets
 
 LABELS = ("circle", "red", "square", "unseen")
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.evaluation.comparison_page import write_comparison
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import ThresholdedScores
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
     LabelSetComparison,
     compare_label_sets,
 )
 from patchline.pipeline.evaluation.promotion_decision import Decision
-from patchline.pipeline.metrics.multi_label.paired_bootstrap import ThresholdedScores
 from patchline.pipeline.registry.champion_gates import champion_gates
 from patchline.pipeline.registry.config import PromotionConfig
 

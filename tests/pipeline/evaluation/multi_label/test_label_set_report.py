@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, choose_images
 from patchline.pipeline.evaluation.evaluating import Evaluated
@@ -23,7 +24,6 @@ from patchline.pipeline.evaluation.multi_label.label_set_report import (
 )
 from patchline.pipeline.evaluation.prediction_job import Explanations
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
-from patchline.pipeline.labels import label_sets
 from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
 from tests.pipeline.evaluation.pages import check_self_contained
 

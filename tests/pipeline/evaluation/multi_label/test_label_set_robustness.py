@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import (
     LabelSetRobustness,
     label_set_robustness,
@@ -15,8 +17,6 @@ from patchline.pipeline.evaluation.multi_label.label_set_robustness import (
 from patchline.pipeline.evaluation.prediction_job import CorruptionJob
 from patchline.pipeline.evaluation.robustness import VERSIONS, scores_of_versions
 from patchline.pipeline.evaluation.robustness_by_task import robustness_of
-from patchline.pipeline.labels import label_sets
-from patchline.pipeline.metrics.image_groups import ImageGroups
 
 Array = np.ndarray[Any, Any]
 _IMAGES = 40

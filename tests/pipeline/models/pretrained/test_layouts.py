@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from patchline.pipeline.config import ModelChoice
-from patchline.pipeline.initial_weights.finding import find_converted
-from patchline.pipeline.initial_weights.loading import load_into
-from patchline.pipeline.initial_weights.record import weights_folder
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.pretrained.converted import ConvertedWeights
 from patchline.pipeline.models.pretrained.layouts import convert
 from patchline.pipeline.models.pretrained.weights_file import read_tensors
+from patchline.pipeline.training.initial_weights.finding import find_converted
+from patchline.pipeline.training.initial_weights.loading import load_into
+from patchline.pipeline.training.initial_weights.record import weights_folder
 from tests.pipeline.models.pretrained.published_files import PUBLISHED
 from tests.pipeline.models.pretrained.tiny_models import CLASSES, HEADS
 from tests.plugins.model_parity import image_spec, random_images

@@ -54,7 +54,10 @@ def test_the_shared_checks_are_the_first_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("imports", "found"),
     [
-        ("import patchline.pipeline.tracking", "entry.py:3 imports patchline.pipeline.tracking."),
+        (
+            "import patchline.pipeline.workspace.tracking",
+            "entry.py:3 imports patchline.pipeline.workspace.tracking.",
+        ),
         (
             "import patchline.flows.progress.progress_display as p",
             "entry.py:3 imports patchline.flows.progress.progress_display.",
@@ -96,7 +99,7 @@ def test_a_foreign_import_is_found_in_a_second_module(complaint: Complaint, impo
 def test_a_foreign_import_is_found_around_the_plugin(complaint: Complaint) -> None:
     """Also with `PluginConfig` itself for settings, where importing the package imports it."""
     found = complaint("", "PluginConfig", __init__=_FOREIGN)
-    assert found.startswith("__init__.py:1 imports patchline.pipeline.tracking.")
+    assert found.startswith("__init__.py:1 imports patchline.pipeline.workspace.tracking.")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_a_foreign_import_is_found_around_the_plugin(complaint: Complaint) -> No
         "import json, os.path, patchline.plugin_api",
         "from patchline import plugin_api, plugin_checks",
         "from patchline.pipeline import layers",
-        "from patchline.pipeline.layers.attention import MultiHeadSelfAttention",
+        "from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention",
         "from .network import pipeline",
     ],
 )

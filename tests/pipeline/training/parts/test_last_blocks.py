@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from patchline.pipeline.errors import ConfigError, RunError, StorageError
-from patchline.pipeline.files.workspace_layout import FEATURES
-from patchline.pipeline.layers.last_blocks import whole_model
-from patchline.pipeline.layers.vision_transformer import VisionTransformer
+from patchline.pipeline.models.layers.last_blocks import whole_model
+from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training import __main__ as worker
 from patchline.pipeline.training.job import TrainingJob
@@ -25,6 +24,7 @@ from patchline.pipeline.training.parts.stored_tokens import TokenStore
 from patchline.pipeline.training.parts.token_fit import LastBlocksTraining
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.workspace.files.workspace_layout import FEATURES
 from tests.pipeline.models.late_transfers import LateTransfers
 from tests.pipeline.training.trained_jobs import (
     Make,

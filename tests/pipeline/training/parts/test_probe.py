@@ -13,17 +13,17 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.initial_weights.record import TENSORS_FILE
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.models.probing import linear_fit
+from patchline.pipeline.models.probing.linear_fit import held_out_folds
+from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.models.stored_logits import logits_of, save_logits
-from patchline.pipeline.probing import linear_fit
-from patchline.pipeline.probing.linear_fit import held_out_folds
-from patchline.pipeline.probing.linear_head import linear_head
-from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.training.initial_weights.record import TENSORS_FILE
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.workspace.run_memory import stage_keys
 from tests.pipeline.training.trained_jobs import (
     Make,
     events_of,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from scipy import stats
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.metrics.intervals import mean_of_repeats, proportion
+from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats, proportion
 from patchline.pipeline.models.inference import normalised, predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.config import TrainingConfig
@@ -29,7 +29,7 @@ from patchline.pipeline.training.recipe.weight_averaging import (
 )
 from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.workers.event_log import EventWriter
-from tests.pipeline.probing.tiny_models import image_spec
+from tests.pipeline.models.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import Make, same, stop, trained
 
 PLAN = ((0, 0.0, 40), (10, 0.2, 30), (20, 0.6, 30))

@@ -16,20 +16,20 @@ from mlflow import MlflowClient
 
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.files.workspace_layout import FEATURES
-from patchline.pipeline.initial_weights.record import weights_folder
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.run_memory import interrupted_runs
-from patchline.pipeline.run_memory.interrupted_runs import RunRequest
-from patchline.pipeline.run_memory.stage_memory import StageMemory
-from patchline.pipeline.tracking import nested_runs, tracked_run
-from patchline.pipeline.tracking.tracking_store import all_runs
+from patchline.pipeline.training.initial_weights.record import weights_folder
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import TrainingInputs
 from patchline.pipeline.training.parts.run_parts import RunParts
+from patchline.pipeline.workspace.files.workspace_layout import FEATURES
+from patchline.pipeline.workspace.run_memory import interrupted_runs
+from patchline.pipeline.workspace.run_memory.interrupted_runs import RunRequest
+from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
+from patchline.pipeline.workspace.tracking import nested_runs, tracked_run
+from patchline.pipeline.workspace.tracking.tracking_store import all_runs
 from tests.conftest import write_photos
 from tests.patience import until
-from tests.pipeline.probing.tiny_models import image_spec
+from tests.pipeline.models.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import SETTINGS, keep_weights, trained
 
 _SETTINGS: dict[str, Any] = config_files.merged(

@@ -12,7 +12,6 @@ from typing import Any
 
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.errors import PipelineError
-from patchline.pipeline.files.workspace_folder import WORKSPACE
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources_of
@@ -22,6 +21,7 @@ from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import chosen
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 
 def attempt(job: TrainingJob, settings: dict[str, Any]) -> dict[str, Any]:

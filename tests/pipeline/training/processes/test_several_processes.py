@@ -14,8 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from patchline.pipeline.errors import ConfigError, WorkerError
-from patchline.pipeline.files.sealed_files import write_tensors
-from patchline.pipeline.files.workspace_layout import FEATURES
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.part import TrainingPart
@@ -27,6 +25,8 @@ from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import Event, read_events
 from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workspace.files.sealed_files import write_tensors
+from patchline.pipeline.workspace.files.workspace_layout import FEATURES
 from tests.patience import until
 from tests.pipeline.training.processes.training_ranks import (
     FEATURES_TOGETHER,

@@ -25,11 +25,11 @@ import pytest
 from safetensors.torch import load_file
 
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.files.placeholders import placeholder
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.workers.event_log import read_events
+from patchline.pipeline.workspace.files.placeholders import placeholder
 from tests.patience import patient, until
 from tests.pipeline.training.processes.conftest import ON_TWO_NODES
 from tests.pipeline.training.processes.ray_nodes import Cluster

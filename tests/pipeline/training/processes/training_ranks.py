@@ -29,9 +29,7 @@ from torch.distributed import FileStore, distributed_c10d  # type: ignore[attr-d
 from torch.multiprocessing.spawn import start_processes
 
 from patchline.pipeline.errors import WorkerError
-from patchline.pipeline.files.atomic_files import write_text
-from patchline.pipeline.files.sealed_files import write_tensors
-from patchline.pipeline.probing import linear_fit
+from patchline.pipeline.models.probing import linear_fit
 from patchline.pipeline.training.checkpoints import checkpoint
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.loop import Training
@@ -42,6 +40,8 @@ from patchline.pipeline.training.processes.rank import fit
 from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.sealed_files import write_tensors
 from tests.patience import patient
 from tests.pipeline.training.trained_jobs import FEW_PENALTIES, SETTINGS, Stop
 

@@ -19,7 +19,7 @@ from patchline.pipeline.training.recipe.ema import MovingAverage
 from patchline.pipeline.training.recipe.loss_scale import LossScale
 from patchline.pipeline.training.recipe.muon import Muon
 from patchline.pipeline.training.recipe.optimizer import OPTIMIZERS, build_optimizer, rate_factors
-from tests.pipeline.probing.tiny_models import image_spec
+from tests.pipeline.models.probing.tiny_models import image_spec
 
 
 def _model() -> nn.Module:

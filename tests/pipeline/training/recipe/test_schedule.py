@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchvision.transforms import v2
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.layers.stochastic_depth import StochasticDepth
+from patchline.pipeline.models.layers.stochastic_depth import StochasticDepth
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize

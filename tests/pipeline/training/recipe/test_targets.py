@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from patchline.pipeline.labels import label_sets
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.mixing import (
     Mix,

@@ -22,7 +22,7 @@ from patchline.pipeline.training.speed.precision import (
     faster,
     images_per_second,
 )
-from tests.pipeline.probing.tiny_models import image_spec
+from tests.pipeline.models.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import (
     Make,
     StoppingWriter,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchline.pipeline.host.this_processor import this_processor
+from patchline.pipeline.workers.host.this_processor import this_processor
 from patchline.plugins.tools.export.agreement import EXACT, REDUCED, compared
 
 

@@ -24,8 +24,8 @@ from patchline.pipeline.data.reading.decoding import MAX_PIXELS
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
-from patchline.pipeline.serving.__main__ import main
-from patchline.pipeline.serving.interfaces.answering import MEMORY_FACTOR
+from patchline.pipeline.registry.serving.__main__ import main
+from patchline.pipeline.registry.serving.interfaces.answering import MEMORY_FACTOR
 from patchline.pipeline.web.config import ServingConfig
 from patchline.plugins.tools.export.comparison_images import ComparisonImages
 from patchline.plugins.tools.export.container_files import ServedVersion
@@ -85,7 +85,7 @@ def test_the_image_runs_without_rights(folder: Path) -> None:
     assert "ARG" not in text
     assert "PATCHLINE_SERVE_TOKEN" not in text  # no secret in a layer
     entry = json.loads(text.split("ENTRYPOINT ")[1])
-    assert entry[:4] == ["python", "-P", "-m", "patchline.pipeline.serving"]
+    assert entry[:4] == ["python", "-P", "-m", "patchline.pipeline.registry.serving"]
     assert entry[entry.index("--name") + 1] == "Stripes_2.0"
     assert (folder / ".dockerignore").read_text().splitlines()[0] == "*"
 
@@ -262,7 +262,7 @@ def test_a_package_that_cannot_be_served_says_why(
     """The sentence ends with what its server says last."""
     shutil.copytree(folder / "model", tmp_path / "out/model")
     shutil.copy(folder / "requirements.txt", tmp_path / "out")
-    program = tmp_path / "out/app/patchline/pipeline/serving"
+    program = tmp_path / "out/app/patchline/pipeline/registry/serving"
     program.mkdir(parents=True)
     for package in (program, *program.parents[:2]):
         (package / "__init__.py").touch()

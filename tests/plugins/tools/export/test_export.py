@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.files.path_uris import artifact_path
-from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace.files.path_uris import artifact_path
+from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.flows.commands.photo_stores import class_photos, entered_store, manifest_of
 from tests.made.servers import Command
 from tests.patience import until
 from tests.pipeline.registry.made_versions import make_version
-from tests.pipeline.serving.served import serving
+from tests.pipeline.registry.serving.served import serving
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 import uvicorn
 from PIL import Image
 
-from patchline.pipeline.labels.answers.answers_table import TABLE_NAME, AnswersTable
+from patchline.pipeline.data.labels.answers.answers_table import TABLE_NAME, AnswersTable
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import listening_socket
 from patchline.pipeline.web.ready_server import uvicorn_config
@@ -24,7 +24,7 @@ from patchline.plugins.tools.label.pool import Pool
 from patchline.plugins.tools.label.server.advisor import Advisor
 from patchline.plugins.tools.label.server.application import application
 from patchline.plugins.tools.label.session import Session
-from tests.pipeline.serving.served import Reply, Serving, started
+from tests.pipeline.registry.serving.served import Reply, Serving, started
 
 
 def write_images(folder: Path, count: int, side: int = 24) -> Path:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from patchline.pipeline.data.labels.answer_columns import ANSWER_COLUMNS
+from patchline.pipeline.data.labels.answers.answer import Answer, Verdict, new_batch, now
+from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
+from patchline.pipeline.data.labels.answers.edited_table import read_table
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
-from patchline.pipeline.labels.answer_columns import ANSWER_COLUMNS
-from patchline.pipeline.labels.answers.answer import Answer, Verdict, new_batch, now
-from patchline.pipeline.labels.answers.answers_table import AnswersTable
-from patchline.pipeline.labels.answers.edited_table import read_table
 from tests.patience import patient
 from tests.plugins.tools.label.labelled import rows_of
 
@@ -264,8 +264,8 @@ def test_only_one_page_is_open_on_a_table(table: AnswersTable) -> None:
 _APPEND_MANY = """
 import sys
 from pathlib import Path
-from patchline.pipeline.labels.answers.answer import Answer
-from patchline.pipeline.labels.answers.answers_table import AnswersTable
+from patchline.pipeline.data.labels.answers.answer import Answer
+from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 
 table, name = AnswersTable(Path(sys.argv[1])), sys.argv[2]
 for number in range(20):

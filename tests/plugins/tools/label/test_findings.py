@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from patchline.pipeline.data.labels.answers.answer import Answer, now
+from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.labels.answers.answer import Answer, now
-from patchline.pipeline.labels.answers.answers_table import AnswersTable
 from patchline.plugin_api import ImageListing, ListedImage, Split
 from patchline.plugins.tools.label.command import label
 from patchline.plugins.tools.label.findings import data_labels, label_findings

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.labels.answers.answer import SOMEBODY
-from patchline.pipeline.labels.answers.answers_table import AnswersTable
+from patchline.pipeline.data.labels.answers.answer import SOMEBODY
+from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 from patchline.plugins.tools.label.image_order import ImageOrder
 from patchline.plugins.tools.label.pool import Pool
 from patchline.plugins.tools.label.server.advisor import Advisor

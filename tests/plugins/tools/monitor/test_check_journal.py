@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError, StorageError
-from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.plugins.tools.monitor.check_journal import CheckJournal, StreamCheck, period_of
 from patchline.plugins.tools.monitor.drift_tests import DriftTest, DriftTests
 from patchline.plugins.tools.monitor.level_spending import Period

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.labels import label_sets
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
     ReferenceImages,
@@ -23,9 +23,9 @@ from patchline.pipeline.models.reference_images import (
 from patchline.pipeline.packaging.package_digests import write_digests
 from patchline.pipeline.packaging.package_files import DIGESTED
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.serving.traffic_recorder import TrafficRecorder
+from patchline.pipeline.registry.serving.traffic_recorder import TrafficRecorder
 from tests.conftest import Finished, Run, draw_photo, patchline_here
-from tests.pipeline.serving.served import NAME, Registry, made_registry
+from tests.pipeline.registry.serving.served import NAME, Registry, made_registry
 
 WHY = "its head takes no features"
 

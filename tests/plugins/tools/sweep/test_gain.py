@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.plugins.tools.sweep.final_fits import planned_fits, winner
 from patchline.plugins.tools.sweep.gain import (

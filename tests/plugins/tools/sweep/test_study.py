@@ -13,9 +13,9 @@ import pytest
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.tracking import nested_runs, tracked_run
-from patchline.pipeline.tracking.nested_runs import NestedRun
-from patchline.pipeline.tracking.tracked_run import NewRun
+from patchline.pipeline.workspace.tracking import nested_runs, tracked_run
+from patchline.pipeline.workspace.tracking.nested_runs import NestedRun
+from patchline.pipeline.workspace.tracking.tracked_run import NewRun
 from patchline.plugins.tools.sweep.ranges import Value, parsed
 from patchline.plugins.tools.sweep.rungs import continues, expected_epochs, rungs
 from patchline.plugins.tools.sweep.search import CLOCK_FILE, SearchClock, check_nothing_lost
@@ -225,7 +225,7 @@ def test_a_killed_process_leaves_no_lock(opened: OpenStudy, tmp_path: Path) -> N
     opened()
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from patchline.pipeline.files.file_locks import acquire\n"
+        "from patchline.pipeline.workspace.files.file_locks import acquire\n"
         f"lock = acquire(Path({str(tmp_path)!r}) / 'study.lock'); os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9

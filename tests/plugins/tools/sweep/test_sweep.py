@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.tracking.nested_runs import FINAL
+from patchline.pipeline.workspace.tracking.nested_runs import FINAL
 from tests.conftest import patchline_here
 from tests.flows.training.runs import Begun, store_of
 

@@ -1,0 +1,159 @@
+"""What a schedule does: train with the settings of a file, predict with a model, or use a tool.
+
+Everything is checked when the schedule is created, not when it first runs at night.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from patchline.pipeline.config import NAME_RULE, is_name
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system.tools import Tool, tools
+from patchline.pipeline.workspace.address import of_path
+from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.plugin_api import ToolWork, WorkRequest
+
+CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
+
+OfTool = tuple[Tool, ToolWork]
+
+
+@dataclass(frozen=True)
+class ScheduledWork:
+    """What a schedule does each time it runs."""
+
+    kind: str
+    """`train`, `predict`, or what a tool calls it."""
+    parameters: dict[str, Any]
+    """The flow's parameters, as JSON."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Names the config file that the settings came from."""
+    of_tool: OfTool | None = None
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a schedule.
+
+    Raises:
+        ConfigError: if it contains characters that a name may not have.
+    """
+    if not is_name(name):
+        raise ConfigError(f"The schedule's name is '{name}', but it {NAME_RULE}. Rename it.")
+    return name
+
+
+def scheduled_work(
+    *,
+    config: Path | None,
+    predict: str | None,
+    images: Path | None,
+    out: Path | None,
+    tool_work: Sequence[tuple[Tool, ToolWork, str]] = (),
+    columns: Mapping[str, Any] | None = None,
+) -> ScheduledWork:
+    """Return the work that the options ask for, after checking all of it.
+
+    Args:
+        config: file with the settings to train with.
+        predict: names the model that predicts.
+        images: to predict, or for a tool.
+        out: table for the predictions, or for a tool.
+        tool_work: what the flags of tools ask for, each with the flag's value.
+        columns: of a table of images for a tool, as the settings of a run name them.
+
+    Raises:
+        ConfigError: if an option is missing or excluded by another, or the config file is wrong.
+        DataError: if there is nothing to train on or to predict.
+        ModelReferenceError: if there is no such model.
+        PluginError: if a plugin is unknown or broken.
+    """
+    core = {"--config": config, "--predict": predict}
+    given = [option for option, value in core.items() if value is not None]
+    given += [work.flag for _, work, _ in tool_work]
+    if len(given) > 1:
+        listed = " and ".join(given)
+        raise ConfigError(f"{listed} are mutually exclusive. Give only one of them.")
+    for tool, work, model in tool_work:
+        request = WorkRequest(model, images, out, columns or {})
+        return ScheduledWork(work.kind, tool.load(work.parameters)(request), {}, (tool, work))
+    _check_no_columns(columns or {})
+    if predict is None:
+        for option, value in (("--images", images), ("--out", out)):
+            if value is not None:
+                raise ConfigError(f"{option} is for predictions. Add --predict MODEL.")
+        if config is None:
+            flags = ", ".join(each.flag for _, each in tools().work())
+            raise ConfigError(
+                "Set what to do: --config FILE.yaml to train, --predict MODEL --images FOLDER "
+                f"--out FILE to predict, or the flag of a tool: {flags}."
+            )
+        return _training(config)
+    if images is None or out is None:
+        missing = "--images FOLDER" if images is None else "--out FILE.parquet"
+        raise ConfigError(f"--predict {predict} also needs {missing}. Add it.")
+    return _prediction(predict, images, out)
+
+
+def config_labels(file: Path) -> dict[str, str]:
+    """Return the labels that record which config file a deployment was created from."""
+    return {CONFIG_FILE: str(file.absolute()), CONFIG_SHA256: _sha256(file) or ""}
+
+
+def config_state(labels: Mapping[str, Any]) -> Literal["same", "changed", "gone"] | None:
+    """Return how the config file differs from when the deployment was created; none without one."""
+    file = labels.get(CONFIG_FILE)
+    if not file:
+        return None
+    now = _sha256(Path(str(file)))
+    if now is None:
+        return "gone"
+    return "same" if now == labels.get(CONFIG_SHA256) else "changed"
+
+
+def _sha256(file: Path) -> str | None:
+    try:
+        return digest_of(file).sha256
+    except OSError:
+        return None
+
+
+def _training(file: Path) -> ScheduledWork:
+    from patchline.pipeline import config_files
+    from patchline.pipeline.data import ingestion
+
+    labels = config_labels(file)
+    config = config_files.validated(config_files.assemble(preset_name=None, file=file, flags={}))
+    path = config.data.path
+    if path is not None and Path(path).exists():
+        data = config.data.model_copy(update={"path": str(Path(path).resolve())})
+        config = config.model_copy(update={"data": data})
+    ingestion.check_source(config, WORKSPACE.resolve())
+    return ScheduledWork("train", {"config": config.model_dump(mode="json")}, labels)
+
+
+def _prediction(model: str, images: Path, out: Path) -> ScheduledWork:
+    from patchline.pipeline.packaging.prediction.batch_prediction import check_table
+    from patchline.pipeline.packaging.prediction.image_files import check_images, is_empty
+    from patchline.pipeline.packaging.prediction.prediction_parts import parts_folder
+    from patchline.pipeline.registry.registered_models import resolve
+
+    images, out = Path(of_path(images)) if of_path(images) else images.resolve(), out.absolute()
+    check_table(out, top_k=1)
+    if not is_empty(images):  # an inbox may start empty
+        check_images([images], (out, parts_folder(out)))
+    resolve(model)
+    parameters = {"model": model, "images": of_path(images) or str(images), "out": str(out)}
+    return ScheduledWork("predict", parameters)
+
+
+def _check_no_columns(columns: Mapping[str, Any]) -> None:
+    for name in columns:
+        raise ConfigError(
+            f"--data.{name.replace('_', '-')} is for a table that a tool reads. Set it in the file "
+            "of --config, or add the tool's flag."
+        )

@@ -1,1 +1,0 @@
-"""What runs without a person, without Prefect: schedules, watches, events, notifications."""

@@ -1,0 +1,100 @@
+"""Settings that say how labels are read from paths and tables, and which files are skipped."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+from patchline.pipeline.data.labels.path_template import PathTemplate
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace.files.ignored_files import DEFAULT
+
+AUTO, TOP, LEAF = "auto", "top", "leaf"
+NONE, SPACE, LIST = "none", "space", "list"
+_HEADERS = Literal["auto", "true", "false"]
+
+
+def _switch_word(value: object) -> object:
+    """Return a switch, which YAML writes without quotes, as the word that it is."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _is_label_rule(value: str) -> str:
+    if value not in (AUTO, TOP, LEAF):
+        PathTemplate(value)
+    return value
+
+
+def _is_encoding(value: str) -> str:
+    try:
+        codecs.lookup(value)
+    except (LookupError, ValueError) as error:
+        raise ValueError(
+            "that is not an encoding that Python knows; use one such as cp437, cp932, gbk or cp1252"
+        ) from error
+    return value
+
+
+def _is_text_encoding(value: str) -> str:
+    if not getattr(codecs.lookup(_is_encoding(value)), "_is_text_encoding", True):
+        raise ValueError("that is not an encoding of text; use one such as utf-16 or latin-1")
+    return value
+
+
+def _is_separator(value: str) -> str:
+    if not value:
+        raise ValueError("it is empty; use a text such as |, or space, list, none or auto")
+    return value if value.strip() or value == "\t" else SPACE
+
+
+class ReadingRules(FrozenModel):
+    """How the labels of a data source are read, and which of its files are skipped."""
+
+    label: Annotated[str, AfterValidator(_is_label_rule)] = AUTO
+    """Which part of a path is the class: top, the class folder, also if folders in it look like
+    classes; leaf, the innermost folder; or a pattern such as {site}/{label}/* or {label}_*.jpg; by
+    default the class folder or the table's column, and a question where that is not clear."""
+
+    merge_classes: bool = False
+    """Merge classes whose names differ only in upper and lower case, spaces, dashes, invisible
+    characters or letters that look alike, and numbers in a table that are written differently; by
+    default such classes are named, and such numbers a question."""
+
+    no_label: tuple[str, ...] = (DEFAULT,)
+    """Cells of a label column, in upper or lower case, that mean that an image has no label;
+    default stands for the usual ones, such as nan, null and ?."""
+
+    label_separator: Annotated[str, AfterValidator(_is_separator)] = AUTO
+    """What separates several labels in one cell of a table: a text such as | or ;, or space; list
+    for lists such as ["a", "b"]; none if each cell is one label, as it is written; by default told
+    by the cells, and a question where that is not clear."""
+
+    label_columns: tuple[str, ...] = ()
+    """Columns of a table that each stand for a label, with 1 for the images that have it and 0 for
+    the others; by default guessed, if all other columns are like that."""
+
+    boxes: Literal["ask", "labels", "ignore"] = "ask"
+    """What boxes and other regions in the export of a labelling tool mean: labels, their classes
+    are the labels of their image; ignore, nothing; by default a question."""
+
+    root: str | None = None
+    """Folder of the images that the export of a labelling tool names by paths or addresses, which
+    are searched for below it; by default the folder of the export. Nothing is fetched."""
+
+    encoding: Annotated[str, AfterValidator(_is_text_encoding)] | None = None
+    """Encoding of a table's text, such as utf-16, latin-1, cp1252 or cp932; by default UTF-8, or
+    UTF-16 if the file begins with its byte-order mark."""
+
+    header: Annotated[_HEADERS, BeforeValidator(_switch_word)] = "auto"
+    """Whether the first line of a CSV or TSV file names the columns; by default it does unless it
+    names an image."""
+
+    name_encoding: Annotated[str, AfterValidator(_is_encoding)] | None = None
+    """Encoding of the names in an archive that does not declare it, such as cp932, gbk or cp1252;
+    by default UTF-8, or cp437 if that is not possible."""
+
+    ignore: tuple[str, ...] = (DEFAULT,)
+    """Names of files and folders to skip, with the wildcards * and ?; a folder ends in a slash;
+    default stands for what other programs leave beside images, such as thumbnails."""

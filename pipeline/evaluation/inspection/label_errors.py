@@ -1,0 +1,169 @@
+"""Likely label errors: images that a model confidently takes for another class than their own.
+
+The rule is that of confident learning (Northcutt et al., arXiv 1911.00068, sections 3.1 and 3.2).
+The model is sure of a class whose probability reaches its mean over the images with that label. Of
+the images with a label that the model is sure about, the share whose surest class is another one
+tells how many labels are wrong. So many images of that label are likely label errors: those for
+which another class is more probable by most. Images that the model was trained on are compared
+among themselves, because the model is surer of them.
+
+N: images, K: classes of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.evaluation.inspection.finding import Finding, finding_on_files
+
+Array = np.ndarray[Any, Any]
+_NAMED_CLASSES = 5
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a model says about images."""
+
+    model: str
+    """In words: `version 3 of flowers`."""
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]
+    """The images, all of them of the model's classes."""
+    probabilities_NK: Array
+    seen_N: Array | None
+    """Which images the model was trained or selected on; None if that is not recorded."""
+    by_folds: int = 0
+    """How many images were judged by models of folds that were not trained on them."""
+    caveat: str = ""
+    """What follows if it is not known which images the model's ancestors were trained on."""
+    left_out: tuple[str, ...] = ()
+    """Classes of the data that the model does not have."""
+
+    def notes(self) -> list[str]:
+        """Return what limits the search, in sentences."""
+        notes = []
+        if self.left_out:
+            notes.append(
+                "the labels of classes that the model does not have were not checked: "
+                f"{examples(list(self.left_out), _NAMED_CLASSES)}"
+            )
+        if self.by_folds:
+            notes.append(
+                f"{self.by_folds:,} of the {len(self.paths):,} images whose labels were checked "
+                f"were judged by the folds of {self.model} that were not trained on them"
+            )
+        if self.caveat:
+            notes.append(self.caveat)
+        elif self.seen_N is None:
+            notes.append(f"it is not recorded which images {self.model} was trained on")
+        if self.seen_N is not None and (count := int(self.seen_N.sum())):
+            notes.append(
+                f"{self.model} was trained or selected on {count:,} of the {len(self.paths):,} "
+                "images whose labels were checked; it may have memorized their wrong labels, so a "
+                "run with folds (training.folds), or a model trained on other images, finds more"
+            )
+        return notes
+
+
+def findings_on_labels(rows: pd.DataFrame, judgement: Judgement) -> list[Finding]:
+    """Return the likely label errors, the surest first.
+
+    Args:
+        rows: the usable images; those that the model did not judge are not reported.
+        judgement: of a model.
+    """
+    labels = rows.drop_duplicates("path").set_index("path").loc[list(judgement.paths), "label"]
+    places = {name: place for place, name in enumerate(judgement.classes)}
+    labels_N = labels.map(places).to_numpy(np.int64)
+    seen_N = np.zeros(len(labels_N), bool) if judgement.seen_N is None else judgement.seen_N
+    likely_N, margins_N = likely_labels(labels_N, judgement.probabilities_NK, seen_N)
+    wrong = np.flatnonzero(likely_N != labels_N)
+    if not len(wrong):
+        return []
+    wrong = wrong[np.argsort(-margins_N[wrong], kind="stable")]
+    files = [judgement.paths[row] for row in wrong]
+    details = {
+        judgement.paths[row]: _detail(
+            judgement.classes, labels_N[row], likely_N[row], judgement.probabilities_NK[row]
+        )
+        for row in wrong
+    }
+    one, agrees = len(files) == 1, (judgement.probabilities_NK.argmax(axis=1) == labels_N).mean()
+    return [
+        finding_on_files(
+            "label_error",
+            "warning",
+            files,
+            f"{len(files):,} image{' looks' if one else 's look'} like another class than "
+            f"{'its' if one else 'their'} own to {judgement.model}, which agrees with "
+            f"{agrees:.1%} of the labels.",
+            "Trains on them with their current labels. Look at them, the most confident first, "
+            "and correct the labels or exclude the mislabelled images.",
+            details=details,
+        )
+    ]
+
+
+def likely_labels(labels_N: Array, probabilities_NK: Array, seen_N: Array) -> tuple[Array, Array]:
+    """Return the likely class of each image, and by how much it is more probable than the label.
+
+    Args:
+        labels_N: the class of each image, as its label says.
+        probabilities_NK: of the model.
+        seen_N: which images the model was trained on.
+
+    Returns:
+        The labels, except those of likely errors; and the differences of probabilities, else 0.
+    """
+    likely_N, margins_N = labels_N.copy(), np.zeros(len(labels_N))
+    never_K = np.full(probabilities_NK.shape[1], 2.0)  # more than any probability
+    usual_K = _usual(labels_N, probabilities_NK, never_K)
+    for group in (np.flatnonzero(seen_N), np.flatnonzero(~seen_N)):
+        labels, probabilities = labels_N[group], probabilities_NK[group]
+        own = np.arange(len(group)), labels
+        others = probabilities.copy()
+        others[own] = -1.0
+        margins = others.max(axis=1) - probabilities[own]
+        for label, count in _expected_errors(labels, probabilities, usual_K):
+            rows = np.flatnonzero(labels == label)
+            rows = rows[np.argsort(-margins[rows], kind="stable")][:count]
+            rows = rows[margins[rows] > 0]
+            likely_N[group[rows]] = others[rows].argmax(axis=1)
+            margins_N[group[rows]] = margins[rows]
+    return likely_N, margins_N
+
+
+def _expected_errors(
+    labels_N: Array, probabilities_NK: Array, otherwise_K: Array
+) -> Iterator[tuple[int, int]]:
+    """Yield each label, and how many of the images with it are probably of another class."""
+    usual_K = _usual(labels_N, probabilities_NK, otherwise_K)
+    ranked = np.where(probabilities_NK >= usual_K, probabilities_NK, -1.0)
+    best_N = ranked.argmax(axis=1)
+    sure_N = ranked.max(axis=1) >= 0
+    for label in np.unique(labels_N):
+        own_N = labels_N == label
+        wrong = int((own_N & sure_N & (best_N != label)).sum())
+        if wrong:
+            yield int(label), round(wrong * own_N.sum() / (own_N & sure_N).sum())
+
+
+def _usual(labels_N: Array, probabilities_NK: Array, without_images_K: Array) -> Array:
+    """Return the mean probability of each class over the images with its label."""
+    usual_K = without_images_K.copy()
+    for label in np.unique(labels_N):
+        usual_K[label] = probabilities_NK[labels_N == label, label].mean()
+    return usual_K
+
+
+def _detail(classes: Sequence[str], label: int, likely: int, probabilities_K: Array) -> str:
+    return (
+        f"looks like {classes[likely]} ({probabilities_K[likely]:.0%}), "
+        f"not {classes[label]} ({probabilities_K[label]:.0%})"
+    )

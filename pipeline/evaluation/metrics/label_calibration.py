@@ -1,0 +1,268 @@
+"""Calibration of a multi-label classifier: a scale and a shift for each label.
+
+Shapes: N images, K labels.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.evaluation.metrics.row_pieces import column_pieces
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.terminal_words import by_number, counted, visible
+
+Array = np.ndarray[Any, Any]
+FEWEST = 10
+"""Images with a label, and images without it, that its calibration and its threshold need."""
+SCALE_DEVIATION, SHIFT_DEVIATION = 0.35, 2.0
+"""Of log scale and of the shift before any image is seen, normal around 0. The first is that of a
+temperature; the second is wide, because a weight of the positives shifts all logits alike."""
+_STEPS, _PRECISE = 60, 1e-9
+_HALVINGS = 30
+_NAMED = 5
+_LEAST = 1e-12
+
+
+class LabelCalibration(FrozenModel):
+    """The probability of label k is sigmoid(scale_k * logit_k + shift_k).
+
+    No image's order within a label changes, as scales are positive.
+    """
+
+    scales: tuple[float, ...]
+    """Of each label; 1 where too few images tell it."""
+    shifts: tuple[float, ...]
+    """Of each label; 0 where too few images tell it."""
+    determined: tuple[bool, ...]
+    """Whether the images of a label have told its scale and its shift."""
+    positives: tuple[int, ...] = ()
+    """Number of images with each label; empty if it is not recorded."""
+    images: int = 0
+    """Number of images that it was fitted on."""
+    fewest: int = FEWEST
+    """Images with a label, and images without it, below which it is not fitted."""
+    off: str = Field(default="", exclude_if=operator.not_)
+    """What the images of a report show against the probabilities; empty if nothing."""
+    members: tuple[LabelCalibration, ...] = Field(default=(), exclude_if=operator.not_)
+    """Of an ensemble, whose average is not calibrated again: the fits of its models, each on images
+    that its model was not trained on."""
+
+    @model_validator(mode="after")
+    def _of_equal_length(self) -> Self:
+        lengths = {len(self.scales), len(self.shifts), len(self.determined)}
+        if len(lengths) != 1 or (self.positives and len(self.positives) not in lengths):
+            raise ValueError("scales, shifts, determined and positives have one value for a label")
+        if not all(scale > 0 for scale in self.scales):
+            raise ValueError("scales are positive")
+        return self
+
+    @classmethod
+    def none(cls, num_labels: int) -> Self:
+        """Return the calibration that changes nothing, of images that are not there."""
+        return cls(
+            scales=(1.0,) * num_labels,
+            shifts=(0.0,) * num_labels,
+            determined=(False,) * num_labels,
+            positives=(0,) * num_labels,
+        )
+
+    @classmethod
+    def by_member(cls, members: tuple[LabelCalibration, ...]) -> Self:
+        """Return the calibration of an ensemble, whose average has no scales of its own.
+
+        Nothing is left to fit them on: each image has been used to train some of the models.
+        """
+        plain = cls.none(len(members[0].scales))
+        return plain.model_copy(
+            update={
+                "determined": tuple(
+                    map(all, zip(*(each.determined for each in members), strict=True))
+                ),
+                "positives": tuple(
+                    map(sum, zip(*(each.positives for each in members), strict=True))
+                ),
+                "images": sum(each.images for each in members),
+                "members": members,
+            }
+        )
+
+    def scaling(self, _num_labels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return what each of the K logits is multiplied with, and what is then added to it."""
+        return self.scales, self.shifts
+
+    def logits(self, logits_NK: Array) -> Array:
+        """Return calibrated logits (N, K) in float64, whose sigmoids are the probabilities."""
+        scaled_NK: Array = logits_NK * np.array(self.scales) + np.array(self.shifts)
+        return scaled_NK
+
+    def probabilities(self, logits_NK: Array) -> Array:
+        """Return calibrated probabilities (N, K) in float64."""
+        return sigmoid(self.logits(logits_NK))
+
+    def uncalibrated_probabilities(self, probabilities_NK: Array) -> Array:
+        """Return the probabilities before calibration of calibrated ones (N, K), in float64."""
+        from scipy.special import logit
+
+        inside = np.clip(probabilities_NK.astype(np.float64), _LEAST, 1 - _LEAST)
+        before_NK: Array = (logit(inside) - np.array(self.shifts)) / np.array(self.scales)
+        return sigmoid(before_NK)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the images tell the calibration of every label, and none contradict it."""
+        return self.is_determined and not self.off
+
+    @property
+    def is_determined(self) -> bool:
+        """Whether the images tell the calibration of every label."""
+        return all(self.determined)
+
+    def uncalibrated(self, labels: Sequence[str]) -> tuple[str, ...]:
+        """Return the labels, of all K, that are not calibrated."""
+        return tuple(
+            label for label, known in zip(labels, self.determined, strict=True) if not known
+        )
+
+    def sentence(self, labels: Sequence[str] = ()) -> str:
+        """Return what was calibrated, with its evidence, without a full stop.
+
+        Args:
+            labels: names of the K labels; without them, those that are not calibrated are counted.
+        """
+        return f"{self._sentence(labels)}{f'; but {self.off}' if self.off else ''}"
+
+    def _sentence(self, labels: Sequence[str]) -> str:
+        """Return what was calibrated."""
+        images, total = counted(self.images, "validation image"), len(self.determined)
+        lacking = total - sum(self.determined)
+        if self.members:
+            return self._of_members(labels)
+        if not lacking:
+            return f"a scale and a shift for each label, fitted on {images}"
+        it = by_number(lacking, "it", "them")
+        rest = f"fewer than {self.fewest} of {images} have {it}, or lack {it}"
+        if not self.images:
+            rest = "there is no validation image that the model was not trained on"
+        if lacking == total:
+            return f"no label is calibrated: {rest}"
+        others = listed(self.uncalibrated(labels)) if labels else f"{lacking:,} of them"
+        return (
+            f"a scale and a shift for {total - lacking:,} of {total:,} labels, fitted on {images}; "
+            f"{others} {by_number(lacking, 'is', 'are')} not calibrated: {rest}"
+        )
+
+    def _of_members(self, labels: Sequence[str]) -> str:
+        sizes = ", ".join(f"{each.images:,}" for each in self.members)
+        how = (
+            "each model of the ensemble has a scale and a shift for each label, fitted on the "
+            f"images of its fold ({sizes})"
+        )
+        others = self.uncalibrated(labels) if labels else ()
+        lacking = len(self.determined) - sum(self.determined)
+        if not lacking:
+            return how
+        named = listed(others) if others else f"{lacking:,} of them"
+        return (
+            f"{how}, but {named}: fewer than {self.fewest} images of some fold have "
+            f"{by_number(lacking, 'it', 'them')}, or lack {by_number(lacking, 'it', 'them')}"
+        )
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Return the first few labels by name, and how many more there are."""
+    named = ", ".join(visible(label) for label in labels[:_NAMED])
+    return named if len(labels) <= _NAMED else f"{named} and {len(labels) - _NAMED:,} more"
+
+
+def sigmoid(logits: Array) -> Array:
+    """Return probabilities of logits, without overflow, in float64."""
+    from scipy.special import expit
+
+    probabilities: Array = expit(logits.astype(np.float64))
+    return probabilities
+
+
+def fit_label_calibration(logits_NK: Array, labels_NK: Array) -> LabelCalibration:
+    """Fit each label's scale and shift on images that the model was not trained on.
+
+    Platt's scaling (1999, Advances in Large Margin Classifiers) with priors in place of his
+    smoothed targets: scale and shift maximise the posterior, whose prior is normal for the
+    logarithm of the scale (standard deviation 0.35) and for the shift (2), both around 0. A label
+    of fewer than `FEWEST` images, or that fewer lack, keeps scale 1 and shift 0.
+
+    Args:
+        logits_NK: of the model.
+        labels_NK: 1 where an image has a label, else 0.
+
+    Raises:
+        RunError: if logits are not finite.
+    """
+    broken = int((~np.isfinite(logits_NK)).any(axis=1).sum())
+    if broken:
+        raise RunError(
+            f"The model's outputs for {broken:,} of {len(logits_NK):,} validation images are not "
+            "finite numbers, so they cannot be calibrated. Train with training.precision float32, "
+            "or with a lower learning rate."
+        )
+    images, count = labels_NK.shape
+    positives_K = labels_NK.sum(axis=0, dtype=np.int64)
+    determined_K = enough(positives_K, images)
+    scales_K, shifts_K = np.ones(count), np.zeros(count)
+    for k, logits_N in column_pieces(logits_NK, np.flatnonzero(determined_K)):
+        scales_K[k], shifts_K[k] = _platt(
+            logits_N.astype(np.float64), labels_NK[:, k].astype(np.float64)
+        )
+    return LabelCalibration(
+        scales=tuple(scales_K.tolist()),
+        shifts=tuple(shifts_K.tolist()),
+        determined=tuple(determined_K.tolist()),
+        positives=tuple(positives_K.tolist()),
+        images=images,
+    )
+
+
+def enough(positives_K: Array, images: int) -> Array:
+    """Return whether each label has, and lacks, so many images that something can be fitted."""
+    is_enough_K: Array = np.minimum(positives_K, images - positives_K) >= FEWEST
+    return is_enough_K
+
+
+def _platt(logits_N: Array, labels_N: Array) -> tuple[float, float]:
+    """Return scale and shift of one label, by Fisher scoring with step halving."""
+    log_scale, shift = 0.0, 0.0
+    precision = np.array([SCALE_DEVIATION**-2, SHIFT_DEVIATION**-2])
+    loss = _loss(logits_N, labels_N, log_scale, shift)
+    for _ in range(_STEPS):
+        scaled = np.exp(log_scale) * logits_N
+        probability = sigmoid(scaled + shift)
+        error, weight = probability - labels_N, probability * (1 - probability)
+        gradient = np.array([error @ scaled, error.sum()])
+        gradient += precision * [log_scale, shift]
+        cross = float(weight @ scaled)
+        information = np.array([[weight @ scaled**2, cross], [cross, weight.sum()]])
+        step = np.linalg.solve(information + np.diag(precision), gradient)
+        for _ in range(_HALVINGS):
+            moved = log_scale - float(step[0]), shift - float(step[1])
+            less = _loss(logits_N, labels_N, *moved)
+            if less <= loss:
+                break
+            step = step / 2
+        else:
+            break
+        (log_scale, shift), gain, loss = moved, loss - less, less
+        if gain < _PRECISE and np.abs(step).max() < _PRECISE:
+            break
+    return float(np.exp(log_scale)), shift
+
+
+def _loss(logits_N: Array, labels_N: Array, log_scale: float, shift: float) -> float:
+    """Return the negative logarithm of the posterior, but for a constant."""
+    scaled = np.exp(log_scale) * logits_N + shift
+    likelihood = float((np.logaddexp(0, scaled) - labels_N * scaled).sum())
+    return likelihood + (log_scale / SCALE_DEVIATION) ** 2 / 2 + (shift / SHIFT_DEVIATION) ** 2 / 2

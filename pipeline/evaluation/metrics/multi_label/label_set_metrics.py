@@ -1,0 +1,442 @@
+"""The metrics of a multi-label classifier with their intervals, and those of each label.
+
+A label that no image has is unknown: it has no average precision and no F1, and is in no mean.
+
+Shapes: N images, K labels, R draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.metrics import ranking
+from patchline.pipeline.evaluation.metrics.calibration import (
+    ClassShare,
+    TopProbabilities,
+    calibration_error_of,
+    class_shares,
+)
+from patchline.pipeline.evaluation.metrics.image_groups import (
+    ImageGroups,
+    inflation,
+    share,
+    share_of_some,
+)
+from patchline.pipeline.evaluation.metrics.intervals import (
+    MetricEstimate,
+    f1_of_jaccard,
+    f1_scores,
+    proportions,
+    with_effective_size,
+)
+from patchline.pipeline.evaluation.metrics.losses import gamma_bounds, loss_inflation
+from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.multi_label import image_metrics
+from patchline.pipeline.evaluation.metrics.multi_label.names import MULTI_LABEL_METRICS
+from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
+    FEWEST_DRAWS,
+    LabelRanking,
+    Sample,
+    draws_for,
+)
+from patchline.pipeline.frozen_model import FrozenModel
+
+Array = np.ndarray[Any, Any]
+_PRIOR_IMAGES = 8.0
+
+
+class LabelMetrics(FrozenModel):
+    """The metrics of one label; None where no image tells them."""
+
+    name: str
+    images: int
+    """Number of images that have it."""
+    predicted: int
+    """Number of images for which it is predicted."""
+    threshold: float
+    """From this probability on it is predicted."""
+    average_precision: MetricEstimate | None
+    """Mean precision at the probability of each image that has it."""
+    roc_auc: MetricEstimate | None
+    """Probability that an image with the label ranks above one without it."""
+    precision: MetricEstimate | None
+    """Share of the predictions of this label that are right."""
+    recall: MetricEstimate | None
+    """Share of the images with this label for which it is predicted."""
+    f1: MetricEstimate | None
+    """Harmonic mean of both; n counts the images that have it or for which it is predicted."""
+    expected: ClassShare | None = None
+    """Its share of the images beside its mean probability; None if it was not computed."""
+
+
+class _LabelCounts(NamedTuple):
+    """Images with each label, and for which it is predicted, rightly: (K), or (R, K) of draws."""
+
+    hits: Array
+    images: Array
+    predicted: Array
+
+    def f1(self) -> Array:
+        both = self.images + self.predicted
+        return _share(2 * self.hits, both, self.images)
+
+    def precision(self) -> Array:
+        precision: Array = np.where(
+            self.images > 0, self.hits / np.maximum(self.predicted, 1), np.nan
+        )
+        return precision
+
+    def recall(self) -> Array:
+        return _share(self.hits, self.images, self.images)
+
+    def micro_f1(self) -> Array:
+        both = (self.images + self.predicted).sum(axis=-1)
+        micro: Array = 2 * self.hits.sum(axis=-1) / np.maximum(both, 1)
+        return micro
+
+
+def _share(part: Array, whole: Array, images: Array) -> Array:
+    """Return part / whole; NaN for a label without images."""
+    share: Array = np.where(images > 0, part / np.maximum(whole, 1), np.nan)
+    return share
+
+
+def multi_label_metrics(
+    probabilities_NK: Array,
+    labels_NK: Array,
+    predicted_NK: Array,
+    *,
+    groups: ImageGroups | None = None,
+    seed: int = 0,
+) -> dict[str, MetricEstimate]:
+    """Return the metrics with their intervals, by the keys of `MULTI_LABEL_METRICS`.
+
+    What is unknown is left out: mAP if no label is on some of the images and not on others, its
+    micro average if all pairs of image and label are equal, and without any label also F1,
+    precision and recall of the labels.
+
+    Values are those of scikit-learn, but for labels without images, which it counts as 0 in means,
+    and for the average precision of labels of all images, which it counts as 1 (`ranked_labels`):
+    these are left out here. Variances are those of 1,000 bootstrap draws of images, fewer where
+    these are many (`draws_for`), which near the ends and for few images are joined by that of a
+    proportion; the interval is that of a proportion with this variance.
+
+    Args:
+        probabilities_NK: calibrated probabilities.
+        labels_NK: 1 where an image has a label, else 0.
+        predicted_NK: 1 where a label is predicted, else 0.
+        groups: of the images, which are then drawn together; None if the images are independent.
+        seed: of the draws.
+
+    Raises:
+        DataError: if there are no images.
+    """
+    n, num_labels = labels_NK.shape
+    if n == 0:
+        raise DataError("There are 0 images to evaluate. Choose a split that has images.")
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
+    rankings = [LabelRanking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
+    counts = _LabelCounts(
+        *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
+    )
+    by_image = {
+        "samples_f1": image_metrics.f1_of_images(labels_NK, predicted_NK),
+        "ranking_loss": image_metrics.ranking_losses(probabilities_NK, labels_NK),
+        "coverage_error": image_metrics.coverages(probabilities_NK, labels_NK),
+    }
+    values = {
+        **(_of_counts(counts) if labels_NK.any() else {}),
+        **{key: float(values_N.mean()) for key, values_N in by_image.items()},
+    }
+    sample = Sample(groups, draws_for(n, num_labels), seed)
+    drawn, precisions_R = _drawn(rankings, labels_NK, predicted_NK, by_image, sample)
+    found = {
+        **{
+            key: _estimate(
+                value, drawn[key], n, sample, num_labels if key == "coverage_error" else 1.0
+            )
+            for key, value in values.items()
+        },
+        "exact_match": share(image_metrics.exact_matches(labels_NK, predicted_NK), groups),
+        "log_loss": _log_loss(
+            image_metrics.log_losses_of_images(probabilities_NK, labels_NK), groups
+        ),
+        "ece": calibration_error_of(
+            pairs(probabilities_NK, labels_NK), groups_of_pairs(groups, num_labels)
+        ),
+    }
+    if len(ranked):
+        areas = _areas(probabilities_NK, labels_NK, ranked, groups)
+        found["mAP"] = _mean_average_precision(rankings, areas, sample.variance(precisions_R), n)
+    if labels_NK.any() and not labels_NK.all():
+        found["micro_mAP"] = _micro(probabilities_NK, labels_NK, sample)
+    return {key: found[key] for key in MULTI_LABEL_METRICS if key in found}
+
+
+def by_label(
+    probabilities_NK: Array,
+    labels_NK: Array,
+    predicted_NK: Array,
+    names: Sequence[str],
+    thresholds: Sequence[float],
+    groups: ImageGroups | None = None,
+) -> tuple[LabelMetrics, ...]:
+    """Return the metrics of every label, in the order of the K names."""
+    labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
+    hits, images, predicted = (
+        each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK)
+    )
+    shares = (
+        proportions(hits, predicted),
+        proportions(hits, images),
+        f1_scores(hits, predicted + images - hits),
+    )
+    if groups is not None:
+        shares = _grouped_shares(labels_NK, predicted_NK, groups)
+    expected = class_shares(probabilities_NK, labels_NK, groups)
+    return tuple(
+        LabelMetrics(
+            name=name,
+            images=int(images[k]),
+            predicted=int(predicted[k]),
+            threshold=float(thresholds[k]),
+            average_precision=ranking.average_precision(
+                probabilities_NK[:, k], labels_NK[:, k] > 0, groups
+            ),
+            roc_auc=ranking.roc_auc(probabilities_NK[:, k], labels_NK[:, k] > 0, groups),
+            precision=precision if predicted[k] else None,
+            recall=recall if images[k] else None,
+            f1=f1 if images[k] else None,
+            expected=expected[k],
+        )
+        for k, (name, precision, recall, f1) in enumerate(zip(names, *shares, strict=True))
+    )
+
+
+def _grouped_shares(
+    labels_NK: Array, predicted_NK: Array, groups: ImageGroups
+) -> tuple[list[MetricEstimate], list[MetricEstimate], list[MetricEstimate]]:
+    """Return precision, recall and F1 of every label, whose images may be of one group."""
+    precisions, recalls, f1 = [], [], []
+    for has_N, said_N in zip(labels_NK.T > 0, predicted_NK.T > 0, strict=True):
+        precisions.append(share_of_some(has_N, np.flatnonzero(said_N), groups))
+        recalls.append(share_of_some(said_N, np.flatnonzero(has_N), groups))
+        jaccard = share_of_some(has_N & said_N, np.flatnonzero(has_N | said_N), groups)
+        f1.append(f1_of_jaccard(jaccard))
+    return precisions, recalls, f1
+
+
+def label_set_map(
+    probabilities_NK: Array,
+    labels_NK: Array,
+    *,
+    groups: ImageGroups | None = None,
+    seed: int = 0,
+) -> MetricEstimate:
+    """Return mAP with its interval alone, which `multi_label_metrics` returns among others.
+
+    Args:
+        probabilities_NK: or other scores.
+        labels_NK: 1 where an image has a label, else 0; one of them is ranked (`ranked_labels`).
+        groups: of the images; None if these are independent.
+        seed: of the draws.
+    """
+    n, num_labels = labels_NK.shape
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    rankings = [LabelRanking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
+    sample = Sample(groups, draws_for(n, num_labels), seed)
+    drawn = [
+        mean_of_known(np.array([each.drawn(counts_NR) for each in rankings]), axis=0)
+        for counts_NR in sample.drawn(n)
+    ]
+    areas = _areas(probabilities_NK, labels_NK, ranked, groups)
+    return _mean_average_precision(rankings, areas, sample.variance(np.concatenate(drawn)), n)
+
+
+def macro_f1(labels_NK: Array, predicted_NK: Array) -> float:
+    """Return the mean F1 over the labels that some image has; NaN if none has a label."""
+    counts = _LabelCounts(
+        *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
+    )
+    return float(mean_of_known(counts.f1(), axis=0))
+
+
+def samples_f1(
+    labels_NK: Array, predicted_NK: Array, groups: ImageGroups | None = None
+) -> MetricEstimate:
+    """Return the mean F1 of the labels of each image, with its interval."""
+    f1_N = image_metrics.f1_of_images(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
+    n, variance = len(f1_N), float(f1_N.var()) / len(f1_N)
+    factor = inflation(f1_N, groups)
+    variance = math.inf if math.isinf(factor) else variance * factor
+    return _of_variance(float(f1_N.mean()), variance, n, groups.count if groups else n)
+
+
+def drawn_macro_f1(weights_RN: Array, labels_NK: Array, predicted_NK: Array) -> Array:
+    """Return the macro F1 of each draw (R), given how often it has each image (R, N) in float32."""
+    parts = _parts(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
+    counts = _LabelCounts(*(weights_RN @ part.astype(np.float32) for part in parts))
+    return mean_of_known(counts.f1(), axis=-1)
+
+
+def pairs(probabilities_NK: Array, labels_NK: Array) -> TopProbabilities:
+    """Return all pairs of image and label, each with its probability and whether it is right."""
+    return TopProbabilities(probabilities_NK.astype(np.float64).ravel(), labels_NK.ravel() > 0)
+
+
+def groups_of_pairs(groups: ImageGroups | None, num_labels: int) -> ImageGroups | None:
+    """Return the groups of the pairs of image and label, in the order of `pairs`."""
+    if groups is None:
+        return None
+    return ImageGroups(np.repeat(groups.codes_N, num_labels), groups.count)
+
+
+def _parts(labels_NK: Array, predicted_NK: Array) -> tuple[Array, Array, Array]:
+    return labels_NK & predicted_NK, labels_NK, predicted_NK
+
+
+def mean_of_known(values: Array, axis: int) -> Array:
+    """Return the mean of all that is not NaN; NaN if nothing is known."""
+    known = ~np.isnan(values)
+    number = known.sum(axis=axis)
+    sums = np.where(known, values, 0.0).sum(axis=axis)
+    mean: Array = np.where(number > 0, sums / np.maximum(number, 1), np.nan)
+    return mean
+
+
+def _counts(labels_NK: Array, predicted_NK: Array) -> _LabelCounts:
+    parts = _parts(labels_NK, predicted_NK)
+    return _LabelCounts(*(part.sum(axis=0, dtype=np.int64) for part in parts))
+
+
+def _of_counts(counts: _LabelCounts) -> dict[str, Any]:
+    """Return the metrics of counts: numbers, or arrays (R) of draws."""
+    macro = {"f1": counts.f1(), "precision": counts.precision(), "recall": counts.recall()}
+    return {
+        **{f"macro_{key}": mean_of_known(values, axis=-1) for key, values in macro.items()},
+        "micro_f1": counts.micro_f1(),
+    }
+
+
+def _drawn(
+    rankings: list[LabelRanking],
+    labels_NK: Array,
+    predicted_NK: Array,
+    by_image: dict[str, Array],
+    sample: Sample,
+) -> tuple[dict[str, Array], Array]:
+    """Return each metric of R draws, and mAP of them."""
+    n = len(labels_NK)
+    parts = [part.astype(np.float32) for part in _parts(labels_NK, predicted_NK)]
+    means = np.column_stack(list(by_image.values()))
+    drawn: list[dict[str, Array]] = []
+    precisions = []
+    for counts_NR in sample.drawn(n):
+        weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
+        some = _LabelCounts(*(weights_RN @ part for part in parts))
+        of_images = (weights_RN @ means) / _sizes(weights_RN, n, sample)
+        drawn.append({**_of_counts(some), **dict(zip(by_image, of_images.T, strict=True))})
+        of_labels = [each.drawn(counts_NR) for each in rankings]
+        unknown = np.full((1, counts_NR.shape[1]), np.nan)
+        precisions.append(mean_of_known(np.array(of_labels or unknown), axis=0))
+    together = {key: np.concatenate([each[key] for each in drawn]) for key in drawn[0]}
+    return together, np.concatenate(precisions)
+
+
+def _sizes(weights_RN: Array, n: int, sample: Sample) -> Array | int:
+    """Return the number of images of each draw (R, 1); groups may differ in size."""
+    return n if sample.groups is None else weights_RN.sum(axis=1, keepdims=True)
+
+
+def _areas(
+    probabilities_NK: Array, labels_NK: Array, ranked: Array, groups: ImageGroups | None
+) -> list[ranking.AreaSummary]:
+    """Return what is known of the average precision of each label without draws.
+
+    With groups, the formula's variance is that of as few positives as there are groups with some.
+    """
+    areas = []
+    for k in ranked:
+        has_N = labels_NK[:, k] > 0
+        whole = ranking.precision_area(probabilities_NK[:, k].astype(np.float64), has_N)
+        area = whole.summary
+        if groups is not None:
+            area = area.by_groups(whole.influences_N, np.flatnonzero(has_N), groups)
+        areas.append(area)
+    return areas
+
+
+def _mean_average_precision(
+    rankings: list[LabelRanking], areas: list[ranking.AreaSummary], variance: float, n: int
+) -> MetricEstimate:
+    """Return mAP; its variance is that of the draws, joined by that of proportions."""
+    value = float(np.mean([each.average_precision for each in rankings]))
+    mean = ranking.AreaSummary(
+        value=value,
+        centre=float(np.mean([area.centre for area in areas])),
+        shrunk=float(np.mean([area.shrunk for area in areas])),
+        variance=sum(area.variance for area in areas) / len(areas) ** 2,
+        squares=variance,
+        freedom=sum(max(area.freedom, 0) for area in areas),
+        n=n,
+        is_unknown=math.isinf(variance),
+    )
+    return ranking.estimates([mean])[0]
+
+
+def _micro(probabilities_NK: Array, labels_NK: Array, sample: Sample) -> MetricEstimate:
+    """Return the average precision of all pairs, with draws of images."""
+    n, num_labels = labels_NK.shape
+    order = LabelRanking.of(probabilities_NK.ravel(), labels_NK.ravel())
+    fewer = sample._replace(draws=sample.draws * FEWEST_DRAWS // 1000)
+    drawn = [
+        order.drawn(np.repeat(some, num_labels, axis=0)) for some in fewer.drawn(n, num_labels)
+    ]
+    return _estimate(order.average_precision, np.concatenate(drawn), n, sample)
+
+
+def _estimate(
+    value: float, drawn_R: Array, n: int, sample: Sample, most: float = 1.0
+) -> MetricEstimate:
+    """Return a metric between 0 and `most` with the interval of a proportion of equal variance.
+
+    The variance of few images is joined by that of a proportion of them, drawn a little from 0 and
+    1, so that no error in all of them is not taken for certainty.
+    """
+    return _of_variance(value, sample.variance(drawn_R), n, sample.units(n), most)
+
+
+def _of_variance(
+    value: float, variance: float, n: int, units: int, most: float = 1.0
+) -> MetricEstimate:
+    """Return the interval of a metric whose variance over samples of so many units is known.
+
+    Args:
+        value: the metric.
+        variance: infinite if nothing is known.
+        n: number of images.
+        units: number of images, or of their groups.
+        most: the largest possible value.
+    """
+    share, weight = float(value) / most, units / (units + _PRIOR_IMAGES)
+    shrunk = (units * share + 0.5) / (units + 1)
+    by_chance = shrunk * (1 - shrunk)
+    joined = weight * variance / most**2 + (1 - weight) * by_chance / units
+    spread = weight * share * (1 - share) + (1 - weight) * by_chance
+    return with_effective_size(
+        float(value), n=n, effective_n=spread / joined, ends=(0.0, float(most))
+    )
+
+
+def _log_loss(losses_N: Array, groups: ImageGroups | None) -> MetricEstimate:
+    value, n = float(losses_N.mean()), len(losses_N)
+    variance = float(losses_N.var(ddof=1)) / n if n > 1 else value**2
+    variance *= loss_inflation(losses_N, groups)
+    low, high = gamma_bounds(value, variance, 0.0)
+    return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)

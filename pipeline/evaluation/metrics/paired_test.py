@@ -1,0 +1,168 @@
+"""The paired test of two classifiers on the same images: McNemar's exact test, or by groups.
+
+Images of one group are not independent, so groups are tested as a whole. If each group has one
+image, that is McNemar's test.
+
+`is_better` decides the promotion gate `better_than_champion`, in
+`pipeline/registry/champion_gates.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.frozen_model import FrozenModel
+
+Array = np.ndarray[Any, Any]
+_Z = 1.959963984540054
+
+
+class PairedDifference(FrozenModel):
+    """The paired comparison of two classifiers, a and b."""
+
+    difference: MetricEstimate
+    """Accuracy of b minus accuracy of a."""
+    only_a_right: int
+    """Images that only a gets right."""
+    only_b_right: int
+    """Images that only b gets right."""
+    p_value: float
+    """Two-sided p-value of McNemar's exact test; with groups, of the test of their signs."""
+    groups: int | None = None
+    """Number of groups that the images form; None if these are independent."""
+
+
+def paired_difference(
+    a_right_N: Array, b_right_N: Array, groups: ImageGroups | None = None
+) -> PairedDifference:
+    """Compare two classifiers on the same N images.
+
+    The test is McNemar's, exact (McNemar 1947; two-sided binomial test of the discordant images);
+    the interval is Tango's score interval (Tango 1998, Statistics in Medicine 17).
+
+    With groups, the test exchanges the classifiers in whole groups, and the interval is Tango's
+    for as many independent images as make the difference as certain.
+
+    Args:
+        a_right_N: whether a is right on each image.
+        b_right_N: whether b is right on the same images, in the same order.
+        groups: of the images; None if these are independent.
+
+    With no images, the interval spans its whole range and the p-value is 1.
+    """
+    from scipy.stats import binomtest
+
+    a_right, b_right = a_right_N.astype(bool), b_right_N.astype(bool)
+    n = len(a_right)
+    only_a = int((a_right & ~b_right).sum())
+    only_b = int((b_right & ~a_right).sum())
+    discordant = only_a + only_b
+    if groups is not None:
+        wins_N = b_right.astype(np.float64) - a_right
+        return PairedDifference(
+            difference=_with_groups(wins_N, groups),
+            only_a_right=only_a,
+            only_b_right=only_b,
+            p_value=sign_flip_p_value(groups.sums(wins_N)),
+            groups=groups.count,
+        )
+    p_value = float(binomtest(only_b, discordant).pvalue) if discordant else 1.0
+    return PairedDifference(
+        difference=difference(only_b, only_a, n),
+        only_a_right=only_a,
+        only_b_right=only_b,
+        p_value=p_value,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def difference(gained: int, lost: int, n: int) -> MetricEstimate:
+    """Return the difference with Tango's interval.
+
+    Cached, because many classes have the same three counts.
+
+    Args:
+        gained: number of images that only the second classifier gets right.
+        lost: number of images that only the first classifier gets right.
+        n: number of images.
+    """
+    low, high = _tango(gained, lost, n)
+    return MetricEstimate(value=(gained - lost) / n if n else 0.0, low=low, high=high, n=n)
+
+
+def sign_flip_p_value(wins_G: Array) -> float:
+    """Return the two-sided p-value of the exact test that exchanges two classifiers in each group.
+
+    If they are equally accurate, each group's net wins are as likely for one as for the other. The
+    p-value is the share of the 2^G assignments of signs whose sum is at least as far from 0 as the
+    observed one (Fisher's randomisation test; the asymptotic one is Durkalski et al. 2003,
+    Statistics in Medicine 22). It is exact for any number of groups: the sums are counted by
+    the product of the groups' characteristic functions. For groups of one image it is McNemar's.
+
+    Args:
+        wins_G: the number of images that only the second classifier gets right, minus those that
+            only the first one does, of each group.
+    """
+    sizes_M, counts_M = np.unique(np.abs(wins_G[wins_G != 0]).astype(np.int64), return_counts=True)
+    if not len(sizes_M):
+        return 1.0
+    reach = int((sizes_M * counts_M).sum())
+    # of the sum of the sizes with a positive sign, from 0 to reach, at `length` frequencies
+    length = reach + 1
+    frequencies = np.arange(length // 2 + 1)
+    turns = np.exp(-1j * np.pi * (frequencies * reach % (2 * length)) / length)
+    for size, count in zip(sizes_M.tolist(), counts_M.tolist(), strict=True):
+        turns *= np.cos(np.pi * (frequencies * size % (2 * length)) / length) ** count
+    probabilities = np.fft.irfft(turns, length)
+    sums = 2 * np.arange(length) - reach
+    extreme = float(probabilities[np.abs(sums) >= abs(int(wins_G.sum()))].sum())
+    return min(1.0, max(extreme, 2.0 ** (1 - int(counts_M.sum()))))
+
+
+def _with_groups(wins_N: Array, groups: ImageGroups) -> MetricEstimate:
+    """Return the difference with Tango's interval for the effective number of images.
+
+    Args:
+        wins_N: 1 where only the second classifier is right, -1 where only the first one is, else 0.
+        groups: of the images.
+    """
+    n, size = len(wins_N), groups.effective_size(wins_N)
+    gained, lost = ((wins_N == sign).mean() * size for sign in (1, -1))
+    low, high = _tango(gained, lost, size)
+    value = float(wins_N.mean())
+    return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
+
+
+def is_better(pair: PairedDifference, significance: float = 0.05) -> bool:
+    """Return whether b is more accurate than a, with a p-value below `significance`."""
+    return pair.difference.value > 0 and pair.p_value < significance
+
+
+def _tango(gained: float, lost: float, n: float) -> tuple[float, float]:
+    """Return the differences that Tango's score test does not reject; counts may be fractions."""
+    if n == 0:
+        return -1.0, 1.0
+    from scipy.optimize import brentq
+
+    difference = (gained - lost) / n
+
+    def statistic(delta: float) -> float:
+        b = -gained - lost + (2 * n - gained + lost) * delta
+        c = -lost * delta * (1 - delta)
+        share = (math.sqrt(max(b * b - 8 * n * c, 0.0)) - b) / (4 * n)
+        variance = n * (2 * share + delta * (1 - delta))
+        return (gained - lost - n * delta) / math.sqrt(max(variance, 1e-300))
+
+    edge = 1 - 1e-12
+    low, high = -1.0, 1.0
+    if difference > -1:
+        low = brentq(lambda d: statistic(d) - _Z, -edge, difference)
+    if difference < 1:
+        high = brentq(lambda d: statistic(d) + _Z, difference, edge)
+    return min(low, difference), max(high, difference)

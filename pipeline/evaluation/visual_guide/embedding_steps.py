@@ -1,0 +1,359 @@
+"""The first steps of the guide: from an image to one token for each patch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from patchline.pipeline.evaluation.visual_guide import receptive_field
+from patchline.pipeline.evaluation.visual_guide.pictures import (
+    SIGNED,
+    Picture,
+    matrix_uri,
+    patches_uri,
+    photo_uri,
+    png_uri,
+    sheet_uri,
+    tiled,
+)
+from patchline.pipeline.evaluation.visual_guide.story import Array, Shape, Step, Subject, shape_of
+
+_FILTERS = 28
+"""As many as in figure 7 of arXiv 2010.11929."""
+_NAMED_CLASSES = 12
+_NAMED_LAYERS = 4
+_SEARCHED_BESIDE = 60
+"""Components that are computed beside the shown ones, so that these are accurate."""
+
+
+def embedding_steps(subject: Subject) -> list[Step]:
+    """Return the steps from the image to the patches' tokens."""
+    return [
+        image_step(subject),
+        _patches(subject),
+        _flattening(subject),
+        _projection(subject),
+        _tokens(subject),
+    ]
+
+
+def example_step(subject: Subject) -> Step:
+    """Return the step about the data: the photograph, its label, and the classes."""
+    classes = subject.description.classes
+    listed = ", ".join(classes[:_NAMED_CLASSES])
+    more = f" and {len(classes) - _NAMED_CLASSES} more" if len(classes) > _NAMED_CLASSES else ""
+    truth = (
+        "Its true labels are not known here."
+        if subject.description.is_multi_label
+        else "Its true label is not known here."
+        if subject.true_label is None
+        else f"Its true label is “{classes[subject.true_label]}”."
+    )
+    return Step(
+        "example",
+        "An image and its label",
+        (
+            f"This is {subject.name}. {truth}",
+            (
+                f"The model has learned from labelled examples which of {len(classes)} labels an "
+                f"image has, any number of them: {listed}{more}."
+                if subject.description.is_multi_label
+                else f"The model has learned from labelled examples to tell {len(classes)} classes "
+                f"apart: {listed}{more}."
+            ),
+        ),
+        (subject.photo,),
+    )
+
+
+def image_step(subject: Subject) -> Step:
+    """Return the step about the image as the model gets it."""
+    pixels, image = subject.traced.pixels, subject.description.image
+    height, width, channels = pixels.shape
+    colours = "one grey value" if channels == 1 else "three values, red, green and blue"
+    resized = {
+        "crop": "scaled and cropped",
+        "squash": "scaled without keeping its proportions",
+        "pad": "scaled and padded with its mean colour",
+    }[image.resize]
+    low, high = float(subject.traced.input_CHW.min()), float(subject.traced.input_CHW.max())
+    return Step(
+        "image",
+        "The image becomes numbers",
+        (
+            (
+                f"The image is {resized} to {height} × {width} pixels. Each pixel is {colours} "
+                "from 0 to 255."
+            ),
+            (
+                "From each value the mean of the training images is subtracted, and the result is "
+                f"divided by their standard deviation. This image now ranges from {low:.2f} to "
+                f"{high:.2f}."
+            ),
+        ),
+        (
+            Picture(
+                photo_uri(pixels),
+                f"The image at {height} by {width} pixels, as it enters the model",
+                "What the model sees",
+                display="photo",
+                width=width,
+                height=height,
+            ),
+        ),
+        (shape_of("image", subject.traced.input_CHW, "C × H × W"),),
+    )
+
+
+def _patches(subject: Subject) -> Step:
+    rows, columns = subject.inside.grid
+    pixels = subject.traced.pixels
+    if subject.projection is None:
+        return _no_patches(subject)
+    *_, high, wide = subject.projection.weight_DCpq.shape
+    cut = Picture(
+        patches_uri(pixels, (rows, columns)),
+        f"The image cut into {rows} rows of {columns} patches",
+        f"{rows} × {columns} patches, read like a page: left to right, top to bottom",
+        display="photo",
+        width=pixels.shape[1],
+        height=pixels.shape[0],
+        live="cut",
+    )
+    return Step(
+        "patches",
+        "The image is cut into patches",
+        (
+            (
+                f"A Transformer reads a sequence, as of words. Here, a word is a patch of {high} × "
+                f"{wide} pixels: {rows * columns} of them, numbered from the top left."
+            ),
+        ),
+        (cut,),
+        (
+            Shape(
+                "patches",
+                (rows * columns, high, wide, pixels.shape[2]),
+                "n × p × p × C",
+            ),
+        ),
+        views=("patches",),
+    )
+
+
+def _no_patches(subject: Subject) -> Step:
+    rows, columns = subject.inside.grid
+    pixels = subject.traced.pixels
+    height, width, channels = pixels.shape
+    field = receptive_field.measure(
+        subject.model.get_submodule("patch_embedding"), height, width, channels
+    )
+    high, wide = field.size
+    least = "at least " if field.is_cut else ""
+    influence = np.sqrt(field.influence_HW)[..., None]
+    lit = (np.broadcast_to(pixels, (*pixels.shape[:2], 3)) * (0.15 + 0.85 * influence)).astype(
+        np.uint8
+    )
+    figure = Picture(
+        photo_uri(lit),
+        f"The image, lit where the token in the middle looks: {least}{high} by {wide} pixels",
+        "Lit: the pixels that the token in the middle depends on",
+        display="photo",
+        width=pixels.shape[1],
+        height=pixels.shape[0],
+    )
+    return Step(
+        "patches",
+        "The image is not cut into separate patches",
+        (
+            (
+                f"This model's patch embedding reads areas of {least}{high} × {wide} pixels, which "
+                f"overlap. It still makes one token for each place of a grid of {rows} × "
+                f"{columns}, numbered from the top left."
+            ),
+            "From here on, “patch” means such a place.",
+        ),
+        (figure,),
+        applies=False,
+    )
+
+
+def _flattening(subject: Subject) -> Step:
+    projection = subject.projection
+    if projection is None:
+        return Step(
+            "flattening",
+            "No patch is flattened",
+            ("The layers of the patch embedding read the image's pixels where they are.",),
+            applies=False,
+        )
+    patch = int(projection.flat_nP.std(dim=1).argmax())  # the one with the most to see
+    flat_P = projection.flat_nP[patch].numpy()
+    return Step(
+        "flattening",
+        "A patch becomes a row of numbers",
+        (
+            (
+                f"The values of a patch are written in one row, one channel after the other. Patch "
+                f"{patch + 1} becomes these {len(flat_P)} numbers."
+            ),
+        ),
+        (
+            Picture(
+                matrix_uri(flat_P[None]),
+                f"The {len(flat_P)} values of patch {patch + 1} in one row",
+                f"Patch {patch + 1}: blue is below the mean of the training images, orange above",
+                display="strip",
+                width=len(flat_P),
+                live="flat",
+            ),
+        ),
+        (
+            shape_of("xₚ", projection.flat_nP[patch], "p² C"),
+            shape_of("all patches", projection.flat_nP, "n × p² C"),
+        ),
+    )
+
+
+def _projection(subject: Subject) -> Step:
+    projection = subject.projection
+    if projection is None:
+        return _convolutions(subject)
+    weight_DCpq = projection.weight_DCpq
+    embed_dim, channels, high, wide = weight_DCpq.shape
+    components = _components(weight_DCpq)
+    what = "in colour" if channels == 3 else "in grey"  # noqa: PLR2004 - RGB
+    return Step(
+        "projection",
+        "Each patch is projected to a vector",
+        (
+            (
+                f"The row of {weight_DCpq[0].numel()} numbers is multiplied by a learned matrix E. "
+                f"The result is a vector of D = {embed_dim} numbers, the patch's token."
+            ),
+            (
+                "Each column of E is a filter: a small picture that the patch is compared with. "
+                f"The {len(components)} main patterns among the filters are shown {what}."
+            ),
+            (
+                f"The same map is a convolution with {embed_dim} filters of {high} × {wide} pixels "
+                "that moves by a whole patch at a time."
+            ),
+        ),
+        (
+            Picture(
+                _filters_uri(components),
+                f"The first {len(components)} principal components of the learned filters",
+                f"First {len(components)} principal components of the {embed_dim} filters",
+                width=7 * (wide + 1) - 1,
+                height=-(-len(components) // 7) * (high + 1) - 1,
+            ),
+        ),
+        (
+            Shape("E", (weight_DCpq[0].numel(), embed_dim), "p² C × D"),
+            shape_of("as a convolution", weight_DCpq, "D × C × p × p"),
+        ),
+    )
+
+
+def _convolutions(subject: Subject) -> Step:
+    """Return the step of an embedding that is not one linear map."""
+    inside = subject.inside
+    layers = [
+        _filters(module)
+        for module in subject.model.get_submodule("patch_embedding").modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
+    shown, more = layers[:_NAMED_LAYERS], len(layers) - _NAMED_LAYERS
+    listed = ", then ".join(shown) + (f", and {more} more layers" if more > 0 else "")
+    maps_Dhw = inside.patch_tokens.T.reshape(-1, *inside.grid)[:_FILTERS].numpy()
+    limits = np.maximum(np.abs(maps_Dhw).max(axis=(1, 2), keepdims=True), 1e-12)
+    sheet = tiled(maps_Dhw / (2 * limits) + 0.5, 7)
+    return Step(
+        "projection",
+        "Layers of filters instead of one projection",
+        (
+            (
+                "The tokens are not one linear map of flattened patches. The patch embedding has "
+                f"several layers{': ' + listed if listed else ''}."
+            ),
+            (
+                f"Each filter of the last layer answers at every place of the image: these are the "
+                f"first {len(maps_Dhw)} of {inside.patch_tokens.shape[1]} answers. A token is "
+                "what all of them say about one place."
+            ),
+        ),
+        (
+            Picture(
+                sheet_uri(sheet, SIGNED),
+                f"The first {len(maps_Dhw)} numbers of the tokens, each as a map of the image",
+                "Orange is positive, blue negative; each map is scaled to its own maximum",
+                width=sheet.shape[1],
+                height=sheet.shape[0],
+            ),
+        ),
+        (shape_of("feature map", inside.patch_tokens.T.reshape(-1, *inside.grid), "D × h × w"),),
+        applies=False,
+    )
+
+
+def _filters(layer: nn.Conv2d | nn.Linear) -> str:
+    """Describe the filters of a layer, which may use each of its weights twice."""
+    count = layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
+    mirrored = " in mirrored pairs" if count > len(layer.weight) else ""
+    return f"{count} filters of {' × '.join(map(str, layer.weight.shape[1:]))}{mirrored}"
+
+
+def _components(weight_DCpq: torch.Tensor) -> Array:
+    """Return the first principal components of the filters, scaled from 0 to 1: (k, p, p, C)."""
+    centred = weight_DCpq.flatten(1) - weight_DCpq.flatten(1).mean(dim=0)
+    count = min(_FILTERS, *centred.shape)
+    searched = min(count + _SEARCHED_BESIDE, *centred.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        # A whole SVD takes seconds for the 768 x 768 numbers of a ViT-B/16.
+        _, _, directions_Pk = torch.svd_lowrank(centred, q=searched, niter=10)
+    directions = directions_Pk[:, :count].T
+    kCpq = directions.reshape(count, *weight_DCpq.shape[1:])
+    largest = kCpq.abs().amax(dim=(1, 2, 3), keepdim=True)
+    scaled: Array = (0.5 + 0.5 * kCpq / largest).permute(0, 2, 3, 1).numpy()
+    return scaled
+
+
+def _filters_uri(components_kpqC: Array) -> str:
+    rgb = np.broadcast_to(components_kpqC, (*components_kpqC.shape[:3], 3))
+    sheet = tiled(rgb, 7)
+    alpha = np.where(np.isnan(sheet[..., :1]), 0, 255)
+    return png_uri(np.concatenate([np.nan_to_num(sheet) * 255, alpha], axis=-1).astype(np.uint8))
+
+
+def matrix_picture(subject: Subject, tokens: torch.Tensor, what: str) -> Picture:
+    """Return the picture of a matrix with one row for each token."""
+    rows, columns = tokens.shape
+    return Picture(
+        matrix_uri(tokens.numpy()),
+        f"{what}: a matrix of {rows} rows and {columns} columns",
+        f"{rows} rows, one for each {'token' if rows > subject.inside.num_patches else 'patch'}; "
+        f"{columns} columns. Blue is negative, orange positive",
+        display="matrix",
+        width=columns,
+        height=rows,
+    )
+
+
+def _tokens(subject: Subject) -> Step:
+    tokens_nD = subject.inside.patch_tokens
+    n, embed_dim = tokens_nD.shape
+    return Step(
+        "tokens",
+        "All patches together are a matrix",
+        (
+            (
+                f"The {n} tokens are the rows of one matrix. From here on the model sees no "
+                f"pixels, only these {n} × {embed_dim} numbers."
+            ),
+        ),
+        (matrix_picture(subject, tokens_nD, "The patches' tokens"),),
+        (shape_of("tokens", tokens_nD, "n × D"),),
+    )

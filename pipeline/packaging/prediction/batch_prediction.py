@@ -1,0 +1,450 @@
+"""Predict any number of images into a table: memory is bounded and an interruption resumable.
+
+Each of several threads reads, decodes and predicts a small batch, which occupies one core and fits
+its cache. Only a few batches are in flight at a time; their predictions are written in order.
+
+R: readable images in a batch, K: classes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from patchline.pipeline.data.reading.child_processes import processors
+from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.packaging.judging import JudgedImage
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.prediction.image_files import (
+    ImageFile,
+    check_images,
+    count_images,
+    find_images,
+    pixels_of,
+)
+from patchline.pipeline.packaging.prediction.prediction_job import (
+    FEWEST_IMAGES,
+    MODULE,
+    RESOURCES,
+    PredictedPart,
+    PredictionJob,
+)
+from patchline.pipeline.packaging.prediction.prediction_parts import (
+    ARGUMENT,
+    VERSION,
+    PredictionParts,
+    PredictionState,
+    open_parts,
+    part_schema,
+    parts_folder,
+)
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.missing_data import stays_here
+from patchline.pipeline.workers.part_files import read_lines, write_lines
+from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
+from patchline.pipeline.workspace.files import workspace_folder
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.table_cells import printable, table_cell
+
+SUFFIXES = (".csv", ".parquet")
+_BATCH = 16
+_MOST_THREADS = 8
+_AHEAD = 2
+"""Batches per thread that may be in flight or waiting to be written."""
+_PART_IMAGES = 4096
+_MOST_IMAGES_OF_WORKER = 50_000
+_FILES_FILE, _ROWS_FILE = "files.jsonl", "rows.parquet"
+_PART_PROBABILITIES = 4_000_000
+"""The most probabilities in a part: 16 MB."""
+
+OnProgress = Callable[[int, int, float], None]
+"""Called with the images done, the total, and images/s."""
+
+
+class PredictedTable(FrozenModel):
+    """The content of a finished table."""
+
+    images: int
+    """Rows of the table."""
+    unreadable: int
+    """Images that could not be read; see the column `error`."""
+    first_errors: tuple[tuple[str, str], ...]
+    """Names and reasons of the first twenty of them."""
+    answered_before: int
+    """Images that an interrupted command had predicted."""
+    changed: int = 0
+    """Images that it had predicted as well, whose files have changed since; predicted again."""
+    warning: str = ""
+    """Which images have values outside of the range that the model was trained with."""
+
+
+class _PredictedBatch(NamedTuple):
+    files: list[ImageFile]
+    errors: list[str | None]
+    probabilities_RK: np.ndarray[Any, Any]
+    judged: list[JudgedImage]
+    """What is said about the readable images beside their probabilities."""
+
+
+def check_table(out: Path, top_k: int) -> None:
+    """Refuse a table that cannot be written.
+
+    Raises:
+        ConfigError: if the file extension or the number of classes is wrong.
+    """
+    if out.suffix not in SUFFIXES:
+        raise ConfigError(f"--out is {out}, but must end in .csv or .parquet. Rename it.")
+    if out.is_dir():
+        raise ConfigError(f"--out is {out}, which is a folder. Give a file.")
+    if top_k < 1:
+        raise ConfigError(f"--top-k is {top_k}, but must be at least 1. Choose a larger number.")
+
+
+def predict_images(
+    model: PackagedModel,
+    model_id: str,
+    images: Sequence[Path],
+    out: Path,
+    *,
+    top_k: int = 3,
+    probabilities: bool = True,
+    coverage: float | None = None,
+    restart: bool = False,
+    on_progress: OnProgress | None = None,
+) -> PredictedTable:
+    """Predict image files and all files below folders into a table.
+
+    The columns are `image`, `label`, `probability`, `error`, `top_k` (JSON), `set` (JSON; null if
+    it is not known), `coverage`, `warnings` (JSON) and `unchecked` (JSON: kinds of warnings that
+    the model has no limit for); a Parquet file also has `probabilities` in the order of `classes`,
+    a JSON list in its metadata. That of a multi-label model has `labels` (JSON: the names, the most
+    probable first), and as CSV a column of probabilities for each label. For an image that cannot
+    be read, `error` holds the reason. The predictions of an interrupted call are kept, even of
+    files deleted since; files added or changed since are predicted.
+
+    Args:
+        model: the packaged model.
+        model_id: identifies the model; an interrupted call resumes only with the same one.
+        images: files, folders of files, or archives.
+        out: a .csv or .parquet file; it is replaced at the very end.
+        top_k: number of classes in the column `top_k`.
+        probabilities: whether a Parquet file, and a CSV file of a multi-label model, includes the
+            probabilities of all classes.
+        coverage: probability that a set holds the true class; by default the package's own.
+        restart: discard the predictions of an interrupted call.
+        on_progress: called after each batch.
+
+    Raises:
+        DataError: if a path does not exist, a folder or an archive holds no images, or an archive
+            cannot be read.
+        ConfigError: if the table's name or the state of an interrupted call does not match.
+        StorageError: if the disk is full or read-only; earlier predictions are kept.
+    """
+    check_table(out, top_k)
+    left_out = (out, parts_folder(out))
+    check_images(images, left_out)
+    total = count_images(images, left_out)
+    whole = probabilities and out.suffix == ".parquet"
+    spread = probabilities and not whole and model.is_multi_label
+    given = tuple(printable(str(path)) for path in images)
+    state = PredictionState(
+        model=model_id, images=given, top_k=top_k, probabilities=whole or spread, coverage=coverage
+    )
+    rows = max(_BATCH, min(_PART_IMAGES, _PART_PROBABILITIES // len(model.classes)))
+    schema = _schema(model, model_id, whole=whole, spread=spread)
+    with open_parts(out, state, schema, rows=rows, restart=restart) as parts:
+        before, left = parts.count(), total
+        if before:  # what of it still counts is known once all files are compared with it
+            left = sum(1 for _ in parts.without_done(find_images(images, left_out)))
+        answered = before - parts.changed
+        files = parts.without_done(find_images(images, left_out))
+        progress, warnings = _Progress(on_progress, answered, answered + left), [""]
+        divided = number_of_parts(RESOURCES, left, FEWEST_IMAGES)
+        listed = list(files) if divided > 1 else []
+        if listed and not any(stays_here(each, ()) for each in _archives_of(listed)):
+            job = _job(model, model_id, top_k, whole=whole, coverage=coverage).model_copy(
+                update={"spread": spread}
+            )
+            warnings = _fill_by_workers(parts, job, listed, divided, progress)
+        else:
+            _fill(parts, model, chain(listed, files), top_k, coverage, progress)
+        changed = parts.changed
+        totals = parts.merge(out)
+        parts.remove()
+    return PredictedTable(
+        images=totals.images,
+        unreadable=totals.errors,
+        first_errors=totals.first_errors,
+        answered_before=before - changed,
+        changed=changed,
+        warning="; ".join(dict.fromkeys(each for each in [*warnings, model.fits.words()] if each)),
+    )
+
+
+def _job(
+    model: PackagedModel, model_id: str, top_k: int, *, whole: bool, coverage: float | None
+) -> PredictionJob:
+    """Return the job of a part without its images."""
+    onnx_file, description_file = (file.resolve() for file in model.files)
+    return PredictionJob(
+        onnx_file=onnx_file,
+        description_file=description_file,
+        model_id=model_id,
+        files=Path(),
+        top_k=top_k,
+        whole=whole,
+        coverage=coverage,
+        rows=Path(),
+    )
+
+
+def _fill_by_workers(
+    parts: PredictionParts,
+    job: PredictionJob,
+    files: list[ImageFile],
+    divided: int,
+    progress: _Progress,
+) -> list[str]:
+    """Let workers predict, each a range of the files, and add their rows in order.
+
+    Returns:
+        The warnings of the workers.
+    """
+    divided = max(divided, -(-len(files) // _MOST_IMAGES_OF_WORKER))
+    place = workspace_folder.place()
+    workspace_folder.make_folder(place)
+    warnings = []
+    with TemporaryDirectory(dir=place, prefix=".building-") as scratch:
+        jobs = []
+        for number in range(divided):
+            part = slice(*(len(files) * each // divided for each in (number, number + 1)))
+            folder = Path(scratch) / f"part-{number}"
+            images = list(map(_absolute, files[part]))
+            own = {
+                "files": write_lines(folder / _FILES_FILE, images),
+                "archives": tuple(_archives_of(images)),
+                "rows": folder / _ROWS_FILE,
+            }
+            jobs.append(JobPart[PredictedPart](folder, job.model_copy(update=own)))
+        done = [0] * divided
+
+        def see(number: int, event: Event) -> None:
+            if event["kind"] == "progress":
+                progress.advance(event["done"] - done[number])
+                done[number] = event["done"]
+
+        results = run_parts(MODULE, jobs, PredictedPart, see, RESOURCES)
+        with closing(results):
+            for number, result in enumerate(results):
+                for table in _rows_in(Path(scratch) / f"part-{number}" / _ROWS_FILE):
+                    parts.add(table.cast(parts.schema))
+                parts.flush()
+                progress.advance(result.images - done[number])
+                warnings.append(result.warning)
+    return warnings
+
+
+def _archives_of(files: Iterable[ImageFile]) -> list[Path]:
+    """Return the archives that files are in."""
+    return [Path(each) for each in dict.fromkeys(file.archive for file in files) if each]
+
+
+def _absolute(file: ImageFile) -> ImageFile:
+    """Return the file as a worker on another machine finds it; its name stays."""
+    path = file.path if file.archive else str(Path(file.path).absolute())
+    return file._replace(path=path, archive=file.archive and str(Path(file.archive).absolute()))
+
+
+def _rows_in(file: Path) -> Iterator[pa.Table]:
+    with pyarrow.parquet.ParquetFile(file) as opened:
+        for batch in opened.iter_batches(_PART_IMAGES):
+            yield pa.Table.from_batches([batch])
+
+
+def _files_of(job: PredictionJob) -> Iterator[ImageFile]:
+    return (ImageFile(*each) for each in read_lines(job.files))
+
+
+def write_rows(job: PredictionJob, model: PackagedModel, on_done: Callable[[int], None]) -> None:
+    """Write the rows of a part's images, in their order, into a Parquet file."""
+    own = _schema(model, job.model_id, whole=job.whole, spread=job.spread)
+    schema = part_schema(own)
+    done = 0
+    with (
+        replacing(job.rows) as temporary,
+        pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
+        closing(_predictions(model, _files_of(job), job.coverage)) as batches,
+    ):
+        for batch in batches:
+            writer.write_table(_table(batch, schema, model, job.top_k))
+            done += len(batch.files)
+            on_done(done)
+
+
+def _fill(
+    parts: PredictionParts,
+    model: PackagedModel,
+    files: Iterator[ImageFile],
+    top_k: int,
+    coverage: float | None,
+    progress: _Progress,
+) -> None:
+    try:
+        with closing(_predictions(model, files, coverage)) as batches:
+            for batch in batches:
+                parts.add(_table(batch, parts.schema, model, top_k))
+                progress.advance(len(batch.files))
+    except (KeyboardInterrupt, SystemExit):
+        parts.flush()
+        raise
+
+
+class _Progress:
+    """Counts images and reports the rate."""
+
+    def __init__(self, on_progress: OnProgress | None, done: int, total: int) -> None:
+        self._on_progress = on_progress
+        self._before, self._done, self._total = done, done, total
+        self._began = time.monotonic()
+
+    def advance(self, images: int) -> None:
+        self._done += images
+        if self._on_progress:
+            seconds = max(time.monotonic() - self._began, 1e-9)
+            rate = (self._done - self._before) / seconds
+            self._on_progress(self._done, max(self._done, self._total), rate)
+
+
+def _predictions(
+    model: PackagedModel, files: Iterator[ImageFile], coverage: float | None
+) -> Generator[_PredictedBatch, None, None]:
+    """Yield the predictions of all files, batch by batch, in order."""
+    cores = processors()
+    threads = min(cores, _MOST_THREADS)
+    shared = model.with_threads(max(1, cores // threads))
+    batches = iter(lambda: list(islice(files, _BATCH)), [])
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="predict")
+    with _opencv_in_one_thread():
+        try:
+            futures = (pool.submit(_predict_batch, shared, batch, coverage) for batch in batches)
+            yield from _in_order(futures, ahead=_AHEAD * threads)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _in_order(futures: Iterable[Future[_PredictedBatch]], ahead: int) -> Iterator[_PredictedBatch]:
+    """Yield results in order, with at most `ahead` more in flight."""
+    waiting: deque[Future[_PredictedBatch]] = deque()
+    for future in futures:
+        waiting.append(future)
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _predict_batch(
+    model: PackagedModel, files: list[ImageFile], coverage: float | None
+) -> _PredictedBatch:
+    pixels: list[np.ndarray[Any, Any]] = []
+    errors: list[str | None] = []
+    for file in files:
+        reason: str | None = None
+        try:
+            pixels.append(pixels_of(model, file))
+        except UndecodableImageError as error:
+            reason = printable(str(error))
+        errors.append(reason)
+    probabilities_RK = np.empty((0, len(model.classes)), np.float32)
+    judged: list[JudgedImage] = []
+    if pixels:
+        probabilities_RK, judged = model.judged(pixels, coverage)
+    return _PredictedBatch(files, errors, probabilities_RK, judged)
+
+
+def _schema(model: PackagedModel, model_id: str, *, whole: bool, spread: bool = False) -> pa.Schema:
+    fields = {"image": pa.string()}
+    fields |= {"labels": pa.string()} if model.is_multi_label else {}
+    fields |= {"label": pa.string(), "probability": pa.float64()}
+    fields |= {"error": pa.string(), "top_k": pa.string()}
+    fields |= {"set": pa.string(), "coverage": pa.float64(), "warnings": pa.string()}
+    fields |= {"unchecked": pa.string()}
+    fields |= {"probabilities": pa.list_(pa.float32())} if whole else {}
+    if spread:
+        fields |= dict.fromkeys(_label_columns(model.classes, fields), pa.float32())
+    return pa.schema(fields, metadata={"classes": json.dumps(model.classes), "model": model_id})
+
+
+def _label_columns(labels: Sequence[str], taken: Container[str]) -> list[str]:
+    """Return the name of each label's column: its own, unless another column is called so."""
+    names = [f"class {label}" if label in taken else label for label in labels]
+    return [table_cell(name) for name in names]  # a spreadsheet would compute some
+
+
+def _table(batch: _PredictedBatch, schema: pa.Schema, model: PackagedModel, top_k: int) -> pa.Table:
+    """Return the rows of a batch."""
+    nothing: dict[str, Any] = {"label": None, "probability": None, "top_k": [], "labels": []}
+    answers: list[dict[str, Any]] = [nothing] * len(batch.files)
+    readable = [row for row, error in enumerate(batch.errors) if error is None]
+    for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
+        answers[row] = model.verdict(row_K, top_k)
+    unsaid: dict[str, Any] = {"set": None, "coverage": None, "warnings": []}
+    said = [{**unsaid, "unchecked": model.judge.unchecked} for _ in answers]
+    for row, judged in zip(readable, batch.judged, strict=True):
+        said[row] = model.reliability(judged)
+    columns: dict[str, Any] = {
+        ARGUMENT.name: [file.argument for file in batch.files],
+        VERSION.name: [file.version for file in batch.files],
+        "image": [file.name for file in batch.files],
+        "label": [each["label"] for each in answers],
+        "probability": [each["probability"] for each in answers],
+        "error": batch.errors,
+        "top_k": [json.dumps(each["top_k"]) for each in answers],
+        "set": [None if each["set"] is None else json.dumps(each["set"]) for each in said],
+        "coverage": [each["coverage"] for each in said],
+        "warnings": [json.dumps(each["warnings"]) for each in said],
+        "unchecked": [json.dumps(each["unchecked"]) for each in said],
+    }
+    rows: list[np.ndarray[Any, Any] | None] = [None] * len(answers)
+    for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
+        rows[row] = row_K
+    if model.is_multi_label:
+        columns["labels"] = [
+            json.dumps([label["label"] for label in each["labels"]], ensure_ascii=False)
+            if error is None
+            else None
+            for each, error in zip(answers, batch.errors, strict=True)
+        ]
+    if "probabilities" in schema.names:
+        columns["probabilities"] = rows
+    elif len(schema.names) > len(columns):  # one for each label
+        names = schema.names[len(columns) :]
+        for k, name in enumerate(names):
+            columns[name] = [None if row_K is None else row_K[k] for row_K in rows]
+    return pa.table(columns, schema=schema)
+
+
+@contextmanager
+def _opencv_in_one_thread() -> Iterator[None]:
+    """Keep OpenCV from starting threads, because each thread here decodes its own image."""
+    before = cv2.getNumThreads()
+    cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(before)

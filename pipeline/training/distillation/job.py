@@ -1,0 +1,106 @@
+"""The input and the result of the process in which a teacher predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from patchline.pipeline.data.ingested_data import SeenBefore
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.workers.job_paths import SAME_PLACE
+
+MODULE = "patchline.pipeline.training.distillation"
+"""Of the worker."""
+
+
+class ImagesToTeach(FrozenModel):
+    """Images of a manifest."""
+
+    manifest_file: Path
+    root: Annotated[Path, SAME_PLACE]
+    """What the manifest's paths are relative to."""
+    splits: tuple[str, ...]
+
+
+class TeachingJob(FrozenModel):
+    """Which images a teacher predicts, and how."""
+
+    teacher: Path
+    """Folder of its model."""
+    name: str
+    sha256: str
+    """Of its weights."""
+    classes: tuple[str, ...]
+    """Of the run."""
+    task: Task = SINGLE_LABEL
+    """Of the run and its teacher."""
+    images: tuple[ImagesToTeach, ...]
+    """The labelled images, then the unlabelled ones."""
+    views: int
+    mirrored: bool
+    """Whether a mirrored image still shows its class."""
+    device: str
+    threads: int | None
+    workspace: Path
+
+
+class Taught(FrozenModel):
+    """What a teacher has predicted for the images that a run trains on."""
+
+    file: Path
+    """Logits, float32 (M, V * K): images, views, classes of the run."""
+    splits: tuple[str, ...]
+    """Of the labelled images; the unlabelled ones follow them."""
+    labelled: int
+    unlabelled: int
+    """Number of images."""
+    views: int
+    """Number of views of each image."""
+    task: Task = SINGLE_LABEL
+    agreement: float
+    """Fraction of the labelled images for which the teacher predicts the label; of sets of labels,
+    the mAP of its predictions of these images."""
+    images_per_second: float = 0.0
+    """Of those that were predicted now; 0 if all were stored."""
+
+    @property
+    def images(self) -> int:
+        """Number of all images."""
+        return self.labelled + self.unlabelled
+
+    def share_in_targets(self, weight: float) -> str:
+        """Return what its predictions are for the training, as a clause.
+
+        Args:
+            weight: share of the teacher in the target of a labelled image.
+        """
+        labelled = counted(self.labelled, "labelled image")
+        words = f"its predictions are {weight:.0%} of the targets of {labelled}"
+        if self.unlabelled:
+            words += f", and the targets of {counted(self.unlabelled, 'unlabelled image')}"
+        return f"{words}; {self._agrees}"
+
+    @property
+    def _agrees(self) -> str:
+        """How far the teacher and the labels agree, as a clause."""
+        if self.task == MULTI_LABEL:
+            return f"its mAP on the labelled ones is {self.agreement:.1%}"
+        return f"it predicts the label of {self.agreement:.1%} of the labelled ones"
+
+    def sentence(self, before: SeenBefore) -> str:
+        """Return how many images the teacher has predicted, and how far it agrees with the labels.
+
+        Args:
+            before: what it has seen of the data; it may have been trained on the labels.
+        """
+        further = f" and {self.unlabelled:,} without labels" if self.unlabelled else ""
+        views = f", in {self.views} views each" if self.views > 1 else ""
+        own = ""
+        if before.trained:
+            own = f" ({before.trained:,} of which were used to train {before.weights})"
+        elif not before.provenance.is_known:
+            own = " (whether it was trained on these is not known)"
+        labelled = counted(self.labelled, "labelled image")
+        return f"the teacher has predicted {labelled}{further}{views}; {self._agrees}{own}"

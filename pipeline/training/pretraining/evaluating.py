@@ -1,0 +1,168 @@
+"""Evaluate a run without labels: test the objective, then write the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from patchline.pipeline.data.seen_images import about_test_images
+from patchline.pipeline.evaluation.evaluating import about_run
+from patchline.pipeline.evaluation.html_page import picture, render, vector_graphic
+from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean_of_repeats
+from patchline.pipeline.evaluation.plots import training_curves
+from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.pretraining.job import (
+    PicturedImage,
+    PretrainingJob,
+    PretrainingResult,
+)
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.launcher import Resources
+from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
+
+LOSS = "test/loss"
+HTML_FILE, JSON_FILE = "report.html", "report.json"
+
+
+class PretrainingReport(FrozenModel):
+    """The result of a pre-training on the test images."""
+
+    name: str
+    """Of the registered encoder."""
+    objective: str
+    data_fingerprint: str
+    images: int
+    metrics: dict[str, MetricEstimate]
+    """The mean loss, `test/loss`, with its t interval."""
+    pictures: tuple[PicturedImage, ...]
+
+    @property
+    def loss(self) -> MetricEstimate:
+        """Mean loss of the test images."""
+        return self.metrics[LOSS]
+
+    @property
+    def warning(self) -> str:
+        """Nothing: only a classifier that starts from an encoder shows how good it is."""
+        return ""
+
+
+def write_report(
+    report: PretrainingReport,
+    page: ReportPage,
+    folder: Path,
+    history: Sequence[Mapping[str, Any]],
+    preview: Path | None,
+) -> Path:
+    """Write the report as JSON and as a self-contained page, and return the page's path.
+
+    Args:
+        report: the metrics.
+        page: the text.
+        folder: has the pictures, and receives the files.
+        history: of the training.
+        preview: picture of the augmentation.
+    """
+    write_text(folder / JSON_FILE, report.model_dump_json(indent=2) + "\n")
+    images = [
+        (image.path, [(view.title, picture(folder / view.file)) for view in image.views])
+        for image in report.pictures
+    ]
+    text = render(
+        "pretraining.html.j2",
+        report=report,
+        page=page,
+        images=images,
+        curves=vector_graphic(training_curves(history, ("loss",))) if history else "",
+        preview=picture(preview) if preview else "",
+    )
+    write_text(folder / HTML_FILE, text)
+    return folder / HTML_FILE
+
+
+MODULE = "patchline.pipeline.training.pretraining"
+_PATHS: dict[str, Any] = {"best": True}
+_UNLIMITED = (0.0, float("inf"))
+
+
+class PretrainingEvaluated(FrozenModel):
+    """The report and its files."""
+
+    report: PretrainingReport
+    folder: Path
+    html: Path
+
+
+def ingredients(run: TrainedRun) -> Ingredients:
+    """Return everything that determines the report."""
+    return {
+        **run.ingredients,
+        **stage_keys.all_settings(run.config),
+        **stage_keys.software(run.config, "objective"),
+        "notes": "\n".join((run.data.split_origin, *run.data.notes)),
+        "training": run.trained.model_dump_json(exclude=_PATHS),
+    }
+
+
+def evaluate_encoder(
+    run: TrainedRun, folder: Path, on_event: Callable[[Event], None]
+) -> PretrainingEvaluated:
+    """Test what was pre-trained and write the report.
+
+    Args:
+        run: the training with the best weights.
+        folder: receives `report.html`, `report.json` and the pictures.
+        on_event: receives the progress.
+    """
+    config, data, trained = run.config, run.data, run.trained
+    job = PretrainingJob(
+        config=config,
+        trained=trained.best.resolve(),
+        manifest_file=data.manifest_file.resolve(),
+        store=run.prepared.store.resolve(),
+        image=run.prepared.image,
+        device=trained.device,
+        pictures=config.evaluation.gallery_size,
+        folder=folder.resolve(),
+    )
+    resources = Resources.for_device(trained.device)
+    tested = run_worker(
+        MODULE, folder.parent / "testing", job, PretrainingResult, on_event, resources
+    )
+    report = PretrainingReport(
+        name=str(config.name),
+        objective=config.objective.name,
+        data_fingerprint=data.fingerprint,
+        images=tested.images,
+        metrics={LOSS: _mean(tested.losses)},
+        pictures=tested.pictures,
+    )
+    preview = trained.best.parent / "augmentation_preview.png"
+    page = ReportPage(
+        title=f"{config.name}: pre-training report",
+        lead=about_test_images(data.seen_before),
+        facts={
+            **about_run(run),
+            "Best weights": f"epoch {trained.best_epoch:.4g}, validation loss "
+            f"{trained.best_validation_loss:.4g}",
+        },
+        notes=data.notes,
+        settings=stage_keys.all_settings(config),
+    )
+    history = [record.model_dump() for record in trained.history]
+    shown = preview if preview.exists() else None
+    html = write_report(report, page, folder, history, shown)
+    return PretrainingEvaluated(report=report, folder=folder, html=html)
+
+
+def _mean(losses: tuple[float, ...]) -> MetricEstimate:
+    """Return the mean of the losses with its t interval; of a single one, the value alone."""
+    if len(losses) == 1:
+        return MetricEstimate(value=losses[0], low=losses[0], high=losses[0], n=1)
+    return mean_of_repeats(losses, _UNLIMITED)

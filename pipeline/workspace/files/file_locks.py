@@ -1,0 +1,196 @@
+"""Locks on files: the one way in which processes of this machine exclude and detect each other.
+
+The operating system releases a lock when its holder ends, however it ends. Checking a lock holds it
+for a moment, so a holder that expects to be checked waits a few seconds instead of failing at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
+
+_FOREVER = -1.0
+_PAUSE_SECONDS = 0.05
+
+
+def acquire(file: Path, wait_seconds: float = _FOREVER) -> BaseFileLock | None:
+    """Acquire the lock on a file and return it; the caller releases it.
+
+    Args:
+        file: created with its folder if it does not exist.
+        wait_seconds: how long to wait for another holder; without it, until the lock is free.
+
+    Returns:
+        None if another holder still has the lock after the wait.
+
+    Raises:
+        StorageError: if the file may not be written.
+    """
+    lock = FileLock(file, thread_local=False)
+    with storage_errors(file):
+        make_folder(file.parent)
+        try:
+            lock.acquire(timeout=wait_seconds)
+        except Timeout:
+            return None
+    return lock
+
+
+@contextmanager
+def locked(file: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock on a file while the block runs; wait until it is free.
+
+    Args:
+        file: created with its folder if it does not exist.
+        on_wait: called once if another holder has the lock.
+
+    Raises:
+        StorageError: if the file may not be written.
+    """
+    with try_lock(file) as free:
+        if free:
+            yield
+            return
+    if on_wait:
+        on_wait()
+    with try_lock(file, _FOREVER):
+        yield
+
+
+@contextmanager
+def try_lock(file: Path, wait_seconds: float = 0.0) -> Iterator[bool]:
+    """Hold the lock on a file while the block runs, if it can be acquired; yield whether it was.
+
+    Args:
+        file: created with its folder if it does not exist.
+        wait_seconds: how long to wait for another holder.
+
+    Raises:
+        StorageError: if the file may not be written.
+    """
+    lock = acquire(file, wait_seconds)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+class LockState(Enum):
+    """What can be seen of the lock on a file."""
+
+    HELD = "held"
+    FREE = "free"
+    INVISIBLE = "invisible"
+    """The file is missing or may not be opened, which says nothing about a holder."""
+
+
+def state_of(file: Path, wait_seconds: float = 0.0) -> LockState:
+    """Return the state of the lock on a file.
+
+    The check itself is a shared lock where the system has such (not on Windows): any number of
+    processes may check at the same time, and see the holder and not each other.
+
+    Args:
+        file: is not created; it may belong to another user, and be read-only.
+        wait_seconds: how long the lock must stay held, because whoever removes what a dead holder
+            left behind holds the lock for a moment.
+    """
+    if sys.platform == "win32":
+        return _state_by_holding(file, wait_seconds)
+    import fcntl
+
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return LockState.INVISIBLE
+    deadline = time.monotonic() + wait_seconds
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return LockState.HELD
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                return LockState.FREE
+    except OSError:
+        return LockState.INVISIBLE
+    finally:
+        os.close(handle)
+
+
+def _state_by_holding(file: Path, wait_seconds: float) -> LockState:
+    """Return the state of a lock where there are no shared locks: hold it for a moment."""
+    try:
+        file.stat()
+        with FileLock(file, timeout=wait_seconds):
+            return LockState.FREE
+    except Timeout:
+        return LockState.HELD
+    except OSError:
+        return LockState.INVISIBLE
+
+
+def is_held(file: Path, wait_seconds: float = 0.0) -> bool:
+    """Return whether a process of this machine holds the lock on a file; see `state_of`.
+
+    For files of this user's own folder, where a missing file has no holder. Whether the owner of a
+    run is alive is decided by `patchline.pipeline.workspace.tracking.liveness`.
+    """
+    return state_of(file, wait_seconds) is LockState.HELD
+
+
+def identity(file: Path) -> str:
+    """Return what tells the lock on this file from any other lock: kernel, device and file number.
+
+    Whoever sees the same identity at the same path sees the same lock, whatever the names of the
+    machine and of the container are. A copy of the file, the same path in another container, and
+    the same file on another machine have other identities.
+
+    Returns:
+        An empty string if it cannot be had.
+    """
+    try:
+        status = file.stat()
+    except OSError:
+        return ""
+    kernel = running_kernel()
+    return f"{kernel} {status.st_dev} {status.st_ino}" if kernel else ""
+
+
+def same_file(file: Path, of_identity: str) -> bool:
+    """Return whether a file has the file number of an identity, maybe on another machine."""
+    try:
+        return of_identity.rpartition(" ")[2] == str(file.stat().st_ino)
+    except OSError:
+        return False
+
+
+@functools.cache
+def running_kernel() -> str:
+    """Return the id of the running kernel, which changes with each boot.
+
+    Containers on one machine share it, and machines with the same name do not. Where the system has
+    no such id, the name and the network address of the machine stand for it.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return ""
+    return f"{socket.gethostname()}-{uuid.getnode():x}"

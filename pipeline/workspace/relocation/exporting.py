@@ -1,0 +1,210 @@
+"""Write a workspace into one archive while runs are going on.
+
+The databases are copied first, by SQLite's backup, so that each is whole at one moment; the files
+that they name were written before. Every file is read once, with its digest; the list of digests is
+the last member. An archive holds no secret of a server, no lock, and no image of the user.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import io
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from importlib import metadata
+from pathlib import Path
+from typing import BinaryIO
+
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.workspace.files import workspace_identity
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.path_uris import artifact_path
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.relocation.archive_members import (
+    DATABASES,
+    LIST,
+    PREFECT,
+    Contents,
+    Member,
+    files,
+)
+from patchline.pipeline.workspace.tracking.tracking_store import DATABASE
+
+_BUSY_SECONDS = 60.0
+_PIECE_BYTES = 1 << 20
+_SECRETS = (
+    "DELETE FROM configuration WHERE key = 'ENCRYPTION_KEY'",
+    "DELETE FROM block_document",
+    "DELETE FROM automation WHERE tags LIKE '%patchline.notification%'",
+)
+"""Webhook addresses, encrypted, and the key that older databases keep beside them; and the
+notifications, which would post to no address."""
+Progress = Callable[[str, int, int], None]
+
+
+def export(folder: Path, target: Path, progress: Progress, *, caches: bool = False) -> Contents:
+    """Write the workspace of a folder into an archive.
+
+    Args:
+        folder: holds `.patchline` and `mlflow.db`.
+        target: the archive; replaced as a whole once it is complete.
+        progress: called with a label, the bytes that are written, and all bytes.
+        caches: whether to include what the next run makes again from the images.
+
+    Raises:
+        ConfigError: if there is no workspace, or the archive exists or would lie in what it holds.
+        StorageError: if a file cannot be read or the archive cannot be written.
+    """
+    _check(folder, target)
+    with storage_errors(target), tempfile.TemporaryDirectory(prefix="patchline-export-") as scratch:
+        databases = _copied_databases(folder, Path(scratch))
+        runs, models, outside = _counts(databases.get(DATABASE), folder)
+        sources = {**databases, **{path: folder / path for path in files(folder, caches=caches)}}
+        with replacing(target) as temporary:
+            temporary.touch(mode=0o600)
+            members = _write(temporary, sources, progress)
+            contents = Contents(
+                patchline=metadata.version("patchline"),
+                created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+                folder=str(folder),
+                runs=runs,
+                models=models,
+                caches=caches,
+                outside=outside,
+                members=members,
+            )
+            with tarfile.open(temporary, "a", format=tarfile.PAX_FORMAT) as archive:
+                _add(
+                    archive,
+                    LIST,
+                    io.BytesIO(text := contents.model_dump_json().encode()),
+                    len(text),
+                )
+    return contents
+
+
+def _check(folder: Path, target: Path) -> None:
+    if not (folder / WORKSPACE).is_dir() and not (folder / DATABASE).is_file():
+        raise ConfigError(
+            f"The folder {folder} holds no workspace: no {WORKSPACE} and no {DATABASE}. Run the "
+            "command in the folder where `patchline run` was started."
+        )
+    if target.exists():
+        raise ConfigError(f"{target} exists. Choose another name for the archive, or delete it.")
+    if not target.absolute().parent.is_dir():
+        raise ConfigError(f"The folder of {target} does not exist. Create it first.")
+    inside = [folder / WORKSPACE, folder / "mlruns"]
+    if any(target.resolve().is_relative_to(each.resolve()) for each in inside):
+        raise ConfigError(f"{target} would lie inside what it archives. Choose another folder.")
+
+
+def _copied_databases(folder: Path, scratch: Path) -> dict[str, Path]:
+    """Return copies of the databases, each as it was at one moment, without secrets."""
+    copies = {}
+    for name in DATABASES:
+        if (folder / name).is_file():
+            copies[name] = scratch / Path(name).name
+            copy_database(folder / name, copies[name])
+    if PREFECT in copies:
+        with closing(sqlite3.connect(copies[PREFECT])) as store:
+            tables = {row[0] for row in store.execute("SELECT name FROM sqlite_master")}
+            for statement in _SECRETS:
+                if statement.split()[2] in tables:
+                    store.execute(statement)
+            store.commit()
+            store.execute("VACUUM")  # what was deleted must not stay in free pages
+    return copies
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a SQLite file that other processes may be writing to, as it is at one moment.
+
+    Raises:
+        StorageError: if it is damaged, or stays locked.
+    """
+    try:
+        if os.access(source.parent, os.W_OK):
+            _back_up(source, target)
+        else:  # SQLite cannot replay a log where it may not write
+            for suffix in ("", "-wal", "-journal"):
+                part = source.with_name(source.name + suffix)
+                if part.exists():
+                    shutil.copyfile(part, target.with_name(f"whole-{target.name}{suffix}"))
+            _back_up(target.with_name(f"whole-{target.name}"), target)
+    except sqlite3.Error as error:
+        raise StorageError(
+            f"The database {source} cannot be copied ({error}). If it is damaged, move it away; "
+            "if it is busy, try again."
+        ) from error
+
+
+def _back_up(source: Path, target: Path) -> None:
+    with (
+        closing(sqlite3.connect(source.as_uri(), uri=True)) as opened,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        opened.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
+        opened.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")
+
+
+def _counts(database: Path | None, folder: Path) -> tuple[int, int, int]:
+    if database is None:
+        return 0, 0, 0
+    with closing(sqlite3.connect(database)) as store:
+        [runs] = store.execute("SELECT count(*) FROM runs").fetchone()
+        [models] = store.execute("SELECT count(*) FROM registered_models").fetchone()
+        rows = store.execute("SELECT artifact_uri FROM runs").fetchall()
+    places = [artifact_path(str(row[0])) for row in rows]
+    identity = workspace_identity.read(folder / WORKSPACE)
+    homes = [folder, *([Path(identity.folder)] if identity else [])]  # it may be followed later
+    outside = [each for each in places if each is None or not any(map(each.is_relative_to, homes))]
+    return int(runs), int(models), len(outside)
+
+
+def _write(archive_file: Path, sources: dict[str, Path], progress: Progress) -> dict[str, Member]:
+    sizes = {path: source.stat().st_size for path, source in sources.items() if source.exists()}
+    total, done = sum(sizes.values()), 0
+    members = {}
+    with tarfile.open(archive_file, "w", format=tarfile.PAX_FORMAT) as archive:
+        for path, expected in sizes.items():
+            try:
+                opened = sources[path].open("rb")
+            except FileNotFoundError:
+                continue  # a run that is going on has replaced or removed it
+            with opened:
+                size = opened.seek(0, 2)
+                opened.seek(0)
+                digest = _add(archive, path, opened, size)
+            members[path] = Member(bytes=size, sha256=digest)
+            done += expected
+            progress("Exporting", done, total)
+    return members
+
+
+def _add(archive: tarfile.TarFile, path: str, opened: BinaryIO, size: int) -> str:
+    """Add the first `size` bytes of a file; a log that grows meanwhile stays whole lines longer."""
+    info = tarfile.TarInfo(path)
+    info.size, info.mode, info.mtime = size, 0o600, 0
+    reader = _Hashed(opened)
+    archive.addfile(info, reader)
+    return reader.digest.hexdigest()
+
+
+class _Hashed:
+    """A file that is read once, and the digest of what was read."""
+
+    def __init__(self, opened: BinaryIO) -> None:
+        self._opened = opened
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._opened.read(size)
+        self.digest.update(piece)
+        return piece

@@ -1,0 +1,37 @@
+"""Sets of labels as text and as numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.preprocessing import MultiLabelBinarizer
+
+from patchline.pipeline.data.labels import label_sets
+
+SETS = [("red", "circle"), (), ("circle",), ("ré, d", 'a"b', "circle")]
+
+
+def test_equal_sets_are_equal_texts_and_come_back() -> None:
+    assert label_sets.encoded(["b", "a", "b"]) == label_sets.encoded(("a", "b")) == '["a", "b"]'
+    for labels in SETS:
+        assert label_sets.decoded(label_sets.encoded(labels)) == tuple(sorted(labels))
+
+
+def test_matrix_is_that_of_scikit_learn() -> None:
+    classes = sorted(set().union(*SETS))
+    texts = [label_sets.encoded(labels) for labels in SETS]
+    expected = MultiLabelBinarizer(classes=classes).fit_transform(SETS)
+    assert label_sets.matrix(texts, classes).tolist() == expected.tolist()
+    counts = label_sets.counts_of(texts)
+    assert [counts[name] for name in classes] == expected.sum(0).tolist()
+
+
+def test_the_first_images_have_each_label() -> None:
+    """As few as need be; then each kind of image has its turn."""
+    sets_NK = np.zeros((60, 4), np.uint8)
+    sets_NK[:50, 0] = 1
+    sets_NK[10:50, 1] = 1
+    sets_NK[45, 2] = 1  # never without the first two
+    order_N = label_sets.by_label(sets_NK)
+    assert (sorted(order_N), order_N[0]) == (list(range(60)), 45)
+    assert set(order_N[1:4].tolist()) == {0, 10, 50}
+    assert label_sets.by_label(np.zeros((3, 2), np.uint8)).tolist() == [0, 1, 2]

@@ -1,0 +1,205 @@
+"""The visual guide: every number on the page is the model's, and every model gets a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
+from patchline.pipeline.evaluation.visual_guide import page_data
+from patchline.pipeline.evaluation.visual_guide.explaining import (
+    ImageToExplain,
+    subject_of,
+    write_guide,
+)
+from patchline.pipeline.evaluation.visual_guide.page_data import pack, stored_queries, unpack
+from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, recorded
+from tests.pipeline.evaluation.visual_guide.made_guides import (
+    SIDE,
+    Guide,
+    make_guide,
+    make_model,
+    rows_of,
+)
+
+VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("vit", "conv_stem"): {"layer_scale": 0.5, "embedding_norm": True, "qk_norm": True},
+    ("vit", "overlap"): {"pooling": "average", "positions": "sine_cosine"},
+    ("vit", "hybrid"): {"pooling": "attention", "positions": "none"},
+    ("vit", "flexi"): {"head": "tanh", "norm": "rms_norm"},
+    ("simple_vit", "conv"): {},
+    ("vit_registers", "whitened"): {"num_registers": 2},
+    ("rope_vit", "linear"): {"absolute_positions": True, "num_registers": 1},
+    ("cct", "cct"): {},
+    ("vit_small_data", "shifted"): {},
+}
+"""Settings of each built-in ViT with a patch embedding; each embedding is there, too."""
+EQUATIONS = {
+    ("vit", "conv_stem"): [6, 7, 8, 4],
+    ("vit", "overlap"): [5, 6, 7, 8, 2, 3],
+    ("vit", "hybrid"): [5, 6, 7, 8, 2, 3],
+    ("vit", "flexi"): [1, 5, 6, 7, 8],
+    ("simple_vit", "conv"): [5, 6, 7, 8, 2, 3],
+    ("vit_registers", "whitened"): [5, 6, 7, 8, 2, 3, 4],
+    ("rope_vit", "linear"): [6, 7, 8, 2, 3, 4],
+    ("cct", "cct"): [5, 6, 7, 8],
+    ("vit_small_data", "shifted"): [5, 7, 8, 2, 3, 4],
+}
+"""Those of the paper that each of them computes."""
+CLOSED: dict[str, dict[str, Any]] = {
+    "torchvision": {"name": "torchvision", "architecture": "resnet18"},
+    "timm": {"name": "timm", "architecture": "test_vit"},
+}
+DEPTH = 2
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> Guide:
+    """Return the guide to an image in a ViT with a class token."""
+    return make_guide({"name": "vit", "depth": DEPTH}, tmp_path_factory.mktemp("guide"))
+
+
+def _values(guide: Guide) -> tuple[IntermediateValues, torch.Tensor]:
+    """Return what the model computes, found without the guide."""
+    with torch.inference_mode(), recorded(guide.model) as values:
+        logits_BK = guide.model(guide.network_input)
+    return values, logits_BK
+
+
+@pytest.mark.parametrize(("name", "embedding"), VARIANTS)
+def test_every_vit_gets_the_whole_story(name: str, embedding: str, tmp_path: Path) -> None:
+    """Each built-in ViT and embedding has all steps, with the shapes of its own tensors."""
+    side = 32 if embedding == "hybrid" else 16
+    model = {"name": name, "patch_embedding": {"name": embedding}, **VARIANTS[name, embedding]}
+    guide = make_guide({**model, "depth": DEPTH}, tmp_path, side=side)
+    assert len(guide.steps) == 22
+    shown = re.findall(r"<small>equation (\d) of arXiv", guide.html)
+    assert [int(number) for number in shown] == EQUATIONS[name, embedding]
+    values, _ = _values(guide)
+    block = values.blocks[0]
+    assert guide.shapes["z₀"] == tuple(block.tokens_in_BND.shape[1:])
+    assert guide.shapes["z_L"] == tuple(values.blocks[-1].tokens_out_BND.shape[1:])
+    assert guide.shapes["Q"] == tuple(block.attention.query_BHNd.shape[2:])
+    assert guide.shapes["A, all heads"] == tuple(block.attention.weights_BHNN.shape[1:])
+    assert guide.shapes["all attention"] == (DEPTH, *block.attention.weights_BHNN.shape[1:])
+    assert guide.shapes["concatenated"] == tuple(block.tokens_in_BND.shape[1:])
+    _assert_attention_is_stored(guide, values)
+
+
+def test_a_flip_at_test_time_is_told_and_counted(tmp_path: Path) -> None:
+    """The page shows the image's own tokens, and an answer that is that of both views."""
+    model = {"name": "vit", "depth": DEPTH, "pooling": "average", "test_time_flip": True}
+    guide = make_guide(model, tmp_path)
+    assert "The same was done with the mirror image" in guide.html
+    values, _ = _values(guide)
+    assert len(values.blocks[0].tokens_in_BND) == 2
+    after_last_block_K = guide.numbers["readouts"][-1]
+    np.testing.assert_allclose(after_last_block_K, guide.numbers["probabilities"], atol=1e-4)
+
+
+def _assert_attention_is_stored(guide: Guide, values: IntermediateValues) -> None:
+    stored = rows_of(guide.numbers["attention"])
+    for layer, block in enumerate(values.blocks):
+        weights_HNN = block.attention.weights_BHNN[0].numpy()
+        step = weights_HNN.max(axis=-1, keepdims=True) / 255
+        assert np.all(np.abs(stored[layer] - weights_HNN) <= step)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_other_models_get_the_image_the_answer_and_the_attribution(
+    name: str, tmp_path: Path
+) -> None:
+    """The page of an adapter says why it is shorter."""
+    side = 160 if name == "timm" else 32
+    guide = make_guide(CLOSED[name], tmp_path, side=side)
+    assert guide.steps == ["example", "image", "answer", "attribution"]
+    assert "did not build the layers of this model" in guide.html
+
+
+def test_an_ensemble_gets_the_same_short_page(tmp_path: Path) -> None:
+    """Its members are ViTs that could be shown, but the answer is that of all together."""
+    model, description = make_model({"name": "vit", "depth": 1})
+    ensemble = Ensemble([model, model], [UNRECORDED] * 2, len(description.classes)).eval()
+    pixels = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    subject = subject_of(ensemble, description, ImageToExplain("rose", pixels, pixels, "rose"))
+    write_guide([subject], "flowers/3", tmp_path / "guide.html")
+    html = (tmp_path / "guide.html").read_text(encoding="utf-8")
+    assert "This model is an ensemble: the average of 2 networks" in html
+    assert html.count('<section class="step"') == 4
+    assert subject.attributions.occlusion_hw is not None
+
+
+def test_the_numbers_are_those_of_the_model(guide: Guide) -> None:
+    """Attention, its rollout and the shown scores, calibrated probabilities and each readout."""
+    values, logits_BK = _values(guide)
+    numbers, blocks = guide.numbers, values.blocks
+    model: Any = guide.model
+    rows_LHN = np.stack([block.attention.weights_BHNN[0, :, 0].numpy() for block in blocks])
+    flow_NN = torch.eye(blocks[0].tokens_in_BND.shape[1])
+    for block in blocks:
+        mixed_NN = block.attention.weights_BHNN[0].mean(dim=0) / 2 + torch.eye(len(flow_NN)) / 2
+        flow_NN = mixed_NN @ flow_NN
+    with torch.inference_mode():
+        read = [model.head(model.norm(each.tokens_out_BND[:, 0]))[0] for each in blocks]
+    probabilities_K = torch.softmax(logits_BK[0] / 1.3, dim=0).numpy()
+    assert f"{100 * probabilities_K.max():.2f}%" in guide.html
+    for name, expected in (
+        ("class_rows", rows_LHN),
+        ("rollout", flow_NN[0].numpy()),
+        ("probabilities", probabilities_K),
+        ("readouts", torch.softmax(torch.stack(read) / 1.3, dim=1).numpy()),
+    ):
+        np.testing.assert_allclose(numbers[name], expected, atol=1e-4)
+    scores = blocks[0].attention.scores_BHNN[0, numbers["head"]].numpy()
+    step = np.ptp(scores, axis=-1, keepdims=True) / 255
+    assert np.all(np.abs(rows_of(numbers["scores"]) - scores) <= step)
+
+
+def test_the_page_asks_nobody_for_anything(guide: Guide) -> None:
+    """Every address is data or a place on the page, and every picture has a text beside it."""
+    pattern = r'\s(?:src|srcset|data|action|poster|href)="([^"]*)"'
+    addresses = re.findall(pattern, guide.html)
+    assert addresses
+    assert {each for each in addresses if not each.startswith(("data:image/", "#"))} == set()
+    assert re.findall(r'<img(?![^>]*\salt="[^"])[^>]*>', guide.html) == []
+    assert not re.search(r"https?://|@import|fetch\(|XMLHttpRequest|WebSocket", guide.html)
+    assert all(each.startswith("data:") for each in re.findall(r"url\(([^)]*)\)", guide.html))
+
+
+def test_names_of_classes_are_text(guide: Guide) -> None:
+    """A class may be called like an element; the page shows its name."""
+    assert "<b>weed</b>" not in guide.html
+    assert "&lt;b&gt;weed" in guide.html
+    assert guide.numbers["classes"][3] == "<b>weed</b>"
+
+
+def test_a_greyscale_image_gets_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One channel, 8 by 8 pixels: as small as the digits; a page that is too large says so."""
+    monkeypatch.setattr(page_data, "MOST_BYTES", 100)
+    guide = make_guide({"name": "vit", "depth": 1}, tmp_path, channels=1, side=8, label=None)
+    assert guide.shapes["image"] == (1, 8, 8)
+    assert "Its true label is not known here." in guide.html
+    assert guide.numbers["true"] is None
+    assert "picking a patch shows the nearest of them" in guide.html
+
+
+def test_a_large_grid_stores_fewer_rows() -> None:
+    """With 1,024 patches and 12 x 12 heads, every few rows and columns can be picked."""
+    queries = stored_queries((32, 32), 1, (12, 12, 1025, 1025), 6_500_000)
+    assert queries[0] == 0
+    assert 25 <= len(queries) < 1025
+    assert 12 * 12 * len(queries) * 1025 <= 6_500_000
+    assert stored_queries((14, 14), 1, (12, 12, 197, 197), 6_500_000) == list(range(197))
+
+
+def test_masked_scores_can_be_stored() -> None:
+    """A score of minus infinity becomes the row's minimum; the others keep their values."""
+    rows = np.array([[-np.inf, 1.0, 3.0], [2.0, -np.inf, -2.0]])
+    restored = unpack(pack(rows))
+    np.testing.assert_allclose(restored, [[1, 1, 3], [2, -2, -2]], atol=0.02)

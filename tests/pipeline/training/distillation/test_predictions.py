@@ -1,0 +1,188 @@
+"""The predictions of a teacher: its own preprocessing, its views, where, and what is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from patchline.pipeline.data.manifests.scanning import scan
+from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
+from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.training.distillation import predictions
+from patchline.pipeline.training.distillation.job import ImagesToTeach, TeachingJob
+from patchline.pipeline.training.distillation.listed_images import (
+    LIST_FILE,
+    launcher_for,
+    write_list,
+)
+from patchline.pipeline.training.distillation.predictions import (
+    ImageToTeach,
+    TeacherOutputs,
+    viewed,
+)
+from patchline.pipeline.training.distillation.views import VIEWS, View, views_of
+from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers.part_files import read_lines
+from patchline.pipeline.workspace.files.placeholders import FOLDER
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.plugin_api import ImageListing, ImageSpec, ListedImage
+from tests.conftest import write_photos
+from tests.pipeline.workers.wide_launcher import Wide
+
+IMAGE = ImageSpec(
+    channels=3, height=12, width=12, mean=(0.2, 0.3, 0.4), std=(0.5, 0.6, 0.7), resize="squash"
+)
+COUNT = 30
+
+
+class _Stop(Exception):  # noqa: N818 - stands for a kill
+    pass
+
+
+class Linear(nn.Module):
+    """A linear classifier of 5 classes."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(5, 3 * 12 * 12, generator=generator))
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        return images_BCHW.flatten(1) @ self.weight.T
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> TeacherOutputs:
+    """Return a teacher, and photos larger than it takes."""
+    root = write_photos(tmp_path / "photos", images=COUNT // 3)
+    rows = _rows(root)
+    files = zip(rows["path"], rows["sha256"], strict=True)
+    return TeacherOutputs(
+        model=Linear(),
+        weights="0" * 64,
+        image=IMAGE,
+        columns=(3, 0),
+        images=[ImageToTeach(root, path, sha256) for path, sha256 in files],
+        views=views_of(2, mirrored=True),
+        workspace=tmp_path / ".patchline",
+        device=torch.device("cpu"),
+    )
+
+
+def _rows(root: Path) -> Any:
+    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    listing = ImageListing("photos", root, [ListedImage(path, "a") for path in paths])
+    return scan(listing)
+
+
+def stored(outputs: TeacherOutputs) -> Any:
+    """Compute, and return the logits (M, V, K)."""
+    file, _ = outputs.compute()
+    return np.load(file).reshape(len(outputs.images), len(outputs.views), len(outputs.columns))
+
+
+def test_a_teacher_sees_images_as_its_package_would(
+    outputs: TeacherOutputs, tmp_path: Path
+) -> None:
+    """In its own size, squeezed and normalised as it was trained; and mirrored."""
+    root = outputs.images[0].root
+    store, _ = prepare_store(_rows(root), root, StoreSpec(3, 12, 12, "squash"), tmp_path / "stores")
+    images, numbers = np.asarray(open_images(store)), np.arange(COUNT)
+    logits_MVK = stored(outputs)
+    for view, shown in enumerate((images, np.ascontiguousarray(images[:, :, ::-1]))):
+        expected = predict_logits(outputs.model, shown, numbers, IMAGE, device=outputs.device)
+        assert np.allclose(logits_MVK[:, view], expected[:, [3, 0]], atol=1e-4)
+
+
+def test_an_interrupted_computation_resumes_to_the_same_predictions(
+    outputs: TeacherOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that were stored stay; the rest is computed, and so is what was damaged."""
+    monkeypatch.setattr(predictions, "suitable_batch_size", lambda *_: 4)
+    whole = stored(replace(outputs, workspace=outputs.workspace.with_name("other")))
+    patient = replace(outputs, piece_seconds=0.0)
+
+    def kill(done: int, *_: float) -> None:
+        if done >= 12:
+            raise _Stop
+
+    with pytest.raises(_Stop):
+        patient.compute(kill)
+    reports = list[int]()
+    file, _ = patient.compute(lambda done, *_: reports.append(done))
+    assert (reports[0], reports[-1]) == (16, COUNT)
+    assert np.array_equal(np.load(file).reshape(whole.shape), whole)
+    damaged = np.load(file, mmap_mode="r+")
+    damaged[0, 0] += 1
+    damaged.flush()
+    assert np.array_equal(stored(patient), whole)
+
+
+def test_an_image_that_has_changed_since_is_refused(outputs: TeacherOutputs) -> None:
+    """Its label would be that of another picture."""
+    image = outputs.images[7]
+    (image.root / image.path).write_bytes((image.root / outputs.images[8].path).read_bytes())
+    with pytest.raises(DataError, match="changed while it was being read"):
+        outputs.compute()
+
+
+def test_views_without_mirror_images_where_they_show_something_else() -> None:
+    """All other views stay in their order."""
+    assert views_of(1, mirrored=True) == (View(),)
+    assert [view.mirrored for view in views_of(2, mirrored=True)] == [False, True]
+    assert len(views_of(6, mirrored=False)) == 5
+    images_BCHW = torch.arange(2 * 3 * 16 * 16, dtype=torch.float32).view(2, 3, 16, 16)
+    corner = viewed(images_BCHW, VIEWS[2])
+    assert corner.shape == images_BCHW.shape
+    assert torch.equal(corner.mean((2, 3)), images_BCHW[:, :, :14, :14].mean((2, 3)))
+
+
+def job_of(root: Path, folder: Path) -> TeachingJob:
+    """Return the job to predict the first of two images."""
+    rows = _rows(root)
+    rows["split"] = ["train", "test"]
+    rows.to_parquet(folder / "m.parquet")
+    images = ImagesToTeach(manifest_file=folder / "m.parquet", root=root, splits=("train",))
+    return TeachingJob(
+        teacher=folder, name="t", sha256="0", classes=("a",), images=(images,), views=1,
+        mirrored=False, device="cpu", threads=1, workspace=WORKSPACE.resolve(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("root", "is_listed"), [("s3", True), ("s3/photos", False)])
+def test_images_of_several_buckets_are_listed(
+    root: str, is_listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their absolute paths; those of one bucket need no list."""
+    monkeypatch.chdir(tmp_path)
+    top = WORKSPACE.resolve() / FOLDER / root
+    files = sorted(write_photos(top / "x", classes=1, images=2).rglob("*.png"))
+    job = job_of(top, tmp_path)
+    write_list(job, tmp_path / "teaching")
+    file = tmp_path / "teaching" / LIST_FILE
+    assert file.exists() == is_listed
+    if is_listed:
+        assert list(read_lines(file)) == [[str(files[0])]]
+
+
+def test_a_teacher_predicts_where_its_images_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine what only this one can read; if that needs a GPU elsewhere, it is refused."""
+    monkeypatch.chdir(tmp_path)
+    job = job_of(write_photos(WORKSPACE / "sources/archive/x", classes=1, images=2), tmp_path)
+    wide = Wide()
+    with worker_start.using_launcher("wide", lambda: wide):
+        for wide.is_far in (False, True):
+            with launcher_for(job):
+                assert (worker_start.current_launcher() is wide) != wide.is_far
+        with pytest.raises(DataError, match="Unpack the data into a folder"):
+            launcher_for(job.model_copy(update={"device": "cuda"}))

@@ -1,0 +1,54 @@
+"""What the key of a stage covers: the code that computes it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from patchline.pipeline.installation import PACKAGE
+from patchline.pipeline.stages.evaluate import EVALUATE
+from patchline.pipeline.stages.package import PACKAGE as PACKAGING
+from patchline.pipeline.stages.stage import AnyStage
+from patchline.pipeline.stages.train import TRAIN
+from patchline.pipeline.workspace.run_memory import stage_keys
+from tests.conftest import Run
+
+NOT_LOADED = {
+    "pipeline.models.layers": "all count: the plugin that uses some is another ingredient",
+    "pipeline.training.__main__": "it is what runs",
+}
+"""What the key of a training covers beside the modules that its process has loaded, and why."""
+
+
+@pytest.mark.parametrize("stage", [TRAIN, EVALUATE, PACKAGING], ids=lambda stage: str(stage.name))
+def test_a_key_covers_what_its_process_has_loaded(finished_run: Run, stage: AnyStage) -> None:
+    """Every module of the library, and no object store; that of a training covers no others.
+
+    What talks to a shared workspace is loaded where there is one, and decides no result.
+    """
+    assert stage.worker is not None
+    file = finished_run.folder / f"modules-{stage.worker.module}.txt"
+    loaded = _files(file.read_text(encoding="utf-8").split())
+    covered = _files(_name(each) for each in stage_keys.files_of(*stage.code))
+    assert len(loaded) > 100
+    assert not loaded - covered
+    assert not any("object_store" in name for name in covered)
+    if stage is TRAIN:
+        more = {name.removeprefix("patchline.") for name in covered - loaded}
+        assert not {name for name in more if not name.startswith(tuple(NOT_LOADED))}
+
+
+def _files(names: Iterable[str]) -> set[str]:
+    """Return the modules of the library among names, without packages."""
+    return {
+        name
+        for name in names
+        if name.startswith(("patchline.pipeline.", "patchline.plugin_api"))
+        and PACKAGE.joinpath(*name.split(".")[1:]).with_suffix(".py").is_file()
+    }
+
+
+def _name(file: Path) -> str:
+    return ".".join(("patchline", *file.relative_to(PACKAGE).with_suffix("").parts))
