@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cyclopts import CycloptsError, UnknownCommandError, UnusedCliTokensError
+from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 from patchline.flows.commands.application import application, command_tools
 from patchline.flows.commands.number_lists import each_with_its_flag
@@ -30,6 +30,7 @@ from patchline.pipeline.workspace.files.atomic_files import full_disk
 _LEFT_RUNNING = (
     "Stopped by Ctrl-C: servers and active runs keep running. `patchline down --now` stops both."
 )
+_WITH_FLAGS_OF_TOOLS = (["up"], ["schedule"])
 
 _NEW_OBJECTS = 100_000
 """After so many more objects than before, a command looks for garbage among them."""
@@ -201,7 +202,8 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
         words = " ".join(error.unused_tokens)
         return f"Unexpected argument '{words}'. Run the command with --help to list its arguments."
     sentence = " ".join(str(error).split())
-    if isinstance(error, UnknownCommandError) and (broken := command_tools().errors):
+    of_tool = UnknownOptionError if arguments[:1] in _WITH_FLAGS_OF_TOOLS else UnknownCommandError
+    if isinstance(error, of_tool) and (broken := command_tools().errors):
         return " ".join((sentence, *broken))
     if "Did you mean" not in sentence and "Available" not in sentence:
         sentence += " Run the command with --help to list its arguments."

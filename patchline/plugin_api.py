@@ -150,6 +150,7 @@ __all__ = [
     "ToolCommand",
     "ToolEvent",
     "ToolPlugin",
+    "ToolService",
     "ToolWork",
     "ValueRange",
     "WorkRequest",
@@ -790,13 +791,45 @@ class ToolEvent:
 
 
 @dataclass(frozen=True)
+class ToolService:
+    """A service of a tool that `patchline up` runs beside its servers if its flag is given."""
+
+    name: str
+    """What its log and messages call it: `model_server`."""
+    title: str
+    """What stands before its address in what `patchline up` prints: `Model`."""
+    flag: str
+    """`--serve`; it takes a value. `patchline up --json` has the address as `serve_url`."""
+    help: str
+    """Of the flag."""
+    port_help: str
+    """Of the flag with the first port to try, `--serve-port`."""
+    program: str
+    """`package.module:function`, called with the flag's value and a port in a process of its own,
+    which is started again when it ends or no longer answers; it serves on 127.0.0.1."""
+    check: str = ""
+    """`package.module:function`, called with the flag's value before anything starts; it raises
+    `ConfigError` for a wrong one."""
+    health: str = "/readyz"
+    """The path that it answers with 200 while it is well."""
+    port: int = 8000
+    """The first port to try, unless the flag is given."""
+
+    @property
+    def key(self) -> str:
+        """The flag as a name: `serve`."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+@dataclass(frozen=True)
 class ToolPlugin:
-    """A tool: commands, scheduled work and events, without a line of the core that knows of it."""
+    """A tool: commands, scheduled work, events and services, which the core does not know."""
 
     summary: str
     commands: tuple[ToolCommand, ...] = ()
     work: tuple[ToolWork, ...] = ()
     events: tuple[ToolEvent, ...] = ()
+    services: tuple[ToolService, ...] = ()
     python: Mapping[str, str] = field(default_factory=dict)
     """`package.module:function` of what `patchline.python_api` calls, by its name there."""
     paper: str = ""

@@ -10,6 +10,9 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers.host import proxies
@@ -23,6 +26,14 @@ HOST = "127.0.0.1"
 _STATE, _LOCK, _LOGS = "state.json", "supervisor.lock", "logs"
 _OK = 200
 _RESTORING_SECONDS, _POLL_SECONDS = 5.0, 0.1
+
+
+class ToolServer(FrozenModel):
+    """A service of a tool that runs."""
+
+    argument: str
+    """The value of its flag."""
+    url: str
 
 
 class Services(FrozenModel):
@@ -41,16 +52,27 @@ class Services(FrozenModel):
     own: tuple[str, ...]
     """Which of `prefect` and `mlflow` the supervisor runs; the user runs the other."""
     pool: str = POOL
-    serve: str | None = None
-    """The model that is served; none if there is no model server."""
-    serve_url: str | None = None
-    """Address of the model server."""
+    of_tools: dict[str, ToolServer] = Field(default_factory=dict)
+    """Services of tools, by the names of their flags."""
     started_at: str
     """When they became ready: ISO 8601, UTC."""
     versions: dict[str, str]
     """Versions of the packages when they started."""
     notes: tuple[str, ...] = ()
     """Notes for the user, such as a port that was taken."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_earlier(cls, values: Any) -> Any:
+        """Read `X` and `X_url`, by which an earlier version recorded the service of a flag `X`."""
+        if not isinstance(values, dict):
+            return values
+        kept, of_tools = dict(values), {}
+        for name in [each for each in kept if f"{each}_url" in kept]:
+            argument, url = kept.pop(name), kept.pop(f"{name}_url")
+            if url:
+                of_tools[name] = {"argument": argument, "url": url}
+        return {"of_tools": of_tools, **kept}
 
 
 def pool_name(folder: Path) -> str:

@@ -107,11 +107,6 @@ COMMANDS = (
         "Evaluate a registered model on labelled images and write a report.",
     ),
     Command(
-        "serve",
-        "serve:serve",
-        "Serve a registered model over HTTP until Ctrl-C or SIGTERM.",
-    ),
-    Command(
         "models",
         "models:models",
         "List registered models with their versions, aliases and metrics.",
@@ -129,8 +124,9 @@ COMMANDS = (
     ),
     Command(
         "up",
-        "up:up",
+        "up:build",
         "Start a Prefect server, an MLflow server and a runner for the schedules of this folder.",
+        composed=True,
     ),
     Command(
         "worker",

@@ -103,11 +103,12 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
 
 
 def _print_tool(entry: PluginEntry, plugin: ToolPlugin, *, as_json: bool) -> None:
-    """Print what a tool adds: commands, work that schedules repeat, events."""
+    """Print what a tool adds: commands, work that schedules repeat, events, services of `up`."""
     parts = {
         "commands": {f"patchline {each.words}": each.help for each in plugin.commands},
         "schedules": {each.flag: each.help for each in plugin.work},
         "events": {each.name: each.when for each in plugin.events},
+        "services": {each.flag: each.help for each in plugin.services},
     }
     if as_json:
         print(json.dumps({"kind": entry.kind, "name": entry.name, **parts}, indent=2))

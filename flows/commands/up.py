@@ -4,84 +4,135 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import make_dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from patchline.flows.commands.switches import Json, Switch
 from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.services import starting, stopping
+from patchline.flows.services.startup_plan import PlannedService
 from patchline.flows.services.stopping import Supervised
 from patchline.pipeline import local_login, local_services
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.local_services import Services
+from patchline.pipeline.plugin_system.tools import Tool, tools
 from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.web import sign_in_links
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
+from patchline.plugin_api import ToolService
+
+_TAKEN = (
+    *("--prefect-port", "--mlflow-port", "--max-concurrent-runs", "--database", "--artifacts"),
+    *("--artifact-access", "--password-file", "--config", "--json"),
+    *("prefect.log", "mlflow.log", "runner.log", "keeper.log", "supervisor.log", "runs.log"),
+)
+"""Flags of `up` and logs that no service of a tool may take."""
 
 
-def up(
-    *,
-    prefect_port: int = 4200,
-    mlflow_port: int = 5000,
-    max_concurrent_runs: int = 2,
-    database: str | None = None,
-    artifacts: str | None = None,
-    artifact_access: Literal["proxied", "direct"] | None = None,
-    password_file: Path | None = None,
-    config: Path | None = None,
-    serve: str | None = None,
-    serve_port: int = 8000,
-    as_json: Json = False,
-) -> None:
-    """Start a Prefect server, an MLflow server and a runner for the schedules of this folder.
+def build(_: list[str]) -> Callable[..., None]:
+    """Return the command `up`, with the flags of the services of the installed tools."""
+    flags: list[tuple[str, Any, Any]] = []
+    for _tool, service in _services():
+        value, port = (Parameter(help=words) for words in (service.help, service.port_help))
+        flags.append((service.key, Annotated[str | None, value], None))
+        flags.append((f"{service.key}_port", Annotated[int, port], service.port))
+    chosen: Any = make_dataclass("FlagsOfTools", flags, namespace={"__module__": __name__})
 
-    Parameters
-    ----------
-    prefect_port
-        Port for the Prefect UI; the next free port if it is taken.
-    mlflow_port
-        Port for the MLflow UI; the next free port if it is taken.
-    max_concurrent_runs
-        Maximum concurrent runs of schedules and watches.
-    database
-        PostgreSQL database for MLflow and Prefect, as postgresql://USER@HOST:PORT/NAME. `local`
-        returns to SQLite files in this folder. Later calls use it again.
-    artifacts
-        Where MLflow stores artifacts: s3://BUCKET/PREFIX or a folder; `local` returns to `mlruns`.
-    artifact_access
-        Transfer artifacts on S3 through the MLflow server (proxied, the default), or let every run
-        and command use S3 with keys of its own (direct).
-    password_file
-        File whose first line is the password of the database, instead of PGPASSWORD.
-    serve
-        Registered model to serve over HTTP on this machine, such as flowers@champion.
-    serve_port
-        Port of the model server; the next free port if it is taken.
-    config
-        YAML file with these settings: database, artifacts, artifact_access, password_file.
+    def up(
+        *,
+        prefect_port: int = 4200,
+        mlflow_port: int = 5000,
+        max_concurrent_runs: int = 2,
+        database: str | None = None,
+        artifacts: str | None = None,
+        artifact_access: Literal["proxied", "direct"] | None = None,
+        password_file: Path | None = None,
+        config: Path | None = None,
+        of_tools: Any = None,
+        as_json: Json = False,
+    ) -> None:
+        """Start a Prefect server, an MLflow server and a runner for the schedules of this folder.
+
+        Parameters
+        ----------
+        prefect_port
+            Port for the Prefect UI; the next free port if it is taken.
+        mlflow_port
+            Port for the MLflow UI; the next free port if it is taken.
+        max_concurrent_runs
+            Maximum concurrent runs of schedules and watches.
+        database
+            PostgreSQL database for MLflow and Prefect, as postgresql://USER@HOST:PORT/NAME. `local`
+            returns to SQLite files in this folder. Later calls use it again.
+        artifacts
+            Where MLflow stores artifacts: s3://BUCKET/PREFIX or a folder; `local` returns to
+            `mlruns`.
+        artifact_access
+            Transfer artifacts on S3 through the MLflow server (proxied, the default), or let every
+            run and command use S3 with keys of its own (direct).
+        password_file
+            File whose first line is the password of the database, instead of PGPASSWORD.
+        config
+            YAML file with these settings: database, artifacts, artifact_access, password_file.
+        of_tools
+            Flags of the installed tools.
+        """
+        given = {
+            "database": database,
+            "artifacts": artifacts,
+            "artifact_access": artifact_access,
+            "password_file": password_file,
+        }
+        stores = TeamStores.model_validate({k: v for k, v in given.items() if v is not None})
+        planned = _planned(vars(of_tools) if of_tools else {})
+        folder = Path.cwd().resolve()
+        with shown():
+            if local_services.running(folder) is None:
+                display().stage("Starting Prefect, MLflow and a runner")
+            begun = starting.start(
+                folder,
+                prefect_port,
+                mlflow_port,
+                max_concurrent_runs,
+                display().note,
+                stores,
+                config,
+                planned,
+            )
+        _print_services(folder, begun=begun, as_json=as_json)
+
+    # The composed class exists only here, so the annotation is not a name that could be looked up.
+    up.__annotations__["of_tools"] = Annotated[chosen | None, Parameter(name="*", show=bool(flags))]
+    return up
+
+
+def _services() -> Iterator[tuple[Tool, ToolService]]:
+    return tools().besides(_TAKEN).services()
+
+
+def _planned(given: Mapping[str, Any]) -> list[PlannedService]:
+    """Return the services of tools that flags ask for, with checked values."""
+    planned = []
+    for tool, service in _services():
+        if (argument := given.get(service.key)) is not None:
+            if service.check:
+                tool.load(service.check)(argument)
+            port = given[f"{service.key}_port"]
+            planned.append(PlannedService(service=service, argument=argument, port=port))
+    return planned
+
+
+def _print_services(folder: Path, *, begun: bool, as_json: bool) -> None:
+    """Print where the services are, and notes about them.
+
+    Raises:
+        OrchestrationError: if they have ended.
     """
-    given = {
-        "database": database,
-        "artifacts": artifacts,
-        "artifact_access": artifact_access,
-        "password_file": password_file,
-    }
-    stores = TeamStores.model_validate({k: v for k, v in given.items() if v is not None})
-    folder = Path.cwd().resolve()
-    with shown():
-        if local_services.running(folder) is None:
-            display().stage("Starting Prefect, MLflow and a runner")
-        begun = starting.start(
-            folder,
-            prefect_port,
-            mlflow_port,
-            max_concurrent_runs,
-            display().note,
-            stores,
-            config,
-            None if serve is None else starting.Serve(serve, serve_port),
-        )
     services = local_services.running(folder)
     if services is None:
         raise OrchestrationError(
@@ -164,6 +215,7 @@ def _versions_apart(services: Services) -> list[str]:
 
 
 def _as_json(services: Services, *, already_running: bool) -> dict[str, object]:
+    of_tools = {f"{service.key}_url": None for _, service in _services()}
     return {
         "prefect_url": services.prefect_url,
         "mlflow_url": without_credentials(services.mlflow_url),
@@ -174,7 +226,8 @@ def _as_json(services: Services, *, already_running: bool) -> dict[str, object]:
         "prefect_login_url": without_credentials(sign_in_links.prefect_link(services)),
         "mlflow_login_url": without_credentials(sign_in_links.mlflow_link(services)),
         "login_file": str(local_login.login_file(services.folder)) if services.own else None,
-        "serve_url": services.serve_url,
+        **of_tools,
+        **{f"{key}_url": each.url for key, each in services.of_tools.items()},
         "logs": str(local_services.logs_folder(services.folder)),
         "notes": list(services.notes),
     }

@@ -16,18 +16,11 @@ from patchline.pipeline.local_login import (
     mlflow_variables,
     prefect_variables,
 )
-from patchline.pipeline.local_services import HOST, answers, logs_folder
+from patchline.pipeline.local_services import HOST, ToolServer, answers, logs_folder
 from patchline.pipeline.workers.supervision import free_ports, heartbeat
 from patchline.pipeline.workers.supervision.supervised_process import Program
 
-MODEL_SERVER = "model_server"
-_TITLES = {
-    "prefect": "The Prefect server",
-    "mlflow": "The MLflow server",
-    "runner": "The runner",
-    "keeper": "The keeper",
-    MODEL_SERVER: "The model server",
-}
+_TITLES = {"prefect": "The Prefect server", "mlflow": "The MLflow server"}
 _ANSWER_SECONDS = 20.0
 _HEARTBEAT_SECONDS = 180.0
 """Prefect's worker polls less often, up to every minute, while the server does not answer."""
@@ -63,18 +56,22 @@ class Servers:
             self._choose_port("prefect", plan.prefect_port)
         if plan.mlflow_url is None:
             self._choose_port("mlflow", plan.mlflow_port)
-        if plan.serve is not None:
-            self._choose_port(MODEL_SERVER, plan.serve_port)
+        self._of_tools = {each.service.name: each for each in plan.services}
+        for name, planned in self._of_tools.items():
+            self._choose_port(name, planned.port)
 
     @property
     def own(self) -> tuple[str, ...]:
         """Which of Prefect's and MLflow's servers are started here."""
-        return tuple(name for name in self._ports if name != MODEL_SERVER)
+        return tuple(name for name in self._ports if name not in self._of_tools)
 
     @property
-    def serve_url(self) -> str | None:
-        """The address of the model server, if there is one."""
-        return None if self._plan.serve is None else self._address(MODEL_SERVER)
+    def of_tools(self) -> dict[str, ToolServer]:
+        """The services of tools, by the names of their flags."""
+        return {
+            each.service.key: ToolServer(argument=each.argument, url=self._address(name))
+            for name, each in self._of_tools.items()
+        }
 
     @property
     def prefect_url(self) -> str:
@@ -94,13 +91,12 @@ class Servers:
     def title(self, name: str) -> str:
         """Return the name of a program in messages, with its port."""
         port = self._ports.get(name)
-        return _TITLES[name] + (f" (port {port})" if port else "")
+        title = _TITLES.get(name, f"The {name.replace('_', ' ')}")
+        return title + (f" (port {port})" if port else "")
 
     def first(self) -> list[Program]:
         """Return the programs that must be well before `patchline up` reports that all is ready."""
-        servers = [self._server(name) for name in self.own]
-        if self._plan.serve is not None:
-            servers.append(self._model_server(self._plan.serve))
+        servers = [self._server(name) for name in self._ports]
         return [*servers, self._client("runner", self._plan.pool, self._plan.max_concurrent_runs)]
 
     def keeper(self) -> Program:
@@ -113,15 +109,14 @@ class Servers:
         if port is None or free_ports.is_free(port):
             return None
         self._choose_port(program.name, port)
-        if program.name == MODEL_SERVER and self._plan.serve is not None:
-            return self._model_server(self._plan.serve)
         return self._server(program.name)
 
     def _choose_port(self, name: str, preferred: int) -> None:
         others = frozenset(port for other, port in self._ports.items() if other != name)
         port = free_ports.first_free(preferred, others)
         if port != preferred:
-            title = {"prefect": "Prefect", "mlflow": "MLflow"}.get(name, "the model server")
+            of_tool = f"the {name.replace('_', ' ')}"
+            title = {"prefect": "Prefect", "mlflow": "MLflow"}.get(name, of_tool)
             self.notes.append(f"Port {preferred} is taken, so {title} uses port {port}.")
         self._ports[name] = port
 
@@ -130,7 +125,12 @@ class Servers:
 
     def _server(self, name: str) -> Program:
         url, port = self._address(name), self._ports[name]
-        if name == "prefect":
+        command = self._command(f"{name}_server", port)
+        if of_tool := self._of_tools.get(name):
+            health = url + of_tool.service.health
+            environment = self._client_environment()
+            command = self._command("tool_service", name, of_tool.argument, port)
+        elif name == "prefect":
             health = f"{url}/api/health"
             environment = {
                 **prefect_settings.own_server_environment(),
@@ -147,17 +147,7 @@ class Servers:
                 **mlflow_server.environment(self._plan.store),
                 **self._plan.mlflow_environment,
             }
-        command = self._command(f"{name}_server", port)
         return self._program(name, command, environment, lambda: answers(health, _ANSWER_SECONDS))
-
-    def _model_server(self, model: str) -> Program:
-        """Return the program that serves a registered model."""
-        command = self._command(MODEL_SERVER, model, self._ports[MODEL_SERVER])
-        health = f"{self._address(MODEL_SERVER)}/readyz"
-        environment = self._client_environment()
-        return self._program(
-            MODEL_SERVER, command, environment, lambda: answers(health, _ANSWER_SECONDS)
-        )
 
     def _client(self, name: str, *arguments: object) -> Program:
         """Return a program that uses the servers and reports by a heartbeat that it is well."""

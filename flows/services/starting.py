@@ -6,15 +6,20 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
 
 from patchline.flows import prefect_session
 from patchline.flows.prefect_api import postgres, prefect_database, prefect_settings
 from patchline.flows.services import artifact_bucket, mlflow_server, service_processes, store_choice
-from patchline.flows.services.startup_plan import Failure, StartupPlan, failure_file, plan_file
+from patchline.flows.services.startup_plan import (
+    Failure,
+    PlannedService,
+    StartupPlan,
+    failure_file,
+    plan_file,
+)
 from patchline.pipeline.errors import ConfigError, OrchestrationError, error_class
 from patchline.pipeline.local_services import (
     POOL,
@@ -28,8 +33,8 @@ from patchline.pipeline.local_services import (
     services_folder,
     state_file,
 )
+from patchline.pipeline.plugin_system.tools import tools
 from patchline.pipeline.redaction import redacted, without_credentials
-from patchline.pipeline.registry import model_reference
 from patchline.pipeline.web import sign_in_links
 from patchline.pipeline.workers.host import proxies
 from patchline.pipeline.workers.supervision import free_ports
@@ -53,15 +58,6 @@ _PREFECT, _MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
 _REMOTE = re.compile(r"^(https?|databricks)")
 
 
-class Serve(NamedTuple):
-    """A model to serve."""
-
-    model: str
-    """A reference such as flowers@champion."""
-    port: int
-    """The first port to try."""
-
-
 def start(
     folder: Path,
     prefect_port: int,
@@ -70,7 +66,7 @@ def start(
     say: Say,
     flags: TeamStores | None = None,
     config: Path | None = None,
-    serve: Serve | None = None,
+    of_tools: Sequence[PlannedService] = (),
 ) -> bool:
     """Start the servers unless they are running; return whether this call started them.
 
@@ -84,31 +80,29 @@ def start(
         say: called with a line for each step.
         flags: the stores of a team that the command line names, if any.
         config: a YAML file that names them, if any.
-        serve: the model to serve, if any.
+        of_tools: the services of tools to run.
 
     Raises:
         ConfigError: if a port or the number of runs is out of range, or a store is wrong.
         StorageError: if the folder may not be written.
         OrchestrationError: if a server does not start.
     """
-    _check(prefect_port, mlflow_port, max_concurrent_runs)
-    _check_serve(serve, prefect_port, mlflow_port)
+    _check(prefect_port, mlflow_port, max_concurrent_runs, of_tools)
     flags = flags or TeamStores()
     if services := running(folder):
         _check_stores_are(folder, flags, config)
-        _check_serves(services, serve)
+        _check_run(services, of_tools)
         return False
     with one_at_a_time(folder):
         if services := running_soon(folder):
             _check_stores_are(folder, flags, config)
-            _check_serves(services, serve)
+            _check_run(services, of_tools)
             return False
         service_processes.clear(folder, _ORPHAN_SECONDS)
         stores, notes = store_choice.chosen(folder, flags, config)
         plan = _plan(prefect_port, mlflow_port, max_concurrent_runs)
         plan = _with_stores(folder, plan, stores, notes)
-        if serve is not None:
-            plan = plan.model_copy(update={"serve": serve.model, "serve_port": serve.port})
+        plan = plan.model_copy(update={"services": tuple(of_tools)})
         write_private_text(plan_file(folder), plan.model_dump_json(indent=2))
         failure_file(folder).unlink(missing_ok=True)
         state_file(folder).unlink(missing_ok=True)
@@ -135,38 +129,20 @@ def _check_stores_are(folder: Path, flags: TeamStores, config: Path | None) -> N
         )
 
 
-def _check_serve(serve: Serve | None, *others: int) -> None:
-    """Check the reference and the port of the model to serve.
+def _check_run(services: Services, of_tools: Sequence[PlannedService]) -> None:
+    """Check that the services of tools that the command names are among those that run.
 
     Raises:
-        ModelReferenceError: if it is no reference.
-        ConfigError: if the port cannot be used.
+        OrchestrationError: if one does not run, or with another value.
     """
-    if serve is None:
-        return
-    model_reference.parsed(serve.model)
-    if not 1 <= serve.port <= free_ports.LAST:
-        raise ConfigError(
-            f"--serve-port {serve.port} is not a port. Choose a number from 1024 to "
-            f"{free_ports.LAST}."
-        )
-    if serve.port in others:
-        raise ConfigError(
-            f"--serve-port {serve.port} is the port of another server. Choose a different one."
-        )
-
-
-def _check_serves(services: Services, serve: Serve | None) -> None:
-    """Check that the running servers serve the model that the command names, if it names one.
-
-    Raises:
-        OrchestrationError: if they serve another one, or none.
-    """
-    if serve is not None and services.serve != serve.model:
-        raise OrchestrationError(
-            f"The servers are already running and serve {services.serve or 'no model'}. Run "
-            "`patchline down` first, and then this command again."
-        )
+    for each in of_tools:
+        flag, now = each.service.flag, services.of_tools.get(each.service.key)
+        if now is None or now.argument != each.argument:
+            how = f"with {flag} {now.argument}" if now else f"without {flag}"
+            raise OrchestrationError(
+                f"The servers are already running {how}. Run `patchline down` first, and then this "
+                "command again."
+            )
 
 
 def _with_stores(
@@ -232,22 +208,31 @@ def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
     return locked(services_folder(folder) / "starting.lock")
 
 
-def _check(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> None:
+def _check(
+    prefect_port: int,
+    mlflow_port: int,
+    max_concurrent_runs: int,
+    of_tools: Sequence[PlannedService],
+) -> None:
     if os.name != "posix":
         raise ConfigError(
             "`patchline up` needs Linux or macOS. Start `prefect server start` and `mlflow server` "
             f"yourself, and set {_PREFECT} and {_MLFLOW}."
         )
-    for flag, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
+    ports = [("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)]
+    ports += [(f"{each.service.flag}-port", each.port) for each in of_tools]
+    owners: dict[int, str] = {}
+    for flag, port in ports:
         if not 1 <= port <= free_ports.LAST:
             raise ConfigError(
                 f"{flag} {port} is not a port. Choose a number from 1024 to {free_ports.LAST}."
             )
-    if prefect_port == mlflow_port:
-        raise ConfigError(
-            f"--prefect-port and --mlflow-port are both {prefect_port}, but each server needs a "
-            "port of its own. Choose two different ones."
-        )
+        if port in owners:
+            raise ConfigError(
+                f"{owners[port]} and {flag} are both {port}, but each server needs a port of its "
+                "own. Choose two different ones."
+            )
+        owners[port] = flag
     if max_concurrent_runs < 1:
         raise ConfigError(
             f"--max-concurrent-runs {max_concurrent_runs} allows no run. Choose 1 or more."
@@ -358,13 +343,17 @@ def _failure(folder: Path, log: Path) -> Exception:
 def described(services: Services) -> list[str]:
     """Return lines with links that sign in to the running servers, and the folder of the logs."""
     logs = os.path.relpath(logs_folder(services.folder))
-    served = [f"Model    {services.serve_url} ({services.serve})"] if services.serve_url else []
+    titles = {each.key: each.title for _, each in tools().services()}
+    of_tools = [
+        f"{titles.get(key, key):<8} {each.url} ({each.argument})"
+        for key, each in services.of_tools.items()
+    ]
     mlflow = without_credentials(sign_in_links.mlflow_link(services))
     if mlflow == without_credentials(services.mlflow_url):
         mlflow += mlflow_server.HOME
     return [
         f"Prefect  {without_credentials(sign_in_links.prefect_link(services))}",
         f"MLflow   {mlflow}",
-        *served,
+        *of_tools,
         f"Logs     {logs}",
     ]

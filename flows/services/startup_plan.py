@@ -11,6 +11,17 @@ from pydantic import Field
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.local_services import POOL, services_folder
+from patchline.plugin_api import ToolService
+
+
+class PlannedService(FrozenModel):
+    """A service of a tool, and what it is started with."""
+
+    service: ToolService
+    argument: str
+    """The value of its flag."""
+    port: int
+    """The first port to try."""
 
 
 class StartupPlan(FrozenModel):
@@ -34,10 +45,8 @@ class StartupPlan(FrozenModel):
     """Variables of the MLflow server for a team's stores."""
     prefect_environment: dict[str, str] = Field(default_factory=dict)
     """Variables of the Prefect server for a team's database."""
-    serve: str | None = None
-    """The registered model to serve, such as flowers@champion; none for no model server."""
-    serve_port: int = 8000
-    """The first port to try."""
+    services: tuple[PlannedService, ...] = ()
+    """The services of tools to run."""
     notes: tuple[str, ...]
     """What to print for the user."""
 

@@ -137,8 +137,7 @@ class Supervisor:
             mlflow_url=self._servers.mlflow_url,
             own=self._servers.own,
             pool=self._plan.pool,
-            serve=self._plan.serve,
-            serve_url=self._servers.serve_url,
+            of_tools=self._servers.of_tools,
             started_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             versions={name: metadata.version(name) for name in _PACKAGES},
             notes=(*self._plan.notes, *self._servers.notes),
@@ -211,10 +210,8 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """End the clients of the servers first."""
-        for names in (
-            ("keeper", "runner", service_programs.MODEL_SERVER),
-            ("prefect", "mlflow"),
-        ):
+        servers = ("prefect", "mlflow")
+        for names in (self._processes.keys() - servers, servers):
             chosen = [self._processes[name] for name in names if name in self._processes]
             for process in chosen:
                 process.stop()

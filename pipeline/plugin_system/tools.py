@@ -1,4 +1,4 @@
-"""The installed tools: what they add to the command line, to schedules and to events.
+"""The installed tools: what they add to the command line, schedules, events and `up`.
 
 Each is the value of its `tool.py`, which imports nothing heavy; its functions are named by strings,
 and imported when they are called. A tool that cannot be used hurts nobody who did not ask for it.
@@ -16,7 +16,7 @@ from typing import Any, cast
 from patchline.pipeline.errors import PluginError
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import PluginEntry
-from patchline.plugin_api import ToolEvent, ToolPlugin, ToolWork
+from patchline.plugin_api import ToolEvent, ToolPlugin, ToolService, ToolWork
 
 _OWN = "patchline"
 
@@ -45,7 +45,7 @@ class Tool:
             ) from error
 
     def claims(self) -> Iterator[str]:
-        """Yield what nothing else may be called: a command's first word, a flag, an event."""
+        """Yield what nothing else may be called: first words of commands, flags, events, logs."""
         yield from {command.words.partition(" ")[0] for command in self.plugin.commands}
         for work in self.plugin.work:
             yield work.flag
@@ -53,6 +53,8 @@ class Tool:
             yield event.name
             if event.flag:
                 yield event.flag
+        for service in self.plugin.services:
+            yield from (f"{service.name}.log", service.flag, f"{service.flag}-port")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,12 @@ class Tools:
         """Yield the events of all tools."""
         for tool in self.usable:
             yield from tool.plugin.events
+
+    def services(self) -> Iterator[tuple[Tool, ToolService]]:
+        """Yield what `patchline up` may run, with the tool."""
+        for tool in self.usable:
+            for service in tool.plugin.services:
+                yield tool, service
 
 
 def tools() -> Tools:

@@ -76,6 +76,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "ToolCommand",
         "ToolEvent",
         "ToolPlugin",
+        "ToolService",
         "ToolWork",
         "ValueRange",
         "WorkRequest",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.contract.checks import Check, CheckedPlugin, checks, require
-from patchline.pipeline.plugin_system.tools import imported
+from patchline.pipeline.plugin_system.tools import imported, tools
 from patchline.plugin_api import ToolPlugin
 
 _HEAVY = {"torch", "pandas", "mlflow", "prefect", "albumentations", "sklearn", "matplotlib", "cv2"}
@@ -33,6 +33,8 @@ def table(subject: CheckedPlugin) -> list[Check]:
         help_is_what_the_command_says,
         schedules_a_flow,
         tells_what_its_events_carry,
+        runs_services_on_a_port,
+        takes_nothing_of_others,
         is_listed_at_once,
     )
 
@@ -86,6 +88,22 @@ def tells_what_its_events_carry(subject: CheckedPlugin) -> None:
             )
 
 
+def runs_services_on_a_port(subject: CheckedPlugin) -> None:
+    """A service has a flag, a port and a path that answers while it is well."""
+    for service in subject.plugin.services:
+        flag, health, port, last = service.flag, service.health, service.port, 65535
+        require(flag.startswith("--"), f"The flag is '{flag}'. Begin it with two dashes.")
+        require(health.startswith("/"), f"The path is '{health}'. Begin it with a slash.")
+        require(0 < port <= last, f"{port} is not a port. Choose a number from 1024 to {last}.")
+
+
+def takes_nothing_of_others(subject: CheckedPlugin) -> None:
+    """No other tool has one of its commands, flags, events or services."""
+    here = tools()
+    is_usable = any(each.plugin is subject.plugin for each in here.usable)
+    require(is_usable, " ".join(here.errors) or "It is not installed. Install its package.")
+
+
 def is_listed_at_once(subject: CheckedPlugin) -> None:
     """The module of the plugin imports neither torch nor pandas, MLflow, Prefect and the like."""
     targets = [
@@ -109,4 +127,6 @@ def _paths(plugin: ToolPlugin) -> Iterator[str]:
     yield from (command.function for command in plugin.commands)
     for work in plugin.work:
         yield from (work.parameters, work.flow)
+    for service in plugin.services:
+        yield from (path for path in (service.program, service.check) if path)
     yield from plugin.python.values()

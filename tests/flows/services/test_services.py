@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -125,7 +126,7 @@ def test_a_damaged_state_is_written_again(servers: Servers) -> None:
         ("--prefect-port 5000", "port of its own"),
         ("--max-concurrent-runs 0", "1 or more"),
         ("--serve 'a b'", "is not a model reference"),
-        ("--serve flowers --serve-port 5000", "is the port of another server"),
+        ("--serve flowers --serve-port 5000", "port of its own"),
     ],
 )
 def test_wrong_flags_are_refused(flags: str, words: str, tmp_path: Path) -> None:
@@ -158,6 +159,21 @@ def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> No
     local_services.supervisor_lock().touch()
     assert local_services.running() is None
     assert tracking_store.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+def test_the_state_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """There, the model server had fields of its own, which were empty without it."""
+    now = recorded_services(tmp_path)
+    file = local_services.state_file(tmp_path)
+    values = json.loads(file.read_text(encoding="utf-8"))
+    del values["of_tools"]
+    for model, url in ((None, None), ("flowers", "http://127.0.0.1:8000")):
+        file.write_text(json.dumps({**values, "serve": model, "serve_url": url}), encoding="utf-8")
+        state = local_services.read_state(tmp_path)
+        assert state is not None
+        of_tools = {key: (each.argument, each.url) for key, each in state.of_tools.items()}
+        assert of_tools == ({"serve": (model, url)} if model else {})
+        assert state.model_copy(update={"of_tools": {}}) == now
 
 
 def test_settings_for_other_mlflow_servers_do_not_reach_ours(
@@ -231,8 +247,8 @@ def test_runs_before_and_during_are_one_history_whose_champion_is_served(
         wait_for_version(server, "2")
         again = servers.up("--serve", "other")
         assert again.code == 1
-        assert "already running and serve photos" in again.err
-        servers.process("model_server").kill()
+        assert "already running with --serve photos" in again.err
+        servers.process("tool_service").kill()
         until(
             lambda: local_services.answers(f"http://127.0.0.1:{port}/readyz"),
             "it was not started again",

@@ -1,4 +1,4 @@
-"""A tool outside the tree has commands, scheduled work and events; one that fails hurts nobody."""
+"""A tool outside the tree has commands, work, events and services; one that fails hurts nobody."""
 
 from __future__ import annotations
 
@@ -17,20 +17,43 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from patchline.flows.notifications import events
 from patchline.flows.schedules import deployments, schedule_listing
+from patchline.pipeline.local_services import answers
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.tools import keep_former_paths, tools
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from tests.flows.lasting_server import LastingServer
+from tests.flows.services.local_servers import listening, page, serving
 from tests.made.servers import Command
 from tests.patience import until
+from tests.postgres_server import free_port
 
 _TOOL = """
-from patchline.plugin_api import ToolCommand, ToolPlugin, ToolWork
+from patchline.plugin_api import ToolCommand, ToolPlugin, ToolService, ToolWork
 plugin = ToolPlugin(
     "A tool",
     commands=(ToolCommand({words!r}, "json:dumps", "Dump.", reads_only=True),),
     work=(ToolWork("dump", {flag!r}, "Dump.", "json:dumps", "json:dumps", "dumps"),),
 )
+"""
+_GALLERY = """
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from patchline.plugin_api import ConfigError, ToolPlugin, ToolService
+
+def check(folder):
+    if not Path(folder).is_dir():
+        raise ConfigError(f"There is no folder {folder}. Name another one.")
+
+def show(folder, port):
+    handler = partial(SimpleHTTPRequestHandler, directory=folder)
+    ThreadingHTTPServer(("127.0.0.1", port), handler).serve_forever()
+
+service = ToolService(
+    "photo_gallery", "Gallery", "--gallery", "Folder to show.", "Port of the gallery.",
+    f"{__name__}:show", f"{__name__}:check", health="/",
+)
+plugin = ToolPlugin("A gallery", services=(service,))
 """
 
 
@@ -127,6 +150,7 @@ def test_schedules_of_an_earlier_version_find_the_flow_where_it_is_now(
         ("fast", _TOOL.format(words="run fast", flag="--x"), "'run' belongs to Patchline"),
         ("zeal", _TOOL.format(words="monitor", flag="--x"), "'monitor' belongs to the tool"),
         ("drift", _TOOL.format(words="dump", flag="--on-drift"), "'--on-drift' belongs to"),
+        ("wall", _GALLERY.replace("--gallery", "--serve"), "'--serve' belongs to the tool"),
     ],
 )
 def test_a_tool_that_cannot_be_used_is_named_where_its_command_is_asked_for(
@@ -140,7 +164,8 @@ def test_a_tool_that_cannot_be_used_is_named_where_its_command_is_asked_for(
     """Everything else works as before."""
     install(tmp_path / "site", name, text)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    assert sentence in run_here.refusal("dumped", "1")
+    for words in (("dumped", "1"), ("up", "--dumped", "1")):
+        assert sentence in run_here.refusal(*words)
     code, out, err = run_here("monitor", "--help")
     assert (code, err) == (0, "")
     assert "Check whether new images" in out
@@ -154,6 +179,8 @@ def test_a_flag_of_the_core_is_not_taken(
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert "Dump." in run_here.out("dump", "--help")
     assert "five-field cron expression" in run_here.out("schedule", "create", "--help")
+    install(tmp_path / "site", "wall", _GALLERY.replace("--gallery", "--database"))
+    assert "PostgreSQL database" in run_here.out("up", "--help")
 
 
 def test_a_single_file_is_a_tool(run_here: Command, tmp_path: Path) -> None:
@@ -165,3 +192,26 @@ def test_a_single_file_is_a_tool(run_here: Command, tmp_path: Path) -> None:
     assert run_here.out("dump", "--plugin", "own.py") == "said\n"
     assert [each.name for each in tools().usable if each.name == "own"]
     assert plugin_loader.plugin_files() == [tmp_path / "own.py"]
+
+
+def test_up_runs_the_service_of_a_single_file(run_here: Command, tmp_path: Path) -> None:
+    """It checks the value, chooses a free port and starts it again; `down` ends it."""
+    write_text(tmp_path / "gallery.py", f'"""A gallery."""\n{_GALLERY}')
+    write_text(tmp_path / "photos" / "index.html", "Photos")
+    plugin = ("--plugin", "gallery.py")
+    assert "no folder none" in run_here.refusal("up", "--gallery", "none", *plugin)
+    port = free_port()
+    flags = ("--gallery", "photos", "--gallery-port", str(port), *plugin)
+    with listening(port), serving(tmp_path, *flags) as servers:
+        up = servers.up(*flags)
+        url = up.json["gallery_url"]
+        assert f"Port {port} is taken, so the photo gallery uses port {url[-5:]}." in up.err
+        assert up.json["serve_url"] is None
+        assert page(url, tmp_path) == "Photos"
+        assert f"Gallery  {url} (photos)" in servers.run("up", *plugin).out
+        assert "running with --gallery photos" in servers.up("--gallery", ".", *plugin).err
+        servers.process("tool_service").kill()
+        until(lambda: "was killed by" in servers.log("supervisor"), "its end was not noticed")
+        until(lambda: answers(url), "it was not started again")
+    servers.assert_gone()
+    assert not answers(url)

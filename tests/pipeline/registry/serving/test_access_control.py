@@ -17,7 +17,6 @@ import pytest
 
 from patchline.pipeline.web.certificate import CertificateRenewal
 from patchline.pipeline.web.config import ServingConfig
-from tests.conftest import patchline_here
 from tests.patience import patient
 from tests.pipeline.registry.serving.served import NAME, Registry, Serving, png, serving
 
@@ -105,44 +104,6 @@ def test_a_token_is_asked_for(registry: Registry, tmp_path: Path) -> None:
         assert not command.exists() or TOKEN not in command.read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--host", "0.0.0.0"], "needs a token"),  # noqa: S104 - it is refused
-        (["--host", "::"], "needs a token"),
-        (["--token-file", "."], "cannot be read (Is a directory). Give a text file"),
-        (["--token-file", "short"], "at least 16 characters"),
-        (
-            ["--token-file", "public"],
-            "may be read or changed by other users (mode 0644). Run `chmod",
-        ),
-        (
-            ["--tls-certificate", "short", "--tls-key", "public"],
-            "may be read or changed by other users (mode 0644)",
-        ),
-        (["--root-path", "flowers"], "must begin with a slash"),
-        (["--tls-certificate", "short"], "both --tls-certificate and --tls-key"),
-        (["--tls-certificate", "short", "--tls-key", "short"], "cannot be used with the key"),
-        (["--host", "192.0.2.1", "--token-file", "long"], "cannot listen on 192.0.2.1"),
-        (["--threads", "-1"], "threads"),
-    ],
-)
-def test_wrong_settings_are_said(
-    registry: Registry, tmp_path: Path, arguments: list[str], sentence: str
-) -> None:
-    """What cannot be served is refused before anything listens, with exit code 2."""
-    (tmp_path / "short").write_text("abc")
-    for name in ("long", "public"):
-        (tmp_path / name).write_text(TOKEN)
-    for name, mode in (("short", 0o600), ("long", 0o600), ("public", 0o644)):
-        (tmp_path / name).chmod(mode)
-    own = ("short", "long", "public")
-    given = [str(tmp_path / each) if each in own else each for each in arguments]
-    done = patchline_here("serve", NAME, *given, cwd=registry.folder)
-    assert done.code == 2
-    assert sentence in done.err
-
-
 def test_https_is_served(registry: Registry, tmp_path: Path) -> None:
     """With a certificate, the server answers over TLS alone."""
     certificate, key = made_certificate(tmp_path / "own")
@@ -202,16 +163,3 @@ def test_a_certificate_that_is_seen_half_renewed_is_read_again(
             side.do_handshake()
     shown = client.getpeercert(binary_form=True)
     assert shown == ssl.PEM_cert_to_DER_cert(renewed[0].read_text())
-
-
-def test_a_missing_model_is_said(registry: Registry) -> None:
-    """A model, a version or an alias that is not there is named, with what there is."""
-    for reference, words in (
-        ("colors", "Did you mean 'colours'?"),
-        (f"{NAME}@champoin", "Did you mean 'champion'?"),
-        (f"{NAME}/9", "has no version 9"),
-        ("a b", "is not a model reference"),
-    ):
-        done = patchline_here("serve", reference, cwd=registry.folder)
-        assert done.code == 2
-        assert words in done.err

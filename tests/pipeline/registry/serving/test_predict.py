@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -199,25 +196,3 @@ def test_the_pages_load_nothing_from_elsewhere(server: Serving) -> None:
         assert b"//" not in reply.body.replace(b"// ", b"")
     for path in ("/static/../config.py", "/static/%2e%2e/config.py", "/static//etc/passwd"):
         assert server.ask("GET", path).status == 404
-
-
-def test_nothing_heavy_is_loaded(registry: Registry) -> None:
-    """The process that serves has neither torch nor MLflow, Prefect or pandas in memory."""
-    script = (
-        "import json, sys\n"
-        "from patchline.flows.commands import serve\n"
-        "import patchline.pipeline.registry.serving.server as server\n"
-        "loaded = lambda: sorted({name.partition('.')[0] for name in sys.modules})\n"
-        "server.serve = lambda *a, **k: print(json.dumps(loaded()))\n"
-        f"serve.serve({NAME!r}, port=0)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=registry.folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    loaded = set(json.loads(done.stdout))
-    assert not loaded & {"torch", "mlflow", "prefect", "pandas", "sqlalchemy", "scipy", "pyarrow"}
-    assert "onnxruntime" in loaded

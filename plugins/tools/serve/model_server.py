@@ -1,7 +1,4 @@
-"""The model server: `python -P -m patchline.flows.services.model_server FOLDER LIFELINE MODEL …`.
-
-It serves a registered model on loopback, as `patchline serve` does, once the MLflow server answers.
-"""
+"""The model server of `patchline serve`, and of `patchline up --serve`."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from patchline.pipeline.local_services import answers
 from patchline.pipeline.web.access_token import given_token
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
-from patchline.pipeline.workers.supervision import supervised_main
 
 if TYPE_CHECKING:
     from patchline.pipeline.registry.serving.server import FirstVersion
@@ -101,13 +97,9 @@ def _tell(url: str, first: FirstVersion, form: str | None, *, as_json: bool) -> 
     )
 
 
-def _main() -> None:
-    _, _, [model, port] = supervised_main.begin()
+def serve_beside_mlflow(model: str, port: int) -> None:
+    """Serve a model on loopback once the MLflow server of `patchline up` answers."""
     store = os.environ.get("MLFLOW_TRACKING_URI", "")
     while store.startswith("http") and not answers(f"{store.rstrip('/')}/health"):
         time.sleep(_POLL_SECONDS)
-    serve_model(model, ServingConfig(port=int(port), token=given_token(None)), as_json=False)
-
-
-if __name__ == "__main__":
-    supervised_main.main(_main)
+    serve_model(model, ServingConfig(port=port, token=given_token(None)), as_json=False)

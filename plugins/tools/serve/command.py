@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from patchline.flows.commands.switches import Json, Switch
-from patchline.flows.services.model_server import serve_model
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.web.access_token import check_access, given_token
 from patchline.pipeline.web.config import serving_config
+from patchline.plugins.tools.serve.model_server import serve_model
 
 
 def serve(

@@ -1,0 +1,1 @@
+"""A registered model as an HTTP service, with a page to try an image on."""

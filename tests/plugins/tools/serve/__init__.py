@@ -1,0 +1,1 @@
+"""Tests of `patchline.plugins.tools.serve`; those of the server are beside the registry's."""
