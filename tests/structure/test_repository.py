@@ -52,8 +52,16 @@ def test_the_guide_for_contributors_names_targets_that_exist() -> None:
 def test_the_readme_says_what_lives_in_each_room() -> None:
     """The folders below the top level are those that the README lists, and no other."""
     tree = (ROOT / "README.md").read_text("utf-8").split("## Where everything lives")[1]
-    listed = dict.fromkeys(("pipeline", "flows"), frozenset[str]())
-    for name, entries in re.findall(r"^(\w+)/ .*\n((?:  \w.*\n)+)", tree, re.MULTILINE):
-        listed[name] = frozenset(re.findall(r"^  (\w+)/", entries, re.MULTILINE))
-    for top in ("pipeline", "flows"):
-        assert listed[top] == {room.parent.name for room in (ROOT / top).glob("*/__init__.py")}
+    listed = {}
+    for top, entries in re.findall(r"^(\w+)/ .*\n((?: +\w.*\n)+)", tree, re.MULTILINE):
+        rooms = listed.setdefault(top, set[str]())
+        room = ""
+        for indent, name in re.findall(r"^( +)(\w+)/ ", entries, re.MULTILINE):
+            room = name if len(indent) == 2 else room
+            rooms.add(name if name == room else f"{room}/{name}")
+    for top, level in (("pipeline", "**"), ("flows", "*")):
+        there = {
+            room.parent.relative_to(ROOT / top)
+            for room in (ROOT / top).glob(f"{level}/__init__.py")
+        }
+        assert listed[top] == {room.as_posix() for room in there if len(room.parts) in (1, 2)}
