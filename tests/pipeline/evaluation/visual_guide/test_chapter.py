@@ -17,7 +17,7 @@ from patchline.plugins.models.vit import VitConfig
 from tests.pipeline.evaluation.visual_guide.made_guides import make_model
 from tests.structure.pages import blocks
 
-CHAPTER = Path(__file__).resolve().parents[3] / "docs" / "visual_guide.md"
+CHAPTER = Path(__file__).resolve().parents[4] / "docs" / "visual_guide.md"
 
 
 def test_its_command_trains_the_model_that_it_explains() -> None:

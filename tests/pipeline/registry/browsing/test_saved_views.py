@@ -16,7 +16,7 @@ from patchline.pipeline.registry.browsing import saved_views
 from patchline.pipeline.registry.browsing.saved_views import VIEWS
 from patchline.pipeline.workspace.tracking import tracking_store
 
-_PAGE = Path(__file__).resolve().parents[3] / "docs/how_to/browse.md"
+_PAGE = Path(__file__).resolve().parents[4] / "docs/how_to/browse.md"
 
 
 @pytest.fixture
