@@ -177,7 +177,7 @@ def test_a_time_limit_records_a_plan_that_replays(make: Make, tmp_path: Path) ->
     assert config.training.time_limit is None
     replay = limited.model_copy(update={"config": config, "folder": tmp_path / "replay"})
     again = trained(replay)
-    assert again.steps == result.steps > 2
+    assert again.steps == result.steps > 0
     assert figures(again) == figures(result)
     assert same(weights_of(replay), weights_of(limited))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from patchline.flows.notifications import events
+from patchline.flows.prefect_api import folder_labels
 from patchline.flows.schedules import deployments, schedule_listing
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.plugin_system import plugin_loader
@@ -117,29 +119,30 @@ def test_an_installed_package_adds_a_command_scheduled_work_and_an_event(
 
 
 @pytest.mark.usefixtures("_server", "tmp_path")
-def test_schedules_of_an_earlier_version_find_the_flow_where_it_is_now(
+def test_schedules_of_an_earlier_version_are_listed_and_find_their_flows(
     client: SyncPrefectClient,
 ) -> None:
-    """They name the place where the flow of `monitor` was before it became a tool."""
-    former = "patchline.flows.monitoring.monitor_flow.monitor_flow"
+    """As a32f8cf8 stored them, when the flow of `monitor` was in another place."""
+    file = Path(__file__).with_name("deployments_of_earlier_version.json")
+    here = str(Path.cwd())
     keep_former_paths()
-    flow: Flow[..., Any] = load_flow_from_entrypoint(former)
-    assert flow.name == "Monitor new images"
-    made_id = deployments.deploy(
-        flow,
-        "old",
-        parameters={"model": "flowers", "data": "inbox"},
-        labels={deployments.KIND: "schedule"},
-        description="",
-    )
-    whole = client.read_deployment(made_id).model_dump(mode="json")
-    kept = ("name", "flow_id", "tags", "labels", "parameters", "parameter_openapi_schema")
-    again = {**{key: whole[key] for key in kept}, "entrypoint": former}
-    client.request("POST", "/deployments/", json=again)
-    shown = schedule_listing.summary(made("old"))
-    assert made("old").entrypoint == former
-    assert (shown.kind, shown.what) == ("monitor", "compares inbox with flowers")
-    deployments.remove(made_id)
+    for each in json.loads(file.read_text("utf-8").replace("FOLDER", here)):
+        flow_id = str(client.create_flow_from_name(each["flow"]))
+        labels = each["deployment"]["labels"] | folder_labels.with_id(Path.cwd())
+        body = each["deployment"] | {"flow_id": flow_id, "labels": labels}
+        client.request("POST", "/deployments/", json=body).raise_for_status()
+        flow: Flow[..., Any] = load_flow_from_entrypoint(body["entrypoint"])
+        assert flow.name == each["flow"]
+    listed = {each.name: each for each in map(schedule_listing.summary, deployments.deployments())}
+    assert {name: (each.kind, each.what.replace(here, ".")) for name, each in listed.items()} == {
+        "drifts": ("train", "trains on digits"),
+        "monitors": ("monitor", "compares ./inbox with digits@champion"),
+        "predicts": ("predict", "predicts ./inbox with digits@champion"),
+        "trains": ("train", "trains on digits"),
+        "watched": ("watch", "trains on new images in ./.patchline/sources/digits"),
+    }
+    for name in listed:
+        deployments.remove(made(name).id)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class NoSettings(PluginConfig):
 
 plugin = AugmentationPlugin("x", "", {config}, lambda *_: None)
 '''
-_FOREIGN = "from patchline.pipeline import tracking\nNetwork = 1\n"
+_FOREIGN = "from patchline.pipeline.workspace import tracking\nNetwork = 1\n"
 Complaint = Callable[..., str]
 
 
@@ -107,7 +107,7 @@ def test_a_foreign_import_is_found_around_the_plugin(complaint: Complaint) -> No
     [
         "import json, os.path, patchline.plugin_api",
         "from patchline import plugin_api, plugin_checks",
-        "from patchline.pipeline import layers",
+        "from patchline.pipeline.models import layers",
         "from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention",
         "from .network import pipeline",
     ],

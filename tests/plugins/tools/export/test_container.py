@@ -68,7 +68,7 @@ def test_the_image_needs_pinned_libraries_and_few(folder: Path) -> None:
     assert names.isdisjoint(ABSENT)
     app = folder / "app" / "patchline"
     assert {"flows", "plugins", "python_api.py"}.isdisjoint(file.name for file in app.iterdir())
-    assert (app / "pipeline" / "serving" / "page" / "index.html").is_file()
+    assert (app / "pipeline/registry/serving/page/index.html").is_file()
     assert not list(folder.rglob("__pycache__"))
     assert {file.name for file in (folder / "model" / "artifacts").iterdir()} <= {
         "model.onnx", "model.json", "reference_features.npz"
@@ -264,7 +264,7 @@ def test_a_package_that_cannot_be_served_says_why(
     shutil.copy(folder / "requirements.txt", tmp_path / "out")
     program = tmp_path / "out/app/patchline/pipeline/registry/serving"
     program.mkdir(parents=True)
-    for package in (program, *program.parents[:2]):
+    for package in (program, *program.parents[:3]):
         (package / "__init__.py").touch()
     (program / "__main__.py").write_text("raise SystemExit('its files are damaged')")
     with pytest.raises(PackagingError, match="its files are damaged"):
