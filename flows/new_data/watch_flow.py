@@ -22,9 +22,9 @@ from patchline.flows.progress.progress_display import display
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.data.manifests import earlier_manifests, new_images
+from patchline.pipeline.data.manifests import earlier_manifests
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.new_images import NewImages
+from patchline.pipeline.data.manifests.new_images import NewImages, count_new_images
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.stages.read import data_name
@@ -104,7 +104,7 @@ def read_data(config: RunConfig, workspace: Path) -> IngestedData:
 def compare_with_last_run(name: str, data: IngestedData) -> NewImages:
     """Count the new, removed and relabelled images since the last finished training."""
     before = earlier_manifests.manifest_of_last_run(name)
-    return new_images.compare(before, manifests.load(data.manifest_file))
+    return count_new_images(before, manifests.load(data.manifest_file))
 
 
 def _skip(name: str, images: NewImages, least: int) -> State[Any]:

@@ -44,7 +44,6 @@ from patchline.pipeline.evaluation.multi_label.judging import judge
 from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.prediction_job import (
-    CorruptionJob,
     EvaluationJob,
     ExplanationJob,
     HeldOut,
@@ -52,6 +51,7 @@ from patchline.pipeline.evaluation.prediction_job import (
 )
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.evaluation.robustness import CorruptionJob
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report

@@ -15,7 +15,7 @@ from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
-_ANSWERS = 3
+_NAMED_CLASSES = 3
 
 
 class ClassProbability(FrozenModel):
@@ -101,7 +101,7 @@ def gallery(
     """Describe the images at the given indices of the predictions."""
     probabilities = predictions.probabilities_NK[places]
     paths = predictions.table["path"].iloc[places]
-    top = np.argsort(-probabilities, axis=1, kind="stable")[:, :_ANSWERS]
+    top = np.argsort(-probabilities, axis=1, kind="stable")[:, :_NAMED_CLASSES]
     return tuple(
         GalleryImage(
             path=str(path),

@@ -10,7 +10,7 @@ import pandas as pd
 
 from patchline.pipeline.data.splits.folds import rows_of_fold
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
-from patchline.pipeline.evaluation.robustness import Robustness
+from patchline.pipeline.evaluation.robustness import CorruptionJob, Robustness
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.evaluation.visual_guide.covering_result import CoveringTest, MapKind
 from patchline.pipeline.frozen_model import FrozenModel
@@ -77,16 +77,6 @@ class ExplanationJob(FrozenModel):
     """Number of training images of each class, if the training balanced the classes."""
     ensemble: EnsembleResult | None = None
     """What the members of an ensemble are calibrated with, if the model is one."""
-
-
-class CorruptionJob(FrozenModel):
-    """Test images to corrupt and predict."""
-
-    images: int
-    """At most so many."""
-    seed: int
-    """Draws the images and the corruptions."""
-    classes: tuple[str, ...]
 
 
 class EvaluationJob(FrozenModel):

@@ -29,6 +29,16 @@ VERSIONS = len(CORRUPTIONS) * len(SEVERITIES)
 _BATCH = 64
 
 
+class CorruptionJob(FrozenModel):
+    """Test images to corrupt and predict."""
+
+    images: int
+    """At most so many."""
+    seed: int
+    """Draws the images and the corruptions."""
+    classes: tuple[str, ...]
+
+
 class CorruptedAccuracy(FrozenModel):
     """The accuracy under one corruption of one severity."""
 

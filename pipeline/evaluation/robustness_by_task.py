@@ -13,8 +13,12 @@ from patchline.pipeline.evaluation.multi_label.label_set_robustness import (
     LabelSetRobustness,
     label_set_robustness,
 )
-from patchline.pipeline.evaluation.prediction_job import CorruptionJob
-from patchline.pipeline.evaluation.robustness import Robustness, Scores, measured_robustness
+from patchline.pipeline.evaluation.robustness import (
+    CorruptionJob,
+    Robustness,
+    Scores,
+    measured_robustness,
+)
 
 Array = np.ndarray[Any, Any]
 

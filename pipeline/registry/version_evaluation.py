@@ -48,10 +48,14 @@ from patchline.pipeline.evaluation.multi_label.label_set_report import (
     evaluate_label_sets,
 )
 from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
-from patchline.pipeline.evaluation.prediction_job import CorruptionJob
 from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
-from patchline.pipeline.evaluation.robustness import VERSIONS, Robustness, sampled_rows
+from patchline.pipeline.evaluation.robustness import (
+    VERSIONS,
+    CorruptionJob,
+    Robustness,
+    sampled_rows,
+)
 from patchline.pipeline.evaluation.robustness_by_task import robustness_of
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.frozen_model import FrozenModel

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.data.batches.shuffle_windows import Rows
 from patchline.pipeline.data.store.local_pages import PagesFolder
 from patchline.pipeline.data.store.opened_images import JoinedImages
 from patchline.pipeline.data.store.streamed_images import StreamedImages
-from patchline.pipeline.data.store.streamed_records import Rows, StreamedRecords
+from patchline.pipeline.data.store.streamed_records import StreamedRecords
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Batch = list[tuple[int, int]]

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Literal
 
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.errors import DataError
 from patchline.plugin_api import ImageListing, LeftOutFile, ListedImage
 
-AUTO = "auto"
 _NO_LABEL = "has no label"
 _NAMED = 3
 

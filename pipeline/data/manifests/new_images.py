@@ -64,7 +64,7 @@ class NewImages(FrozenModel):
         return "\n".join(lines) + "\n"
 
 
-def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
+def count_new_images(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
     """Count the new, removed and relabelled images between two manifests.
 
     Args:

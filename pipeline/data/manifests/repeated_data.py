@@ -17,10 +17,10 @@ from pyarrow import parquet
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.data.labels.label_sets import Task
+from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_run, run_of_version
 from patchline.pipeline.data.manifests.exclusion import STATUS
-from patchline.pipeline.data.manifests.label_task import AUTO
 from patchline.pipeline.data.reading.image_root import holds, is_file
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.terminal_words import by_number

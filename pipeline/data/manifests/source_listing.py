@@ -10,7 +10,7 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.config import GROUP_NAME
 from patchline.pipeline.data.labels.answer_columns import NEAR, joined_groups
-from patchline.pipeline.data.labels.reading_rules import AUTO
+from patchline.pipeline.data.labels.reading_rules import AUTO, ReadingRules
 from patchline.pipeline.data.manifests.class_labels import by_rules
 from patchline.pipeline.data.manifests.label_task import with_task
 from patchline.pipeline.data.reading.image_root import archive_of
@@ -22,7 +22,7 @@ from patchline.pipeline.workspace.files.archives import archives_of
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.user_folders import expanded
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
-from patchline.plugin_api import ImageListing, ReadingRules, SourceContext
+from patchline.plugin_api import ImageListing, SourceContext
 
 _EXAMPLES = 2
 

@@ -26,7 +26,7 @@ from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workspace.files.atomic_files import write_text
 
 _MOST_IMAGES, _MOST_DOUBTFUL, _MOST_GROUPS, _MOST_OF_GROUP = 12, 48, 6, 4
-_MOST_NAMES, _MOST_CLASSES, _MOST_TOGETHER = 200, 500, 30
+_MOST_NAMES, _MOST_CLASSES_OF_PAGE, _MOST_TOGETHER_OF_PAGE = 200, 500, 30
 _TINY_SIDE = 48
 _NOT_SHOWN = {"foreign", "unreadable", "truncated", "small_class"}
 """Kinds whose files cannot be shown, or need not be."""
@@ -68,12 +68,12 @@ def write_page(inspected: Inspected, file: Path) -> None:
         looks=looks(result),
         notes=[visible(note) for note in result.notes],
         findings=[_paged(finding, rows, inspected) for finding in result.findings],
-        labels=[(label, visible(label) or "-") for label in labels[:_MOST_CLASSES]],
-        more_classes=max(0, len(labels) - _MOST_CLASSES),
+        labels=[(label, visible(label) or "-") for label in labels[:_MOST_CLASSES_OF_PAGE]],
+        more_classes=max(0, len(labels) - _MOST_CLASSES_OF_PAGE),
         most=max(result.classes.values(), default=1),
         in_classes=class_words(result),
         word=by_task(result.task),
-        together=_together(result),
+        together=_pairs_of_labels(result),
     )
     write_text(file, text)
 
@@ -82,14 +82,14 @@ def _label(text: str, task: Task) -> str:
     return visible(set_words(text) if task == MULTI_LABEL else text)
 
 
-def _together(result: Inspection) -> list[tuple[str, list[tuple[int, float] | None]]]:
+def _pairs_of_labels(result: Inspection) -> list[tuple[str, list[tuple[int, float] | None]]]:
     """Return for each frequent label how many of its images have each of the others, and the share.
 
     None stands for the label itself; empty for single-label data.
     """
     if not any(result.co_occurrence.values()):
         return []
-    shown = most_frequent(result, _MOST_TOGETHER)
+    shown = most_frequent(result, _MOST_TOGETHER_OF_PAGE)
     table = []
     for name in shown:
         counts = [result.co_occurrence[name].get(other, 0) for other in shown]

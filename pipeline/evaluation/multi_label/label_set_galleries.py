@@ -15,7 +15,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_predictions import Labe
 from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
-_ANSWERS = 6
+_NAMED_LABELS = 6
 
 
 class Pairs(NamedTuple):
@@ -100,7 +100,7 @@ def described(
     found = []
     for image, label in zip(pairs.images_M.tolist(), pairs.labels_M.tolist(), strict=True):
         row = predictions.probabilities_NK[image]
-        best = np.argsort(-row, kind="stable")[:_ANSWERS].tolist()
+        best = np.argsort(-row, kind="stable")[:_NAMED_LABELS].tolist()
         found.append(
             LabelSetImage(
                 path=str(predictions.table["path"].iloc[image]),

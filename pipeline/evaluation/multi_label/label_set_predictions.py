@@ -25,7 +25,7 @@ from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThreshol
 from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, stacked
 
 Array = np.ndarray[Any, Any]
-COLUMNS = [
+LABEL_SET_COLUMNS = [
     "path", "sha256", "split", "label", "predicted", "probability", "probabilities", "group",
     "mode", "width", "height", "bytes",
 ]  # fmt: skip
@@ -103,5 +103,5 @@ def with_label_sets(
     table["probability"] = probabilities.max(axis=1) if len(rows) else np.zeros(0, np.float32)
     table["probabilities"] = list(probabilities)
     own = [*own_columns(rows.columns), *(column for column in ("row", "logits") if column in rows)]
-    table = table[COLUMNS]
+    table = table[LABEL_SET_COLUMNS]
     return table.assign(**{column: rows[column].to_numpy() for column in own})

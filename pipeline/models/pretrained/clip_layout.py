@@ -5,7 +5,7 @@ from __future__ import annotations
 from patchline.pipeline.models.pretrained.layout import CLIP_MEAN, CLIP_STD, Layout, Rules
 
 _TOWER = r"(?:vision_model\.)?"
-_BLOCK = _TOWER + r"encoder\.layers\.(\d+)\."
+_CLIP_BLOCK = _TOWER + r"encoder\.layers\.(\d+)\."
 _TEXT = "tower for texts"
 _PROJECTION = "projection to the space shared with texts"
 _ACTIVATION_NOTE = (
@@ -24,12 +24,12 @@ _TRANSFORMERS = Layout(
             r"patch_embedding.projection.\1",
         ),
         (_TOWER + r"pre_layrnorm\.(weight|bias)", r"embedding_norm.\1"),
-        (_BLOCK + r"layer_norm1\.(weight|bias)", r"blocks.\1.attention_norm.\2"),
-        (_BLOCK + r"self_attn\.([qkv])_proj\.(weight|bias)", r"blocks.\1.attention.\2.\3"),
-        (_BLOCK + r"self_attn\.out_proj\.(weight|bias)", r"blocks.\1.attention.projection.\2"),
-        (_BLOCK + r"layer_norm2\.(weight|bias)", r"blocks.\1.mlp_norm.\2"),
-        (_BLOCK + r"mlp\.fc1\.(weight|bias)", r"blocks.\1.mlp.expand.\2"),
-        (_BLOCK + r"mlp\.fc2\.(weight|bias)", r"blocks.\1.mlp.contract.\2"),
+        (_CLIP_BLOCK + r"layer_norm1\.(weight|bias)", r"blocks.\1.attention_norm.\2"),
+        (_CLIP_BLOCK + r"self_attn\.([qkv])_proj\.(weight|bias)", r"blocks.\1.attention.\2.\3"),
+        (_CLIP_BLOCK + r"self_attn\.out_proj\.(weight|bias)", r"blocks.\1.attention.projection.\2"),
+        (_CLIP_BLOCK + r"layer_norm2\.(weight|bias)", r"blocks.\1.mlp_norm.\2"),
+        (_CLIP_BLOCK + r"mlp\.fc1\.(weight|bias)", r"blocks.\1.mlp.expand.\2"),
+        (_CLIP_BLOCK + r"mlp\.fc2\.(weight|bias)", r"blocks.\1.mlp.contract.\2"),
         (_TOWER + r"post_layernorm\.(weight|bias)", r"norm.\1"),
     ),
     skipped=(

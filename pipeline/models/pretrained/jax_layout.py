@@ -8,9 +8,9 @@ import torch
 
 from patchline.pipeline.models.pretrained.layout import HALVES, Layout
 
-_TREE = r"(?:opt/target/|params/(?:img/)?)?"
-_BLOCK = _TREE + r"Transformer/encoderblock_(\d+)/"
-_ATTENTION = _BLOCK + r"MultiHeadDotProductAttention_[01]/"
+_JAX_TREE = r"(?:opt/target/|params/(?:img/)?)?"
+_JAX_BLOCK = _JAX_TREE + r"Transformer/encoderblock_(\d+)/"
+_JAX_ATTENTION = _JAX_BLOCK + r"MultiHeadDotProductAttention_[01]/"
 _SPLIT = 3
 """Dimensions of the kernels of an attention layer, whose heads are kept apart."""
 
@@ -45,30 +45,30 @@ def _affine(path: str, ours: str) -> tuple[tuple[str, str], ...]:
 
 JAX = Layout(
     title="JAX ViT",
-    signature=(_TREE + r"embedding/kernel", _TREE + r"Transformer/encoder_norm/scale"),
+    signature=(_JAX_TREE + r"embedding/kernel", _JAX_TREE + r"Transformer/encoder_norm/scale"),
     names=(
-        (_TREE + r"cls", "class_token.token_11D"),
+        (_JAX_TREE + r"cls", "class_token.token_11D"),
         (
-            _TREE + r"(?:Transformer/posembed_input/)?pos_embedding",
+            _JAX_TREE + r"(?:Transformer/posembed_input/)?pos_embedding",
             "position_embedding.positions_1ND",
         ),
-        *_affine(_TREE + r"embedding", "patch_embedding.projection"),
-        *_affine(_BLOCK + r"LayerNorm_0", r"blocks.\1.attention_norm"),
-        *_affine(_ATTENTION + r"(q)uery", r"blocks.\1.attention.\2"),
-        *_affine(_ATTENTION + r"(k)ey", r"blocks.\1.attention.\2"),
-        *_affine(_ATTENTION + r"(v)alue", r"blocks.\1.attention.\2"),
-        *_affine(_ATTENTION + r"out", r"blocks.\1.attention.projection"),
-        *_affine(_BLOCK + r"LayerNorm_[12]", r"blocks.\1.mlp_norm"),
-        *_affine(_BLOCK + r"MlpBlock_[03]/Dense_0", r"blocks.\1.mlp.expand"),
-        *_affine(_BLOCK + r"MlpBlock_[03]/Dense_1", r"blocks.\1.mlp.contract"),
-        *_affine(_TREE + r"Transformer/encoder_norm", "norm"),
-        *_affine(_TREE + r"pre_logits", "head.hidden"),
-        *_affine(_TREE + r"head", "head"),
+        *_affine(_JAX_TREE + r"embedding", "patch_embedding.projection"),
+        *_affine(_JAX_BLOCK + r"LayerNorm_0", r"blocks.\1.attention_norm"),
+        *_affine(_JAX_ATTENTION + r"(q)uery", r"blocks.\1.attention.\2"),
+        *_affine(_JAX_ATTENTION + r"(k)ey", r"blocks.\1.attention.\2"),
+        *_affine(_JAX_ATTENTION + r"(v)alue", r"blocks.\1.attention.\2"),
+        *_affine(_JAX_ATTENTION + r"out", r"blocks.\1.attention.projection"),
+        *_affine(_JAX_BLOCK + r"LayerNorm_[12]", r"blocks.\1.mlp_norm"),
+        *_affine(_JAX_BLOCK + r"MlpBlock_[03]/Dense_0", r"blocks.\1.mlp.expand"),
+        *_affine(_JAX_BLOCK + r"MlpBlock_[03]/Dense_1", r"blocks.\1.mlp.contract"),
+        *_affine(_JAX_TREE + r"Transformer/encoder_norm", "norm"),
+        *_affine(_JAX_TREE + r"pre_logits", "head.hidden"),
+        *_affine(_JAX_TREE + r"head", "head"),
     ),
     skipped=((r"opt/state/.*", "state of the optimizer"),),
     refused=(
-        (_TREE + r"Transformer/encoderblock/.*", "blocks that are stacked into one tensor"),
-        (_TREE + r"MAPHead_0/.*", "big_vision's attention pooling"),
+        (_JAX_TREE + r"Transformer/encoderblock/.*", "blocks that are stacked into one tensor"),
+        (_JAX_TREE + r"MAPHead_0/.*", "big_vision's attention pooling"),
     ),
     mean=HALVES,
     std=HALVES,

@@ -13,12 +13,12 @@ from patchline.pipeline.models.pretrained.layout import (
     Layout,
 )
 
-_BLOCK = r"blocks\.(?:\d+\.)?(\d+)\."  # DINOv2 may number chunks of blocks as well
-_SIGNATURE = (r"patch_embed\.proj\.weight", _BLOCK + r"attn\.qkv\.weight")
+_TIMM_BLOCK = r"blocks\.(?:\d+\.)?(\d+)\."  # DINOv2 may number chunks of blocks as well
+_TIMM_SIGNATURE = (r"patch_embed\.proj\.weight", _TIMM_BLOCK + r"attn\.qkv\.weight")
 
 _TIMM = Layout(
     title="timm ViT",
-    signature=_SIGNATURE,
+    signature=_TIMM_SIGNATURE,
     names=(
         (r"cls_token", "class_token.token_11D"),
         (r"pos_embed", "position_embedding.positions_1ND"),
@@ -26,14 +26,14 @@ _TIMM = Layout(
         (r"dist_token", "distillation_token"),
         (r"patch_embed\.proj\.(weight|bias)", r"patch_embedding.projection.\1"),
         (r"norm_pre\.(weight|bias)", r"embedding_norm.\1"),
-        (_BLOCK + r"norm1\.(weight|bias)", r"blocks.\1.attention_norm.\2"),
-        (_BLOCK + r"attn\.qkv\.(weight|bias)", r"blocks.\1.attention.query_key_value.\2"),
-        (_BLOCK + r"attn\.proj\.(weight|bias)", r"blocks.\1.attention.projection.\2"),
-        (_BLOCK + r"(?:ls1\.gamma|gamma_1)", r"blocks.\1.attention_scale.gain_D"),
-        (_BLOCK + r"norm2\.(weight|bias)", r"blocks.\1.mlp_norm.\2"),
-        (_BLOCK + r"mlp\.fc1\.(weight|bias)", r"blocks.\1.mlp.expand.\2"),
-        (_BLOCK + r"mlp\.fc2\.(weight|bias)", r"blocks.\1.mlp.contract.\2"),
-        (_BLOCK + r"(?:ls2\.gamma|gamma_2)", r"blocks.\1.mlp_scale.gain_D"),
+        (_TIMM_BLOCK + r"norm1\.(weight|bias)", r"blocks.\1.attention_norm.\2"),
+        (_TIMM_BLOCK + r"attn\.qkv\.(weight|bias)", r"blocks.\1.attention.query_key_value.\2"),
+        (_TIMM_BLOCK + r"attn\.proj\.(weight|bias)", r"blocks.\1.attention.projection.\2"),
+        (_TIMM_BLOCK + r"(?:ls1\.gamma|gamma_1)", r"blocks.\1.attention_scale.gain_D"),
+        (_TIMM_BLOCK + r"norm2\.(weight|bias)", r"blocks.\1.mlp_norm.\2"),
+        (_TIMM_BLOCK + r"mlp\.fc1\.(weight|bias)", r"blocks.\1.mlp.expand.\2"),
+        (_TIMM_BLOCK + r"mlp\.fc2\.(weight|bias)", r"blocks.\1.mlp.contract.\2"),
+        (_TIMM_BLOCK + r"(?:ls2\.gamma|gamma_2)", r"blocks.\1.mlp_scale.gain_D"),
         (r"norm\.(weight|bias)", r"norm.\1"),
         (r"attn_pool\.latent", "pooling.probe_11D"),
         (r"attn_pool\.q\.(weight|bias)", r"pooling.query.\1"),
@@ -56,9 +56,9 @@ _TIMM = Layout(
     ),
     refused=(
         (r"fc_norm\..*", "a norm after averaging the patches (fc_norm)"),
-        (_BLOCK + r"attn\.[qk]_norm\..*", "a norm of queries and keys with another formula"),
-        (_BLOCK + r"attn\.[qv]_bias", "BEiT's attention"),
-        (_BLOCK + r"mlp\.(?:w12|w3|fc1_[gx]|norm)\..*", "a gated MLP (SwiGLU)"),
+        (_TIMM_BLOCK + r"attn\.[qk]_norm\..*", "a norm of queries and keys with another formula"),
+        (_TIMM_BLOCK + r"attn\.[qv]_bias", "BEiT's attention"),
+        (_TIMM_BLOCK + r"mlp\.(?:w12|w3|fc1_[gx]|norm)\..*", "a gated MLP (SwiGLU)"),
         (r"patch_embed\.(?:backbone|norm)\..*", "a patch embedding with several layers"),
     ),
     mean=HALVES,
@@ -69,10 +69,10 @@ _TIMM = Layout(
     pixel_note="DeiT and DINO used ImageNet's",
 )
 _FROM_IMAGENET = replace(_TIMM, mean=IMAGENET_MEAN, std=IMAGENET_STD, pixel_note="")
-_DINOV2 = replace(
+_TIMM_DINOV2 = replace(
     _FROM_IMAGENET,
     title="DINOv2",
-    signature=(*_SIGNATURE, r"mask_token", _BLOCK + r"ls1\.gamma"),
+    signature=(*_TIMM_SIGNATURE, r"mask_token", _TIMM_BLOCK + r"ls1\.gamma"),
     registers_have_positions=False,
     prefix_may_lack_positions=False,
     averages_without_class_token=False,
@@ -83,26 +83,26 @@ TIMM_LAYOUTS = (
     replace(
         _FROM_IMAGENET,
         title="MAE",
-        signature=(*_SIGNATURE, r"decoder_pred\.weight"),
+        signature=(*_TIMM_SIGNATURE, r"decoder_pred\.weight"),
         resizing="bicubic",
     ),
     replace(
         _FROM_IMAGENET,
         title="distilled DeiT",
-        signature=(*_SIGNATURE, r"dist_token"),
+        signature=(*_TIMM_SIGNATURE, r"dist_token"),
         resizing="bicubic",
     ),
     replace(
-        _DINOV2,
+        _TIMM_DINOV2,
         title="DINOv2 with registers",
-        signature=(*_DINOV2.signature, r"register_tokens"),
+        signature=(*_TIMM_DINOV2.signature, r"register_tokens"),
         resizing="antialiased",
     ),
-    _DINOV2,
+    _TIMM_DINOV2,
     replace(
         _TIMM,
         title="timm CLIP image tower",
-        signature=(*_SIGNATURE, r"norm_pre\.weight"),
+        signature=(*_TIMM_SIGNATURE, r"norm_pre\.weight"),
         mean=CLIP_MEAN,
         std=CLIP_STD,
         norm_epsilon=1e-5,
@@ -115,12 +115,12 @@ TIMM_LAYOUTS = (
     replace(
         _FROM_IMAGENET,
         title="timm ViT with LayerScale",
-        signature=(*_SIGNATURE, _BLOCK + r"(?:ls1\.gamma|gamma_1)"),
+        signature=(*_TIMM_SIGNATURE, _TIMM_BLOCK + r"(?:ls1\.gamma|gamma_1)"),
     ),
     replace(
         _FROM_IMAGENET,
         title="DINO",
-        signature=(*_SIGNATURE, r"head\.last_layer\.weight.*"),
+        signature=(*_TIMM_SIGNATURE, r"head\.last_layer\.weight.*"),
         resizing="bicubic_offset",
     ),
     _TIMM,

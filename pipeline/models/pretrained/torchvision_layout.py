@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from patchline.pipeline.models.pretrained.layout import IMAGENET_MEAN, IMAGENET_STD, Layout
 
-_BLOCK = r"encoder\.layers\.encoder_layer_(\d+)\."
+_TV_BLOCK = r"encoder\.layers\.encoder_layer_(\d+)\."
 
 TORCHVISION = Layout(
     title="torchvision ViT",
@@ -13,12 +13,12 @@ TORCHVISION = Layout(
         (r"class_token", "class_token.token_11D"),
         (r"encoder\.pos_embedding", "position_embedding.positions_1ND"),
         (r"conv_proj\.(weight|bias)", r"patch_embedding.projection.\1"),
-        (_BLOCK + r"ln_1\.(weight|bias)", r"blocks.\1.attention_norm.\2"),
-        (_BLOCK + r"self_attention\.in_proj_(\w+)", r"blocks.\1.attention.query_key_value.\2"),
-        (_BLOCK + r"self_attention\.out_proj\.(\w+)", r"blocks.\1.attention.projection.\2"),
-        (_BLOCK + r"ln_2\.(weight|bias)", r"blocks.\1.mlp_norm.\2"),
-        (_BLOCK + r"mlp\.(?:0|linear_1)\.(weight|bias)", r"blocks.\1.mlp.expand.\2"),
-        (_BLOCK + r"mlp\.(?:3|linear_2)\.(weight|bias)", r"blocks.\1.mlp.contract.\2"),
+        (_TV_BLOCK + r"ln_1\.(weight|bias)", r"blocks.\1.attention_norm.\2"),
+        (_TV_BLOCK + r"self_attention\.in_proj_(\w+)", r"blocks.\1.attention.query_key_value.\2"),
+        (_TV_BLOCK + r"self_attention\.out_proj\.(\w+)", r"blocks.\1.attention.projection.\2"),
+        (_TV_BLOCK + r"ln_2\.(weight|bias)", r"blocks.\1.mlp_norm.\2"),
+        (_TV_BLOCK + r"mlp\.(?:0|linear_1)\.(weight|bias)", r"blocks.\1.mlp.expand.\2"),
+        (_TV_BLOCK + r"mlp\.(?:3|linear_2)\.(weight|bias)", r"blocks.\1.mlp.contract.\2"),
         (r"encoder\.ln\.(weight|bias)", r"norm.\1"),
         (r"heads\.pre_logits\.(weight|bias)", r"head.hidden.\1"),
         (r"heads\.head\.(weight|bias)", r"head.\1"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.labels.answers.answers_table import table_labels
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
-from patchline.pipeline.data.manifests.label_task import AUTO
+from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.packaging.packaged_model import PackagedModel

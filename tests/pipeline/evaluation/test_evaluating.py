@@ -16,8 +16,9 @@ from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.temperature import by_member, fit_temperature
-from patchline.pipeline.evaluation.prediction_job import CorruptionJob, EvaluationJob
+from patchline.pipeline.evaluation.prediction_job import EvaluationJob
 from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.robustness import CorruptionJob
 from patchline.pipeline.evaluation.slices import slices
 from patchline.pipeline.evaluation.test_time_averaging import decided, decided_by_map
 from patchline.pipeline.models.model_files import load_model

@@ -15,7 +15,7 @@ from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encoded
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_last_run
 from patchline.pipeline.data.manifests.manifest import with_task
-from patchline.pipeline.data.manifests.new_images import compare
+from patchline.pipeline.data.manifests.new_images import count_new_images
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.nested_runs import KEY_TAG
 
@@ -39,34 +39,39 @@ def test_new_and_removed_are_the_differences_of_the_sets_of_contents(
 
     Copies and other names are no change; a first training counts every content once.
     """
-    found = compare(_manifest(before), _manifest(now))
+    found = count_new_images(_manifest(before), _manifest(now))
     old, current = {content for content, _ in before}, {content for content, _ in now}
     assert (found.new, found.removed) == (len(current - old), len(old - current))
     assert found.images == len(current)
-    back = compare(_manifest(now), _manifest(before))
+    back = count_new_images(_manifest(now), _manifest(before))
     assert (found.new, found.removed, found.relabelled) == (back.removed, back.new, back.relabelled)
-    same = compare(_manifest(now), _manifest([*now, *now[::-1]]))
+    same = count_new_images(_manifest(now), _manifest([*now, *now[::-1]]))
     assert (same.new, same.removed, same.relabelled) == (0, 0, 0)
-    first = compare(None, _manifest(now))
+    first = count_new_images(None, _manifest(now))
     assert (first.first, found.first) == (True, False)
     assert (first.new, first.removed, first.relabelled) == (len(current), 0, 0)
 
 
 def test_an_image_in_another_class_is_relabelled_and_not_new() -> None:
     """A file that was moved to another class folder is told apart from a new one."""
-    found = compare(_manifest([(1, "a"), (2, "b")]), _manifest([(1, "b"), (2, "b"), (3, "c")]))
+    found = count_new_images(
+        _manifest([(1, "a"), (2, "b")]), _manifest([(1, "b"), (2, "b"), (3, "c")])
+    )
     assert (found.new, found.relabelled, found.removed) == (1, 1, 0)
     assert (found.new_by_class, found.relabelled_examples) == ({"c": 1}, ("b/0.png",))
-    assert compare(_manifest([(1, "a")]).assign(status="damaged"), _manifest([(1, "a")])).new == 1
+    assert (
+        count_new_images(_manifest([(1, "a")]).assign(status="damaged"), _manifest([(1, "a")])).new
+        == 1
+    )
 
 
 def test_the_same_pixels_in_another_file_are_not_new() -> None:
     """A re-encoded copy is not new, where the pixels are known now or in both manifests."""
     before, now = _manifest([(1, "a")]), _manifest([(1, "a"), (2, "a"), (3, "a")])
     now["pixels"] = ["p", "p", "q"]
-    assert compare(before, now).new == 1
+    assert count_new_images(before, now).new == 1
     before["pixels"] = ["p"]
-    found = compare(before, now[1:].reset_index(drop=True))
+    found = count_new_images(before, now[1:].reset_index(drop=True))
     assert (found.new, found.removed, found.images) == (1, 0, 2)
 
 
@@ -110,5 +115,5 @@ def test_new_images_of_sets_are_counted_by_label() -> None:
     """An image counts for each of its labels, and another set is relabelled."""
     table = _manifest([(1, ""), (2, ""), (3, "")])
     now = with_task(table.assign(label=[encoded("a"), encoded("ab"), encoded("")]), MULTI_LABEL)
-    result = compare(now.iloc[:1].assign(label=encoded("b")), now)
+    result = count_new_images(now.iloc[:1].assign(label=encoded("b")), now)
     assert (result.new_by_class, (result.new, result.relabelled)) == ({"a": 1, "b": 1}, (2, 1))

@@ -14,8 +14,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_robustness import (
     LabelSetRobustness,
     label_set_robustness,
 )
-from patchline.pipeline.evaluation.prediction_job import CorruptionJob
-from patchline.pipeline.evaluation.robustness import VERSIONS, scores_of_versions
+from patchline.pipeline.evaluation.robustness import VERSIONS, CorruptionJob, scores_of_versions
 from patchline.pipeline.evaluation.robustness_by_task import robustness_of
 
 Array = np.ndarray[Any, Any]
