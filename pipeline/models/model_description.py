@@ -56,7 +56,7 @@ class ModelDescription(FrozenModel):
     """Class names in the order of the model's outputs."""
     image: ImageSpec
     members: int = 1
-    """Number of models whose probabilities are averaged (`patchline.pipeline.models.ensemble`)."""
+    """Number of models whose probabilities an `Ensemble` averages."""
     temperature: float = 1.0
     """Divides the logits before the softmax, so that probabilities are calibrated."""
     task: Task = Field(default=SINGLE_LABEL, exclude_if=_is_of_one_label)

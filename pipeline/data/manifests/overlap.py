@@ -70,9 +70,9 @@ def without_copies(
     }
     for reason, is_so_U in tests.items():  # the last one counts
         reasons[is_so_U] = reason
-    result, left_out = unlabelled.copy(), rows.index[reasons != ""]
-    result.loc[left_out, "reason"] = reasons[reasons != ""]
-    result.loc[left_out, "status"] = STATUS
+    result, copies = unlabelled.copy(), rows.index[reasons != ""]
+    result.loc[copies, "reason"] = reasons[reasons != ""]
+    result.loc[copies, "status"] = STATUS
     return result
 
 

@@ -64,16 +64,16 @@ class StreamedImages:
         rows = rows % len(self)
         data = self._kept_as(np.unique(rows))
         images_NHWC = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        for place, image_HWC in enumerate(self._decoded([data[row] for row in rows.tolist()])):
-            images_NHWC[place] = image_HWC
+        for position, image_HWC in enumerate(self._decoded([data[row] for row in rows.tolist()])):
+            images_NHWC[position] = image_HWC
         return images_NHWC
 
     def _kept_as(self, rows: Rows) -> dict[int, memoryview]:
         """Return rows as they are kept: of pages, of what was kept, or of the object store."""
         found = dict[int, memoryview]()
-        for place in (self._pages, self.kept):
-            if place is not None and len(found) < len(rows):
-                found |= place.find(rows)
+        for cache in (self._pages, self.kept):
+            if cache is not None and len(found) < len(rows):
+                found |= cache.find(rows)
         missing = np.array([row for row in rows.tolist() if row not in found], np.int64)
         if len(missing):
             records = self.records.read(missing)

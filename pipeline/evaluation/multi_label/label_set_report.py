@@ -34,7 +34,7 @@ from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import 
 )
 from patchline.pipeline.evaluation.metrics.multi_label.names import MAIN
 from patchline.pipeline.evaluation.model_report import ModelReport
-from patchline.pipeline.evaluation.multi_label import label_set_galleries as galleries
+from patchline.pipeline.evaluation.multi_label import label_set_galleries
 from patchline.pipeline.evaluation.multi_label.co_occurrence import (
     ConfusedLabels,
     LabelPair,
@@ -227,8 +227,11 @@ def evaluate_label_sets(
             f"There is no {before_image(split)}image to report on. Choose a split that has images."
         )
     config, groups = config or EvaluationConfig(), image_groups(predictions.table)
-    wrong, missed = galleries.false_positives(predictions), galleries.false_negatives(predictions)
-    lacking = galleries.missing_labels(predictions)
+    wrong, missed = (
+        label_set_galleries.false_positives(predictions),
+        label_set_galleries.false_negatives(predictions),
+    )
+    lacking = label_set_galleries.missing_labels(predictions)
     before = pairs(calibration.uncalibrated_probabilities(probabilities), labels)
     of_pairs = groups_of_pairs(groups, len(classes))
 
@@ -241,9 +244,9 @@ def evaluate_label_sets(
         f"{before_image(split)}image",
     )
 
-    def shown(pairs_M: galleries.Pairs) -> tuple[LabelSetImage, ...]:
+    def shown(pairs_M: label_set_galleries.Pairs) -> tuple[LabelSetImage, ...]:
         chosen = pairs_M.of_one_image_each(config.gallery_size)
-        return galleries.described(predictions, classes, thresholds.values, chosen)
+        return label_set_galleries.described(predictions, classes, thresholds.values, chosen)
 
     return MultiLabelReport(
         name=name,

@@ -107,12 +107,12 @@ def test_a_lost_record_is_unknown(
 ) -> None:
     """Not empty: a file without a record may have seen anything. Equal records are equal bytes."""
     file, twin = tmp_path / "model.safetensors", tmp_path / "twin.safetensors"
-    provenance = Provenance(seen([1, 2], [3]))
+    written = Provenance(seen([1, 2], [3]))
     for each in (file, twin):
-        write_tensors(each, WEIGHTS, as_metadata(provenance))
+        write_tensors(each, WEIGHTS, as_metadata(written))
     assert file.read_bytes() == twin.read_bytes()
     assert list(read_tensors(file)[0]) == ["weight"]
-    assert provenance_of(file, "x") == provenance
+    assert provenance_of(file, "x") == written
     damage(file)
     found = provenance_of(file, "flowers/3")
     assert found.summary.state == "unknown"
