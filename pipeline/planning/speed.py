@@ -20,7 +20,7 @@ _KEEPS_GAIN = 0.8
 
 _NEGLIGIBLE, _RESERVE, _MOST_WORKERS = 0.05, 1.2, 16
 """Cores that augmentation needs below which it needs no worker; and how many more than that."""
-_LEAST_SHARE = 0.02
+_LEAST_SHARE_OF_TIME = 0.02
 """Of a step, for the model: a measured augmentation cannot have taken all of it."""
 
 
@@ -115,7 +115,7 @@ def why_workers(machine: MachineFacts, number: int, loaded_per_second: float) ->
 def _alone(measured: Speed) -> float:
     """Return the speed of the training steps without the augmentation of single images."""
     seconds = 1 / measured.images_per_second
-    return 1 / max(_LEAST_SHARE * seconds, seconds - 1 / measured.loaded_per_second)
+    return 1 / max(_LEAST_SHARE_OF_TIME * seconds, seconds - 1 / measured.loaded_per_second)
 
 
 def is_measured(facts: PlanFacts, name: str) -> bool:

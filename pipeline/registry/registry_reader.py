@@ -30,7 +30,7 @@ from patchline.pipeline.workspace.tracking.tracking_store import (
 )
 
 _REGISTRY, _TRACKING = "MLFLOW_REGISTRY_URI", "MLFLOW_TRACKING_URI"
-_SECONDS = 10.0
+_READING_SECONDS = 10.0
 _NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 _DATABASES = re.compile(r"^(postgresql|mysql|mssql|sqlite)")
 _VERSION_OF = "SELECT version FROM registered_model_aliases WHERE name = {0} AND alias = {1}"
@@ -127,7 +127,7 @@ class _SqliteFile:
         if not self._file.is_file():
             raise _away(str(self._file), FileNotFoundError("there is no such file"))
         try:
-            connection = sqlite3.connect(self._file, timeout=_SECONDS)
+            connection = sqlite3.connect(self._file, timeout=_READING_SECONDS)
             with contextlib.closing(connection):
                 return connection.execute(question.format(*"?" * _MOST_VALUES), values).fetchall()
         except sqlite3.Error as error:
@@ -208,7 +208,7 @@ class _MlflowServer:
         url = f"{self._url}/api/2.0/mlflow/{what}?{urlencode(values)}"
         request = urllib.request.Request(url, headers=_login())  # noqa: S310 - http or https
         try:
-            with self._opener.open(request, timeout=_SECONDS) as response:
+            with self._opener.open(request, timeout=_READING_SECONDS) as response:
                 return _object(response.read())
         except urllib.error.HTTPError as error:
             answer = _object(error.read())

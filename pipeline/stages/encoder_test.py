@@ -6,8 +6,8 @@ from patchline.pipeline.evaluation.evaluating import FOLDER
 from patchline.pipeline.registry import registration
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.evaluate import EvaluateInputs, EvaluateStage
-from patchline.pipeline.training.pretraining import evaluating
-from patchline.pipeline.training.pretraining.evaluating import MODULE, PretrainingEvaluated
+from patchline.pipeline.training.pretraining import evaluating as encoder_evaluating
+from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.workers.prewarm import Worker
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
@@ -20,9 +20,9 @@ class EncoderTest(EvaluateStage[PretrainingEvaluated]):
 
     task = "Test the encoder"
     output = PretrainingEvaluated
-    worker = Worker(MODULE)
+    worker = Worker(encoder_evaluating.MODULE)
     code = (
-        f"{MODULE}.__main__",
+        f"{encoder_evaluating.MODULE}.__main__",
         "patchline.pipeline.training.pretraining.evaluating",
         "patchline.pipeline.models.layers",
     )
@@ -33,14 +33,14 @@ class EncoderTest(EvaluateStage[PretrainingEvaluated]):
 
     def key(self, context: Context, inputs: EvaluateInputs) -> Ingredients:
         """Return everything that determines the report."""
-        determined = evaluating.ingredients(inputs.of(context.config))
+        determined = encoder_evaluating.ingredients(inputs.of(context.config))
         return {**determined, "code": stage_keys.code(*self.code)}
 
     def compute(self, context: Context, inputs: EvaluateInputs) -> PretrainingEvaluated:
         """Compute the loss in a worker process, and write the report."""
         folder = inputs.run.folder / FOLDER
         run = inputs.of(context.config)
-        return evaluating.evaluate_encoder(run, folder, context.reporting.event)
+        return encoder_evaluating.evaluate_encoder(run, folder, context.reporting.event)
 
     def log(
         self,

@@ -49,8 +49,14 @@ def application(host: ModelHost, port: int) -> AccessControl:
         redirect_slashes=False,
     )
     app.state.server = Server(host)
-    for interface in (predict_api, open_inference, mlflow_api, status_api, page_api):
-        app.include_router(interface.router)
+    for router in (
+        predict_api.router,
+        open_inference.router,
+        mlflow_api.router,
+        status_api.status_router,
+        page_api.page_router,
+    ):
+        app.include_router(router)
     if host.config.feedback is not None:
         package = host.served.package
         app.state.feedback = feedback_api.opened_table(

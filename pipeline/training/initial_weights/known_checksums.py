@@ -41,13 +41,13 @@ def publisher_of(file: Path, sha256: str) -> str:
         sha256: of its content.
     """
     if file.suffix.lower() in _TORCH:
-        name = _STATED.get(sha256[:_STATED_DIGITS], "") or _of_torchvision(sha256)
+        name = _STATED.get(sha256[:_STATED_DIGITS], "") or _stated_by_torchvision(sha256)
         if name:
             return name
     return _of_hub(file, sha256)
 
 
-def _of_torchvision(sha256: str) -> str:
+def _stated_by_torchvision(sha256: str) -> str:
     from torchvision.models import get_model_weights as weights_of
     from torchvision.models import list_models
 

@@ -14,10 +14,10 @@ from patchline.pipeline.registry.serving.interfaces.predict_api import answered_
 from patchline.pipeline.registry.serving.request_options import Options
 from patchline.pipeline.web.refusal import bad_request
 
-router = APIRouter(include_in_schema=False)
+page_router = APIRouter(include_in_schema=False)
 
 
-@router.post("/inside")
+@page_router.post("/inside")
 async def inside(request: Request) -> Response:
     """Predict the class of an image, and show the inside of the prediction."""
     given, answered = await answered_images(request, _with_inside)

@@ -17,16 +17,16 @@ from patchline.pipeline.registry.serving.model_host import ModelHost
 from patchline.pipeline.web.json_bodies import json_response
 from patchline.pipeline.web.server_metrics import CONTENT_TYPE
 
-router = APIRouter(tags=["status"])
+status_router = APIRouter(tags=["status"])
 
 
-@router.get("/healthz")
+@status_router.get("/healthz")
 async def healthz() -> Response:
     """Tell that the process runs."""
     return json_response({"status": "ok"})
 
 
-@router.get("/readyz")
+@status_router.get("/readyz")
 async def readyz(request: Request) -> Response:
     """Tell whether requests are answered."""
     is_ready = server_of(request).host.is_ready
@@ -34,14 +34,14 @@ async def readyz(request: Request) -> Response:
     return json_response({"status": "ready" if is_ready else "not ready"}, status=status)
 
 
-@router.get("/status")
+@status_router.get("/status")
 async def status(request: Request) -> Response:
     """Tell which version answers, what the registry says, and how much waits."""
     host = server_of(request).host
     return json_response(described(host))
 
 
-@router.get("/metrics")
+@status_router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Return the metrics in the format of Prometheus."""
     host = server_of(request).host
