@@ -301,7 +301,7 @@ def _half_versions(
         if str(number) not in there:
             yield f"the alias {alias} of {registered.name} names version {number}, gone"
     if over >= {version.run_id for version in versions}:
-        for entry in history.read(store, registered.name):
+        for entry in history.read_changes(store, registered.name):
             if entry.state != "done":
                 yield f"the history of {registered.name} has an unfinished entry"
 

@@ -142,7 +142,7 @@ def _already_champion(reference: ModelReference, given: list[ApprovalAnswer]) ->
     """End for a champion: promoted by this flow, which was then killed, or by other means."""
     changes = [
         entry
-        for entry in history.read(registry(), reference.name)
+        for entry in history.read_changes(registry(), reference.name)
         if (entry.alias, entry.to_version) == (history.CHAMPION, reference.version)
     ]
     reason = changes[-1].reason if changes else ""

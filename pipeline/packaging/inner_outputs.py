@@ -2,11 +2,11 @@
 
 The outputs, by name:
 
-| output | shape | what it is |
-| --- | --- | --- |
-| `features` | (B, D) | the input of the head; those of an ensemble's members, one after another |
-| `attention` | (B, L, h, w) | the class token's attention to the patches in each block, mean over the heads; without a class token, the mean over the patches |
-| `readings` | (B, L, K) | the calibrated probabilities if the model ended after each block: final norm, pooling and head, applied to its tokens (arXiv 2303.08112 calls this the logit lens) |
+* `features` (B, D): the input of the head; those of an ensemble's members, one after another;
+* `attention` (B, L, h, w): the class token's attention to the patches in each block, mean over the
+  heads; without a class token, the mean over the patches;
+* `readings` (B, L, K): the calibrated probabilities if the model ended after each block: final
+  norm, pooling and head, applied to its tokens (arXiv 2303.08112 calls this the logit lens).
 
 A model of Patchline's layers has all three, but no `readings` with attention pooling, which would
 cost a tenth of a prediction; any other model that ends in a linear layer has `features`.
@@ -15,7 +15,7 @@ itself.
 
 Shapes: B images, C channels, H height, W width, V views of each, L blocks, A heads, N tokens, P of
 them before the patches, D features, K classes; h, w the grid of patches.
-"""  # noqa: E501 - a row of a table is one line
+"""
 
 from __future__ import annotations
 

@@ -244,10 +244,10 @@ def _fewest_images_of_a_batch(user: UserSettings) -> int:
 def candidates(facts: PlanFacts, user_settings: Mapping[str, Any]) -> list[Candidate]:
     """Return the models to choose from, the fastest first; one if the user has chosen it."""
     user = UserSettings(user_settings)
-    tiers = _tiers(facts, user)
+    models = _tiers(facts, user)
     if not user.leaves_model:
-        return [_candidate(OWN, tiers[1], facts, user)]
-    found = [_candidate(tier.name, tier, facts, user) for tier in tiers]
+        return [_candidate(OWN, models[1], facts, user)]
+    found = [_candidate(tier.name, tier, facts, user) for tier in models]
     return [each for each in found if each.side % (each.tier.patch_size or 1) == 0]
 
 
@@ -353,8 +353,8 @@ def _length(facts: PlanFacts, candidate: Candidate, user: UserSettings) -> Lengt
     """Return the length of the first training, which shares its time with all others."""
     fits = images_by_training(facts, user)
     images, share = fits[0], fits[0] / sum(fits)
-    tiers = _tiers(facts, user)
-    rate = speed.images_per_second(facts, candidate.tier, tiers, candidate.name)
+    models = _tiers(facts, user)
+    rate = speed.images_per_second(facts, candidate.tier, models, candidate.name)
     overhead = epoch_overhead(facts, candidate.name, rate, _epoch_images(facts, user))
     length = Length(0.0, 0.0, rate, overhead)
     knots = user.get("record.step_plan")

@@ -63,7 +63,7 @@ class Proposal(FrozenModel):
     artifact: str | None = None
 
 
-def read(store: MlflowClient, name: str) -> list[AliasChange]:
+def read_changes(store: MlflowClient, name: str) -> list[AliasChange]:
     """Return the entries of a model, oldest first; unreadable ones are skipped."""
     return [entry for _, entry in _entries(store, name)]
 
@@ -89,7 +89,7 @@ def had_champion(store: MlflowClient, name: str) -> bool:
     """Return whether a version of the model is or was champion, as far as the history tells."""
     return any(
         entry.alias == CHAMPION and entry.to_version is not None and entry.state == "done"
-        for entry in read(store, name)
+        for entry in read_changes(store, name)
     )
 
 
@@ -140,7 +140,7 @@ def change_alias(
     Returns:
         The entry.
     """
-    entries = read(store, name)
+    entries = read_changes(store, name)
     entry = AliasChange(
         sequence=_next(entries),
         from_version=alias_of(store, name, proposal.alias),

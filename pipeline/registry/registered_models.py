@@ -15,8 +15,7 @@ from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.provenance.provenance import UNKNOWN
 from patchline.pipeline.redaction import redacted
-from patchline.pipeline.registry import history
-from patchline.pipeline.registry.history import CHAMPION, AliasChange
+from patchline.pipeline.registry.history import CHAMPION, AliasChange, alias_of, read_changes
 from patchline.pipeline.registry.model_reference import parsed
 from patchline.pipeline.workspace.tracking.tracked_run import FLOW_RUN_TAG
 from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists, use_store
@@ -312,7 +311,7 @@ def champion_of(name: str) -> str | None:
     from mlflow.exceptions import MlflowException
 
     try:
-        return history.alias_of(client(), name, CHAMPION)
+        return alias_of(client(), name, CHAMPION)
     except MlflowException:  # the model was deleted
         return None
 
@@ -336,7 +335,7 @@ def _versions(store: MlflowClient, name: str) -> list[ModelVersion]:
 
 def _summary(store: MlflowClient, name: str) -> ModelSummary:
     aliases: dict[str, str] = dict(store.get_registered_model(name).aliases)
-    changes = history.read(store, name)
+    changes = read_changes(store, name)
     versions = []
     for version in _versions(store, name):
         metrics = _metrics_in(version.tags) or metrics_of_run(store, version.run_id)

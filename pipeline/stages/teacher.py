@@ -10,8 +10,12 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.training.distillation import finding_teacher
 from patchline.pipeline.training.distillation.class_columns import class_columns
+from patchline.pipeline.training.distillation.finding_teacher import (
+    seen_before,
+    teacher_for,
+    with_teacher,
+)
 from patchline.pipeline.training.distillation.teacher import Teacher, check_teacher
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.workspace.tracking import tracked_run
@@ -55,7 +59,7 @@ class FindTeacher(Stage[TeacherInputs, Teacher]):
 
     def compute(self, context: Context, inputs: TeacherInputs) -> Teacher:
         """Find it, and refuse one that does not know a class of the data."""
-        return finding_teacher.teacher_for(context.config, inputs.data, context.workspace)
+        return teacher_for(context.config, inputs.data, context.workspace)
 
     def after(self, context: Context, inputs: TeacherInputs, result: Teacher) -> None:
         """Show what it is; the data then tells what it has seen of it, and the settings keep it."""
@@ -64,11 +68,11 @@ class FindTeacher(Stage[TeacherInputs, Teacher]):
         context.reporting.note(f"teacher: {result.described()}")
         if columns.left_out:
             context.reporting.note(columns.note(data.task))
-        before = finding_teacher.seen_before(result, inputs.start, data, context.workspace)
+        before = seen_before(result, inputs.start, data, context.workspace)
         for sentence in seen_images_notes(before, data.counts):
             context.reporting.note(sentence)
         context.put(with_seen_images(data, before))
-        context.config = finding_teacher.with_teacher(context.config, result)
+        context.config = with_teacher(context.config, result)
 
     def tags(self, context: Context, inputs: TeacherInputs, result: Teacher) -> dict[str, str]:
         """Return which model it is."""

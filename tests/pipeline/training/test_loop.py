@@ -23,7 +23,6 @@ from patchline.pipeline.training.recipe import loss_scale
 from patchline.pipeline.training.recipe.objectives import save_trained
 from patchline.pipeline.training.recipe.weight_averaging import measure_batch_norm_often
 from patchline.pipeline.training.record import RunRecord
-from patchline.pipeline.training.start import starting_state
 from patchline.pipeline.training.start.starting_state import take_over
 from patchline.pipeline.training.train_result import EpochRecord
 from patchline.pipeline.training.train_state import TrainState
@@ -369,7 +368,7 @@ def test_the_best_of_a_part_of_the_split_is_measured_again(
         lucky = {"compared_accuracy": 1.0, "compared_loss": 0.0}
         state.best = state.best.model_copy(update=lucky)
 
-    monkeypatch.setattr(starting_state, "load", of_a_part)
+    monkeypatch.setattr(f"{take_over.__module__}.load", of_a_part)
     take_over(job, job.extends, training.state, training.validator)
     assert training.state.best
     assert training.state.best.compared == pytest.approx(best[0].compared)

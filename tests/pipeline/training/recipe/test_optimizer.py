@@ -14,7 +14,6 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.training.config import OptimizerConfig
-from patchline.pipeline.training.recipe import loss_scale
 from patchline.pipeline.training.recipe.ema import MovingAverage
 from patchline.pipeline.training.recipe.loss_scale import LossScale
 from patchline.pipeline.training.recipe.muon import Muon
@@ -231,7 +230,7 @@ def test_weights_and_factor_are_those_of_torchs_scaler(
     monkeypatch: pytest.MonkeyPatch, overflows: set[int]
 ) -> None:
     """Updates with an overflow are left out, and the factor changes after the same steps."""
-    monkeypatch.setattr(loss_scale, "_UPDATES", 3)
+    monkeypatch.setattr(f"{LossScale.__module__}._UPDATES", 3)
     torch.manual_seed(0)
     ours = nn.Linear(4, 2)
     theirs = copy.deepcopy(ours)

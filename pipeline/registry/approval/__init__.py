@@ -1,1 +1,0 @@
-"""Human approval: what the approver sees and answers; `patchline.flows.approval` asks."""

@@ -1,1 +1,0 @@
-"""The training state on disk, from which training resumes bit for bit."""
