@@ -130,7 +130,7 @@ def _measure(given: argparse.Namespace, server: ObjectServer) -> None:
     os.environ.update(server.environment)
     bucket = server.new_bucket()
     size = given.images * given.side * given.side * 3
-    os.environ[cache_limit.VARIABLE] = str(int(size * 0.8))  # pages take at most half of it
+    os.environ[cache_limit.LIMIT_VARIABLE] = str(int(size * 0.8))  # pages take at most half of it
     chosen.use(f"s3://{bucket}/team")
     folder = Path.cwd()
     rows = _write_images(folder, given.images, given.side)

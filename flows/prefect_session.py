@@ -147,7 +147,7 @@ def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
     updates: dict[Any, Any] = {PREFECT_API_URL: url}
     if login:
         updates |= prefect_settings.own_client(login[_LOGIN_VARIABLE])
-    with environment.restored(variables):
+    with environment.restored_variables(variables):
         os.environ.update(variables)
         with temporary_settings(updates):
             try:

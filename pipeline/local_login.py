@@ -116,13 +116,13 @@ def write_login(services: Services, value: str) -> None:
     _write_private(login_file(services.folder), text)
 
 
-def restore(services: Services, value: str) -> None:
+def restore_login(services: Services, value: str) -> None:
     """Write the secret and the file for a shell again."""
     _write_private(secret_file(services.folder), f"{value}\n")
     write_login(services, value)
 
 
-def forget(folder: Path) -> None:
+def forget_login(folder: Path) -> None:
     """Delete the secret, so that copies of it become useless."""
     for file in (login_file(folder), secret_file(folder)):
         file.unlink(missing_ok=True)

@@ -31,24 +31,24 @@ _ENVIRONMENT = {
     "PREFECT_CLI_COLORS": "false",
 }
 
-NAMES = (*_ENVIRONMENT, *proxies.NAMES, *certificates.NAMES)
+NAMES = (*_ENVIRONMENT, *proxies.PROXY_VARIABLES, *certificates.CERTIFICATE_VARIABLES)
 """Names of the variables that `apply` may change."""
 
 
 def apply() -> None:
     """Set the variables that the user has not set, and correct those that break our clients."""
-    proxies.apply()
-    certificates.apply()
+    proxies.correct_proxies()
+    certificates.correct_certificates()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def forget() -> None:
     """Forget what `apply` removed, because the variables are as the user has set them again."""
-    proxies.forget()
-    certificates.forget()
+    proxies.forget_proxies()
+    certificates.forget_certificates()
 
 
 def left_out() -> list[str]:
     """Return one sentence for each of the user's variables that has no effect, or only in part."""
-    return [*filter(None, [proxies.left_out()]), *certificates.left_out()]
+    return [*filter(None, [proxies.proxies_left_out()]), *certificates.certificates_left_out()]

@@ -91,7 +91,7 @@ def _decide(reference: ModelReference, config: PromotionConfig) -> State[Any]:
     while True:
         champion = history.alias_of(registry(), reference.name, history.CHAMPION)
         with get_client(sync_client=True) as prefect:
-            given = dict(approval_form.stored(prefect, UUID(str(flow_run.id))))
+            given = dict(approval_form.stored_answer(prefect, UUID(str(flow_run.id))))
         if champion == reference.version:
             return _already_champion(reference, list(given.values()))
         rejection = next((each for each in given.values() if not each.approves), None)
@@ -129,7 +129,7 @@ def _ask(reference: ModelReference, champion: str | None, config: PromotionConfi
     _emit(event_kinds.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
     key = approval_form.key_against(champion)
     with get_client(sync_client=True) as prefect:
-        approval_form.clear(prefect, UUID(str(flow_run.id)), key)
+        approval_form.clear_answer(prefect, UUID(str(flow_run.id)), key)
     text = question_text.form_text(question, config.approval_hours)
     suspend_flow_run(
         wait_for_input=Approval.with_initial_data(description=text),

@@ -39,7 +39,7 @@ def key_against(champion: str | None) -> str:
     return f"against-{champion or 'none'}"
 
 
-def stored(client: SyncPrefectClient, flow_run_id: UUID) -> Mapping[str, ApprovalAnswer]:
+def stored_answer(client: SyncPrefectClient, flow_run_id: UUID) -> Mapping[str, ApprovalAnswer]:
     """Return the answers stored with a flow run, by the key of the request."""
     prefix = f"{_PREFIX}against-"
     inputs = client.filter_flow_run_input(
@@ -54,7 +54,7 @@ def stored(client: SyncPrefectClient, flow_run_id: UUID) -> Mapping[str, Approva
     return given
 
 
-def submit(request: ApprovalRequest, answer: ApprovalAnswer) -> bool:
+def submit_answer(request: ApprovalRequest, answer: ApprovalAnswer) -> bool:
     """Submit an answer, and return whether it counts: only the first one does.
 
     Raises:
@@ -78,7 +78,7 @@ def submit(request: ApprovalRequest, answer: ApprovalAnswer) -> bool:
     )
 
 
-def clear(client: SyncPrefectClient, flow_run_id: UUID, key: str) -> None:
+def clear_answer(client: SyncPrefectClient, flow_run_id: UUID, key: str) -> None:
     """Delete what a killed attempt has stored under a key, so that the request can be repeated."""
     _delete(client, flow_run_id, keyset_from_base_key(f"{_PREFIX}{key}"))
 

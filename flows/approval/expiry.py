@@ -32,16 +32,16 @@ def expire_overdue() -> None:
     """
     ids = [each.id for each in deployments.deployments(requests.KIND)]
     now = dt.datetime.now(dt.UTC)
-    for request in requests.find(ids, (StateType.PAUSED, StateType.CANCELLED, *FAILED)):
+    for request in requests.find_requests(ids, (StateType.PAUSED, StateType.CANCELLED, *FAILED)):
         if request.waits and request.due < now:
-            approval_form.submit(request, expired(request.hours))
+            approval_form.submit_answer(request, expired(request.hours))
         elif request.failed and now - request.since < retries.LOOK_BACK:
-            retry(request, now)
+            retry_interrupted(request, now)
         elif request.kind == StateType.CANCELLED and request.flow_run_id not in _cancelled:
             _record_cancelled(request)
 
 
-def retry(request: ApprovalRequest, now: dt.datetime) -> None:
+def retry_interrupted(request: ApprovalRequest, now: dt.datetime) -> None:
     """Retry the flow run of a request when its time has come; an answer already given counts."""
     with asking() as client:
         retries.retry_when_due(client, request.flow_run_id, _is_retried, now)

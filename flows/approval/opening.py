@@ -72,7 +72,7 @@ def _open(reference: ModelReference, config: PromotionConfig, others: list[Appro
         description=_DESCRIPTION,
         concurrency="enqueue",
     )
-    same = [each for each in requests.find([deployment_id]) if each.reference == version]
+    same = [each for each in requests.find_requests([deployment_id]) if each.reference == version]
     # Concurrent calls share a flow run.
     earlier = sum(each.kind not in requests.OPEN for each in same)
     flow_run_id = deployments.start(
@@ -88,7 +88,7 @@ def _open(reference: ModelReference, config: PromotionConfig, others: list[Appro
     note(reference, "asked", flow_run_id=str(flow_run_id))
     for other in others:
         if other.waits and other.version != reference.version:
-            approval_form.submit(other, superseded_by(reference.version))
+            approval_form.submit_answer(other, superseded_by(reference.version))
     return (
         f"Approval requested for {version}: run `patchline approve {version}` or `patchline reject "
         f"{version}`, or use Resume in the Prefect UI. It expires in {config.approval_hours:g} "

@@ -74,7 +74,7 @@ def open_requests() -> list[ApprovalRequest]:
     Raises:
         OrchestrationError: if the server does not respond.
     """
-    return find([each.id for each in deployments.deployments(KIND)], OPEN)
+    return find_requests([each.id for each in deployments.deployments(KIND)], OPEN)
 
 
 def is_pending(reference: ModelReference) -> bool:
@@ -108,7 +108,7 @@ def refreshed(request: ApprovalRequest) -> ApprovalRequest:
         return _from_flow_run(client.read_flow_run(request.flow_run_id))
 
 
-def find(
+def find_requests(
     deployment_ids: list[UUID], kinds: Iterable[StateType] | None = None
 ) -> list[ApprovalRequest]:
     """Return the requests in states of these kinds, or in any; oldest first.

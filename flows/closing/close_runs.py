@@ -187,5 +187,5 @@ def _clear_up(workspace: Path) -> None:
     if time.monotonic() - _swept_at.get(workspace, -_SWEEP_SECONDS) < _SWEEP_SECONDS:
         return
     _swept_at[workspace] = time.monotonic()
-    for path in leftovers.remove(workspace):
+    for path in leftovers.remove_leftovers(workspace):
         logger.info("removed %s, which a killed process left unfinished", path)

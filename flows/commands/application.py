@@ -80,13 +80,13 @@ COMMANDS = (
     ),
     Command(
         "plugins show",
-        "plugins_show:build",
+        "plugins_show:build_show",
         "Show a plugin's settings, and the cost of a model or patch embedding.",
         composed=True,
     ),
     Command(
         "plugins check",
-        "plugins_check:build",
+        "plugins_check:build_check",
         "Run the plugin's conformance checks; exits with code 1 if one fails.",
         composed=True,
     ),

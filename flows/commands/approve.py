@@ -58,7 +58,7 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
         request = _wait(request)
         decision: Literal["approve", "reject"] = "approve" if approve else "reject"
         answer = ApprovalAnswer(decision=decision, who=current_user(), reason=reason)
-        if not request.waits or not approval_form.submit(request, answer):
+        if not request.waits or not approval_form.submit_answer(request, answer):
             raise _too_late(_outcome(request))
         display().stage("Answer recorded; the runner of `patchline up` carries it out")
         request = _outcome(request)

@@ -18,7 +18,7 @@ from patchline.pipeline.training.config import OptimizerConfig
 from patchline.pipeline.training.recipe.schedule import learning_rate
 
 Kind = Literal["schedule", "optimizer"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+CURVES: tuple[Kind, ...] = get_args(Kind)
 _POINTS, _ROWS = 64, 10
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -29,7 +29,7 @@ class OptimizerSettings(FrozenModel):
     optimizer: OptimizerConfig | None = None
 
 
-def build(kind: Kind, name: str) -> Callable[..., None]:
+def build_curve(kind: Kind, name: str) -> Callable[..., None]:
     """Return the command that draws the learning rate of a schedule, or with an optimizer.
 
     Raises:

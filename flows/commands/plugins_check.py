@@ -15,7 +15,7 @@ from patchline.flows.commands.switches import Json
 from patchline.pipeline.plugin_system import plugin_loader
 
 
-def build(arguments: list[str]) -> Callable[..., int]:
+def build_check(arguments: list[str]) -> Callable[..., int]:
     """Return the command with the settings of the named plugin as flags."""
 
     def check(

@@ -27,12 +27,12 @@ from patchline.plugin_api import ToolPlugin
 _IMAGE_SIZE = 224
 
 
-def build(arguments: list[str]) -> Callable[..., None]:
+def build_show(arguments: list[str]) -> Callable[..., None]:
     """Return the command with the settings of the named plugin as flags."""
     words_given = words_of(arguments)
-    for kind in learning_rate_curve.KINDS:
+    for kind in learning_rate_curve.CURVES:
         if words_given[:1] == [kind] and len(words_given) == 2:  # noqa: PLR2004 - kind and name
-            return learning_rate_curve.build(kind, words_given[1])
+            return learning_rate_curve.build_curve(kind, words_given[1])
 
     def show(
         *words: str,

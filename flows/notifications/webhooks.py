@@ -58,7 +58,7 @@ def create(name: str, webhook: str, on: Sequence[str] | None) -> Notification:
     """
     notifications.check_name(name)
     shown = notifications.scheme_and_host(webhook)
-    proxies.check(webhook)
+    proxies.check_proxy(webhook)
     events = notifications.chosen_events(on)
     with asking() as client:
         automation = _automation(name, events, _save_block(name, webhook))

@@ -63,10 +63,10 @@ def upgrade() -> None:
                 by_migrations = not (file.exists() and file.stat().st_size)
                 if by_migrations:
                     with contextlib.suppress(sqlite3.Error):  # the migrations tell the reason
-                        by_migrations = not prefect_schema.KEPT.create(file)
+                        by_migrations = not prefect_schema.KEPT_SCHEMA.create(file)
                 asyncio.run(interface.create_db())
                 if by_migrations:
-                    prefect_schema.KEPT.keep(file)
+                    prefect_schema.KEPT_SCHEMA.keep(file)
     except CommandError as error:
         raise OrchestrationError(
             f"Another version of Prefect created the database {shown} ({error}). Install that "

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from patchline.pipeline.workspace.files.kept_schema import KeptSchema
 
-KEPT = KeptSchema("prefect")
+KEPT_SCHEMA = KeptSchema("prefect")
 
 
 def migrated(folder: Path) -> Path:
@@ -34,4 +34,4 @@ def migrated(folder: Path) -> Path:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        KEPT.keep(migrated(Path(place)))
+        KEPT_SCHEMA.keep(migrated(Path(place)))

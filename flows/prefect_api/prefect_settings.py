@@ -68,7 +68,7 @@ def check_server(url: str) -> None:
             f"{url!r}, which Prefect's settings name, is not the address of an API. Correct "
             f"{URL_VARIABLE} to one such as http://127.0.0.1:4200/api; {_WHERE}."
         )
-    proxies.check(url)
+    proxies.check_proxy(url)
     if answers(f"{url}/health", _ANSWER_SECONDS):
         return
     reason = _reason()

@@ -158,7 +158,7 @@ def _say_what_is_left_out() -> None:
 @contextmanager
 def _environment() -> Iterator[None]:
     try:
-        with environment.restored(_VARIABLES):
+        with environment.restored_variables(_VARIABLES):
             yield
     finally:
         quiet_libraries.forget()

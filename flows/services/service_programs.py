@@ -106,14 +106,14 @@ class Servers:
     def elsewhere(self, program: Program) -> Program | None:
         """Return a server on another port if another program has taken its own; else none."""
         port = self._ports.get(program.name)
-        if port is None or free_ports.is_free(port):
+        if port is None or free_ports.is_free_port(port):
             return None
         self._choose_port(program.name, port)
         return self._server(program.name)
 
     def _choose_port(self, name: str, preferred: int) -> None:
         others = frozenset(port for other, port in self._ports.items() if other != name)
-        port = free_ports.first_free(preferred, others)
+        port = free_ports.first_free_port(preferred, others)
         if port != preferred:
             of_tool = f"the {name.replace('_', ' ')}"
             title = {"prefect": "Prefect", "mlflow": "MLflow"}.get(name, of_tool)

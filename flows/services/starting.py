@@ -225,7 +225,7 @@ def _check(
     for flag, port in ports:
         if not 1 <= port <= free_ports.LAST:
             raise ConfigError(
-                f"{flag} {port} is not a port. Choose a number from 1024 to {free_ports.LAST}."
+                f"{flag} {port} is not a port. Choose a number from 1024 to {free_ports.LAST_PORT}."
             )
         if port in owners:
             raise ConfigError(
@@ -253,7 +253,7 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Star
     if mlflow:
         notes.append(f"Using the MLflow server {redacted(mlflow)}, which {_MLFLOW} names.")
         if mlflow.startswith("http"):
-            proxies.check(mlflow)
+            proxies.check_proxy(mlflow)
         if mlflow.startswith("http") and not answers(f"{mlflow}/health"):
             raise OrchestrationError(
                 f"The MLflow server {redacted(mlflow)} that {_MLFLOW} names does not answer. "

@@ -215,7 +215,7 @@ def clear(folder: Path) -> bool:
             f"{len(left)} processes are still running. Kill them with "
             f"`kill -9 {' '.join(map(str, left))}`."
         )
-    local_login.forget(folder)
+    local_login.forget_login(folder)
     for lifeline in services_folder(folder).glob("lifeline-*"):
         lifeline.unlink(missing_ok=True)
     return were_there

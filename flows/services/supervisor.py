@@ -52,7 +52,7 @@ class Supervisor:
     """The processes of one folder."""
 
     def __init__(self, folder: Path, plan: StartupPlan, lifeline: Path) -> None:
-        served_workspace.remember(folder)
+        served_workspace.remember_workspace(folder)
         self._secret = local_login.ensure_secret(folder)
         self._servers = service_programs.Servers(folder, plan, lifeline, self._secret)
         self._folder = folder
@@ -79,11 +79,11 @@ class Supervisor:
             self._keep_running()
         finally:
             logger.info("stopping")
-            if served_workspace.is_still_there(self._folder):
+            if served_workspace.is_workspace_there(self._folder):
                 state_file(self._folder).unlink(missing_ok=True)
             self._end_all()
-            if served_workspace.is_still_there(self._folder):
-                local_login.forget(self._folder)
+            if served_workspace.is_workspace_there(self._folder):
+                local_login.forget_login(self._folder)
             logger.info("stopped")
 
     def _start(self) -> None:
@@ -154,7 +154,7 @@ class Supervisor:
         """
         if self._services is None:
             return
-        if not served_workspace.is_still_there(self._folder):
+        if not served_workspace.is_workspace_there(self._folder):
             self._warn_of_state(f"{self._folder} was moved or removed")
             return
         try:
@@ -167,7 +167,7 @@ class Supervisor:
                 )
             if local_login.secret(self._folder) != self._secret:
                 logger.warning("the secret was damaged and is written again")
-                local_login.restore(self._services, self._secret)
+                local_login.restore_login(self._services, self._secret)
         except (PipelineError, OSError) as error:
             self._warn_of_state(str(error))
 
@@ -220,7 +220,7 @@ class Supervisor:
 
 
 def _note(folder: Path, name: str, happened: str) -> None:
-    if not served_workspace.is_still_there(folder):
+    if not served_workspace.is_workspace_there(folder):
         return
     try:
         restart_events.note(folder, name, happened)
@@ -248,7 +248,7 @@ def _report(folder: Path, error: PipelineError) -> None:
 
 def _supervise(folder: Path) -> None:
     lifeline = services_folder(folder) / f"lifeline-{os.getpid()}-{time.time_ns()}"
-    held = supervisor_lifeline.hold(lifeline)
+    held = supervisor_lifeline.hold_lifeline(lifeline)
     try:
         written = plan_file(folder)
         plan = StartupPlan.model_validate_json(written.read_text(encoding="utf-8"))

@@ -31,8 +31,8 @@ def announce(context: Context, result: FrozenModel) -> str:
     if isinstance(result, Registered):
         run = context.get(TrackedRun)
         made = {"name": result.name, "version": result.version, "run_id": run.run_id}
-        accuracy = outcome_pages.accuracy(context)
-        metrics = {} if accuracy is None else {"accuracy": accuracy}
+        reached = outcome_pages.accuracy(context)
+        metrics = {} if reached is None else {"accuracy": reached}
         emit(event_kinds.MODEL_REGISTERED, f"model.{result.name}", **made, **metrics)
     elif isinstance(result, Promoted):
         return _decided(context, result)

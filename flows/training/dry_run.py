@@ -50,7 +50,7 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     memory = SharedStageMemory(workspace, shared=chosen.shared())
     context = Context(config, memory, reporting(), workspace, remembers=False)
     with chosen_launcher(config.launcher):
-        prewarm.at_start(engine.workers(stages, config))
+        prewarm.prewarm_at_start(engine.workers(stages, config))
         list(engine.check(stages, config, workspace))
         engine.run_stages(stages, context)
     data = context.get(IngestedData)

@@ -44,7 +44,7 @@ from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 logger = logging.getLogger(__name__)
 
 
-def publish(context: Context, approval: str) -> RunSummary:
+def publish_outcome(context: Context, approval: str) -> RunSummary:
     """Write about a finished run in MLflow and Prefect, and return its summary.
 
     Args:

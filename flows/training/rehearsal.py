@@ -80,7 +80,7 @@ def rehearse(config: RunConfig) -> Rehearsal:
         tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as scratch,
     ):
         stages = [stage for stage in line_of(config).stages if stage.rehearsal is not None]
-        prewarm.at_start(engine.workers(stages, config))
+        prewarm.prewarm_at_start(engine.workers(stages, config))
         whole = dry_run(config, workspace)
         for line in whole.plan.lines() if whole.plan else ():
             display().note(line)

@@ -147,7 +147,7 @@ def _shrink_cache() -> None:
     state = cache.shrink(min(started, default=None))
     if state.removed:
         display().note(
-            f"the cache is limited to {state.limit / 1e9:,.3g} GB ({cache_limit.VARIABLE}): "
+            f"the cache is limited to {state.limit / 1e9:,.3g} GB ({cache_limit.LIMIT_VARIABLE}): "
             f"removed {counted(len(state.removed), 'folder')}, not used since the others"
         )
     if state.bytes > state.limit:

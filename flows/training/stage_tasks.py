@@ -18,7 +18,7 @@ from prefect.utilities.annotations import opaque, quote
 
 from patchline.flows.prefect_api.failures import RETRYING
 from patchline.flows.progress.progress_display import display
-from patchline.flows.training.waiting_for_slots import watched
+from patchline.flows.training.waiting_for_slots import watched_slots
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages.context import reads_of
@@ -50,7 +50,7 @@ def as_task(computation: Computation) -> FrozenModel:
         tags=tags,
         **retrying,
     )
-    with watched(tags) as begun:
+    with watched_slots(tags) as begun:
         result: FrozenModel | State[FrozenModel] = run(_function_of(stage, begun))(
             quote(computation), opaque(_first_input(computation))
         )

@@ -86,7 +86,7 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
                 new = _new_run(config, fresh=fresh)
                 run = _continued(interrupted, new, by_hand=bool(resume)) if interrupted else new
                 with chosen_launcher(run.context.config.launcher):
-                    prewarm.at_start(engine.workers(run.line.stages, run.context.config))
+                    prewarm.prewarm_at_start(engine.workers(run.line.stages, run.context.config))
                     return run.finish()
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             return failed(error)  # type: ignore[return-value]  # Prefect raises it
@@ -135,7 +135,7 @@ class _Run:
             engine.run_stages(self.line.before_run, self.context, as_task, self._after)
             with self._opened() as run:
                 engine.run_stages(self.line.in_run, self.context, as_task, self._after)
-                summary = outcome_pages.publish(self.context, self.approval)
+                summary = outcome_pages.publish_outcome(self.context, self.approval)
                 write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
                 run_folders.send_file(run.folder / SUMMARY_FILE)
         except BaseException as error:

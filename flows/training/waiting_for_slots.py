@@ -19,7 +19,7 @@ _FIRST_SECONDS, _SECONDS = 5.0, 60.0
 
 
 @contextlib.contextmanager
-def watched(tags: Iterable[str]) -> Iterator[threading.Event]:
+def watched_slots(tags: Iterable[str]) -> Iterator[threading.Event]:
     """Say within the context, now and then, what the task waits for, until it has begun.
 
     Args:

@@ -132,7 +132,7 @@ def _main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
     lifeline = _lifeline(folder)
-    held = supervisor_lifeline.hold(lifeline)
+    held = supervisor_lifeline.hold_lifeline(lifeline)
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
     try:
         _start_duties()

@@ -121,7 +121,7 @@ def _streaming(config: RunConfig, data: IngestedData) -> str:
         )
     return (
         f"the decoded images ({_size(size)}) are larger than the cache of this machine "
-        f"({cache_limit.VARIABLE}, {_size(limit)}), so they stay on {store} and are read "
+        f"({cache_limit.LIMIT_VARIABLE}, {_size(limit)}), so they stay on {store} and are read "
         f"while the training needs them{slow}"
     )
 

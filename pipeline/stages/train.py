@@ -78,7 +78,7 @@ class Train(Stage[TrainInputs, TrainResult]):
     def compute(self, context: Context, inputs: TrainInputs) -> TrainResult:
         """Train in separate processes; towards the end, the later stages' workers start."""
         on_event, note = context.reporting.event, context.reporting.note
-        follow = prewarm.before_the_end(on_event, context.next_workers)
+        follow = prewarm.prewarm_before_the_end(on_event, context.next_workers)
         needs = TrainingInputs(
             context.config,
             inputs.data,
@@ -93,7 +93,7 @@ class Train(Stage[TrainInputs, TrainResult]):
     def rehearse(self, context: Context, inputs: TrainInputs) -> TrainResult:
         """Train two steps, of the first training."""
         training, note = context.config.training, context.reporting.note
-        prewarm.while_others_compute(context.next_workers)
+        prewarm.prewarm_while_others_compute(context.next_workers)
         if training.folds or training.refit:
             note("folds and a refit repeat this fit and are not rehearsed")
         length = {"time_limit": None, "step_plan": ((0, 0.0, _REHEARSED_STEPS),)}

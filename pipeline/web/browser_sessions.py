@@ -17,6 +17,8 @@ from patchline.pipeline.web import connection_owner
 
 Ends = tuple[connection_owner.Address, connection_owner.Address]
 
+LOGIN, CODES = "/patchline/login", "/patchline/login-codes"
+"""Paths: what opens a session by a code, and what issues codes."""
 CODE_SECONDS = 3600
 """How long a link is valid."""
 SESSION_SECONDS = 30 * 24 * 3600

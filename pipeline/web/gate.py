@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 
 from patchline.pipeline.local_login import USER
 from patchline.pipeline.local_services import HOST
-from patchline.pipeline.web.browser_sessions import Sessions
+from patchline.pipeline.web.browser_sessions import CODES, LOGIN, Sessions
 from patchline.pipeline.web.gate_answers import GateResponse, refusal, sign_in_page
 from patchline.pipeline.web.request_headers import (
     READING,
@@ -34,7 +34,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-LOGIN, CODES, SESSION = "/patchline/login", "/patchline/login-codes", "/patchline/session"
+SESSION = "/patchline/session"
 _NAMES = (HOST, "localhost", "[::1]")
 
 

@@ -9,7 +9,7 @@ import urllib.request
 
 from patchline.pipeline import local_login
 from patchline.pipeline.local_services import Services
-from patchline.pipeline.web.gate import CODES, LOGIN
+from patchline.pipeline.web.browser_sessions import CODES, LOGIN
 
 _SECONDS = 20.0
 

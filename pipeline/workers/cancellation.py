@@ -30,7 +30,7 @@ def cancellable() -> Iterator[threading.Event]:
         _cancelled.reset(token)
 
 
-def check() -> None:
+def check_cancelled() -> None:
     """Raise if the work of this thread was cancelled.
 
     Raises:

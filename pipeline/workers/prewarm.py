@@ -36,21 +36,21 @@ class Worker:
         return Resources(gpus=None if self.accelerator else 0, memory_gib=self.free_gib)
 
 
-def at_start(workers: Iterable[Worker]) -> None:
+def prewarm_at_start(workers: Iterable[Worker]) -> None:
     """Start the workers that are needed first."""
     for worker in workers:
         if worker.from_start:
             worker_start.current_launcher().prepare(worker.module, worker.resources)
 
 
-def while_others_compute(workers: Iterable[Worker]) -> None:
+def prewarm_while_others_compute(workers: Iterable[Worker]) -> None:
     """Start workers for which there is memory."""
     for worker in workers:
         if psutil.virtual_memory().available >= worker.free_gib * 2**30:
             worker_start.current_launcher().prepare(worker.module, worker.resources)
 
 
-def before_the_end(show: OnEvent, workers: Iterable[Worker]) -> OnEvent:
+def prewarm_before_the_end(show: OnEvent, workers: Iterable[Worker]) -> OnEvent:
     """Return a function that shows training events and starts the next workers before the end."""
     first: Event | None = None
     following = tuple(workers)
@@ -66,6 +66,6 @@ def before_the_end(show: OnEvent, workers: Iterable[Worker]) -> OnEvent:
             seconds = (event["time"] - first["time"]) / steps
             soon = seconds * (event["total"] - event["done"]) <= _AHEAD_SECONDS
             if soon:
-                while_others_compute(following)
+                prewarm_while_others_compute(following)
 
     return see

@@ -129,7 +129,7 @@ def run_worker(
             for event in shared.new_events():
                 on_event(event)
             if code is None:
-                cancellation.check()
+                cancellation.check_cancelled()
                 time.sleep(_POLL_SECONDS)
     finally:
         worker.stop()

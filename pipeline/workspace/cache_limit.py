@@ -7,7 +7,7 @@ import re
 
 from patchline.pipeline.errors import ConfigError
 
-VARIABLE = "PATCHLINE_CACHE_LIMIT"
+LIMIT_VARIABLE = "PATCHLINE_CACHE_LIMIT"
 _DEFAULT_BYTES = 50 * 10**9
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
@@ -22,12 +22,13 @@ def limit() -> int:
     Raises:
         ConfigError: if the variable holds no size.
     """
-    text = os.environ.get(VARIABLE, "").strip()
+    text = os.environ.get(LIMIT_VARIABLE, "").strip()
     if not text:
         return _DEFAULT_BYTES
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{VARIABLE} is {text}, which is not a size. Give a number with a unit, such as 20GB."
+            f"{LIMIT_VARIABLE} is {text}, which is not a size. Give a number "
+            "with a unit, such as 20GB."
         )
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])

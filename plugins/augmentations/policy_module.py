@@ -28,10 +28,10 @@ class Ranges:
     """The strongest change that each operation makes, at magnitude 30."""
 
     shear: float
-    translate_x: float
-    """Pixels."""
-    translate_y: float
-    """Pixels."""
+    pixels_x: float
+    """Of a translation to the side."""
+    pixels_y: float
+    """Of a translation up or down."""
     rotation: float
     """Degrees."""
     enhancement: float
@@ -57,8 +57,8 @@ def trivialaugment_ranges(height: int, width: int) -> Ranges:
 _SIGNED: dict[str, tuple[Callable[..., Pixels], str]] = {
     "shear_x": (operations.shear_x, "shear"),
     "shear_y": (operations.shear_y, "shear"),
-    "translate_x": (operations.translate_x, "translate_x"),
-    "translate_y": (operations.translate_y, "translate_y"),
+    "translate_x": (operations.translate_x, "pixels_x"),
+    "translate_y": (operations.translate_y, "pixels_y"),
     "rotate": (operations.rotate, "rotation"),
 }
 _FACTORS: dict[str, Callable[..., Pixels]] = {

@@ -20,7 +20,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 _MOST_FIELD_BYTES = 1 << 27
 _COMPARED = 20
 """Lines that tell the delimiter."""
-_LOOKED_AT = 1000
+_ROWS_LOOKED_AT = 1000
 """Rows in which the cells of the first line are searched for."""
 
 
@@ -122,7 +122,9 @@ def _is_header(file: Path, first: Sequence[str], rows: Sequence[Sequence[str]]) 
     if not rows:
         return True
     for place, cell in enumerate(first):
-        again = sum(row[place].strip() == cell for row in rows[:_LOOKED_AT] if list(row) != first)
+        again = sum(
+            row[place].strip() == cell for row in rows[:_ROWS_LOOKED_AT] if list(row) != first
+        )
         if cell and again:
             raise DataError(
                 f"The first line of {file} may be a header or the first image: '{shown(cell)}' "

@@ -17,7 +17,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_LOOKED_AT = 4096
+_BYTES_LOOKED_AT = 4096
 _CONTEXT = 12
 _GUESS = "cp1252"
 
@@ -35,7 +35,7 @@ def opened_text(file: Path, encoding: str | None) -> Iterator[TextIO]:
     """
     try:
         with file.open("rb") as binary:
-            start = binary.read(_LOOKED_AT)
+            start = binary.read(_BYTES_LOOKED_AT)
         used = encoding or _marked(start)
         if encoding is None and used == _UTF_8 and b"\0" in start:
             raise DataError(

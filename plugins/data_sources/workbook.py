@@ -40,7 +40,7 @@ def workbook_columns(file: Path, header: str) -> tuple[dict[str, list[str]], lis
         with zipfile.ZipFile(file) as packed:
             check_expansion(file, sum(member.file_size for member in packed.infolist()))
         workbook = openpyxl.load_workbook(file, read_only=True, data_only=True)
-        sheets = {sheet.title: list(_rows(sheet)) for sheet in workbook.worksheets}
+        sheets = {sheet.title: list(_sheet_rows(sheet)) for sheet in workbook.worksheets}
         workbook.close()
     except DataError:
         raise
@@ -68,7 +68,7 @@ def workbook_columns(file: Path, header: str) -> tuple[dict[str, list[str]], lis
     return csv_columns(file, written, header, delimiter="\t")
 
 
-def _rows(sheet: Any) -> Iterator[list[str]]:
+def _sheet_rows(sheet: Any) -> Iterator[list[str]]:
     """Yield the rows of a sheet that are not empty, without the empty cells at their ends."""
     sheet.reset_dimensions()  # what a file says about its size may be 16,384 columns of nothing
     for row in sheet.iter_rows(values_only=True):

@@ -68,7 +68,7 @@ def file_of(reference: str, *, download: bool, setting: str = "model.init") -> D
             f"{setting} {reference}{licensed} has not been downloaded yet. Add --download to "
             f"allow it, {bring}."
         )
-    proxies.check(_address_of(reference))
+    proxies.check_proxy(_address_of(reference))
     answer = _downloaded(reference)
     if "error" in answer:
         raise ConfigError(

@@ -13,28 +13,28 @@ import os
 from pathlib import Path
 
 _CERTIFICATES, _KEY_LOG = "SSL_CERT_FILE", "SSLKEYLOGFILE"
-NAMES = (_CERTIFICATES, _KEY_LOG)
-"""The variables that `apply` may remove."""
-_left_out: dict[str, str] = {}
+CERTIFICATE_VARIABLES = (_CERTIFICATES, _KEY_LOG)
+"""The variables that `correct_certificates` may remove."""
+_files_left_out: dict[str, str] = {}
 """Why this process removed a variable, by its name."""
 
 
-def apply() -> None:
+def correct_certificates() -> None:
     """Remove variables that no client could be created with, here and for child processes."""
     for name, fault in ((_CERTIFICATES, _fault_of_certificates), (_KEY_LOG, _fault_of_key_log)):
         if given := os.environ.get(name):
-            _left_out.pop(name, None)  # it has been set again
+            _files_left_out.pop(name, None)  # it has been set again
             if reason := fault(Path(given)):
-                _left_out[name] = f"{given} ({reason})"
+                _files_left_out[name] = f"{given} ({reason})"
                 del os.environ[name]
 
 
-def forget() -> None:
-    """Forget what `apply` removed, because the variables are as the user has set them again."""
-    _left_out.clear()
+def forget_certificates() -> None:
+    """Forget what `correct_certificates` removed: the variables are as the user set them."""
+    _files_left_out.clear()
 
 
-def left_out() -> list[str]:
+def certificates_left_out() -> list[str]:
     """Return one sentence about each variable that was removed."""
     sentences = {
         _CERTIFICATES: "the certificates of the Python package certifi are used. Correct its path, "
@@ -43,7 +43,7 @@ def left_out() -> list[str]:
     }
     return [
         f"{name} names {given}, which cannot be used: {sentences[name]}"
-        for name, given in _left_out.items()
+        for name, given in _files_left_out.items()
     ]
 
 

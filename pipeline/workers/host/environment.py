@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def restored(names: Iterable[str]) -> Iterator[dict[str, str | None]]:
+def restored_variables(names: Iterable[str]) -> Iterator[dict[str, str | None]]:
     """Restore some variables when the block ends, whatever it has made of them.
 
     Yields:

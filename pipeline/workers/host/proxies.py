@@ -4,12 +4,12 @@
 way of its own. So the environment is corrected once, before a library or a process needs it:
 
 - The addresses of this machine are added to `no_proxy` and `NO_PROXY`.
-- An entry of theirs that not all libraries can read is left out, which `left_out` says.
+- An entry of theirs that not all libraries can read is left out, which `proxies_left_out` says.
 - A variable that Prefect's client cannot use is removed. The client, httpx, prepares connections
   for all variables when it is created, and fails there even if it only talks to this machine: for
   a SOCKS proxy without more packages, and for what is not the address of a proxy.
 
-`check` raises where such a variable would have been needed.
+`check_proxy` raises where such a variable would have been needed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from patchline.pipeline.redaction import redacted
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _EXEMPTIONS = ("no_proxy", "NO_PROXY")
-NAMES = (*_EXEMPTIONS, *_PROXIES, *(name.upper() for name in _PROXIES))
-"""The variables that `apply` may change."""
+PROXY_VARIABLES = (*_EXEMPTIONS, *_PROXIES, *(name.upper() for name in _PROXIES))
+"""The variables that `correct_proxies` may change."""
 _HERE = ("localhost", "127.0.0.1", "::1", "127.0.0.0/8", "0.0.0.0", ".localhost")  # noqa: S104 - not a server
 """Each library understands some of these spellings; none may have brackets, which httpx refuses."""
 _SERVERS = (
@@ -45,11 +45,11 @@ _IPV4 = 4
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _removed: dict[str, str] = {}
 """Variables that this process removed, with their values."""
-_left_out: dict[str, None] = {}
+_entries_left_out: dict[str, None] = {}
 """Entries that this process left out of `no_proxy`, as they were given, in their order."""
 
 
-def apply() -> None:
+def correct_proxies() -> None:
     """Exempt this machine from proxies, in this process and in the processes that it starts."""
     for name in list(os.environ):
         if name.lower() in _PROXIES:
@@ -60,20 +60,22 @@ def apply() -> None:
     exempt(*(server for server in servers if "://" in server))
 
 
-def forget() -> None:
-    """Forget what `apply` removed, because the variables are as the user has set them again."""
+def forget_proxies() -> None:
+    """Forget what `correct_proxies` removed: the variables are as the user set them."""
     _removed.clear()
-    _left_out.clear()
+    _entries_left_out.clear()
 
 
-def left_out() -> str:
+def proxies_left_out() -> str:
     """Return one sentence about entries of `no_proxy` that have no effect; empty if all have one.
 
     Without a proxy, none is missed.
     """
-    if not _left_out or not any(os.environ.get(name) for name in NAMES if name.lower() in _PROXIES):
+    if not _entries_left_out or not any(
+        os.environ.get(name) for name in PROXY_VARIABLES if name.lower() in _PROXIES
+    ):
         return ""
-    entries = ", ".join(repr(redacted(entry)) for entry in _left_out)
+    entries = ", ".join(repr(redacted(entry)) for entry in _entries_left_out)
     return (
         f"no_proxy: left out {entries}, which not all HTTP libraries can read. Name hosts or "
         "domains in ASCII, addresses, or networks of IPv4: host.corp, .corp, fd00::5, 10.0.0.0/8."
@@ -94,8 +96,8 @@ def exempt(*servers: str) -> None:
             continue
         entries = [entry for entry in re.split(r"[,\s]+", given) if entry]
         readable = {entry: _readable(entry) for entry in entries}
-        _left_out.update(dict.fromkeys(entry for entry in entries if not readable[entry]))
-        networks = [found for entry in (*entries, *_left_out) if (found := _network(entry))]
+        _entries_left_out.update(dict.fromkeys(entry for entry in entries if not readable[entry]))
+        networks = [found for entry in (*entries, *_entries_left_out) if (found := _network(entry))]
         names = [entry for entry in readable.values() if entry]
         near = [urlsplit(each).hostname or "" for each in servers if _is_near(each, networks)]
         os.environ[name] = ",".join(dict.fromkeys([*names, *_HERE, *near]))
@@ -144,7 +146,7 @@ def is_here(url: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def check(url: str) -> None:
+def check_proxy(url: str) -> None:
     """Check that a server on another machine can be reached by the proxies of the environment.
 
     Args:

@@ -21,31 +21,31 @@ def beat(folder: Path, name: str) -> None:
         folder: the working directory of the services.
         name: of the process.
     """
-    if not served_workspace.is_still_there(folder):
+    if not served_workspace.is_workspace_there(folder):
         return
-    file = _file(folder, name)
+    file = _beat_file(folder, name)
     make_folder(file.parent)
     file.write_text(f"{os.getpid()} {next(_beats)}", encoding="utf-8")
 
 
 def is_beating(folder: Path, name: str) -> Callable[[], bool]:
     """Return a function that returns whether the process has beaten since the last call."""
-    file = _file(folder, name)
-    seen = _content(file)
+    file = _beat_file(folder, name)
+    seen = _beat_content(file)
 
     def has_beaten() -> bool:
         nonlocal seen
-        before, seen = seen, _content(file)
+        before, seen = seen, _beat_content(file)
         return seen != before
 
     return has_beaten
 
 
-def _file(folder: Path, name: str) -> Path:
+def _beat_file(folder: Path, name: str) -> Path:
     return services_folder(folder) / "beats" / name
 
 
-def _content(file: Path) -> str:
+def _beat_content(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError:

@@ -14,7 +14,7 @@ _served: dict[Path, tuple[int, int]] = {}
 """Device and file number of each served workspace, by the path of its folder at the start."""
 
 
-def remember(folder: Path) -> None:
+def remember_workspace(folder: Path) -> None:
     """Remember which workspace a path leads to now, if it leads to one.
 
     Args:
@@ -24,13 +24,13 @@ def remember(folder: Path) -> None:
         _served[folder] = identity
 
 
-def is_still_there(folder: Path) -> bool:
+def is_workspace_there(folder: Path) -> bool:
     """Return whether a path leads to the workspace that it led to when it was remembered.
 
     A workspace that was not remembered is remembered by this call.
     """
     if folder not in _served:
-        remember(folder)
+        remember_workspace(folder)
     identity = _identity(folder)
     return identity is not None and identity == _served.get(folder)
 

@@ -23,12 +23,12 @@ def begin() -> tuple[Path, Path, list[str]]:
         The folder, the lifeline, and the rest of the command line.
     """
     folder, lifeline = Path(sys.argv[1]), Path(sys.argv[2])
-    supervisor_lifeline.end_with(lifeline)
+    supervisor_lifeline.end_with_lifeline(lifeline)
     interruption.ignore_ctrl_c()
     quiet_libraries.apply()
     redaction.install(streams=True)
     os.chdir(folder)
-    served_workspace.remember(folder)
+    served_workspace.remember_workspace(folder)
     return folder, lifeline, sys.argv[3:]
 
 

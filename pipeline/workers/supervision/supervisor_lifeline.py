@@ -17,7 +17,7 @@ from patchline.pipeline.workspace.files.workspace_folder import make_folder
 _FAILURE = 1
 
 
-def hold(file: Path) -> int:
+def hold_lifeline(file: Path) -> int:
     """Hold the lifeline while this process lives; return the open file that holds it."""
     import fcntl  # not available on Windows
 
@@ -27,7 +27,7 @@ def hold(file: Path) -> int:
     return handle
 
 
-def end_with(file: Path) -> None:
+def end_with_lifeline(file: Path) -> None:
     """End this process, and its group if it leads one, as soon as nobody holds the lifeline."""
     threading.Thread(target=_wait_and_end, args=(file,), daemon=True).start()
 

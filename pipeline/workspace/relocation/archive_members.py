@@ -83,7 +83,7 @@ def files(folder: Path, *, caches: bool) -> Iterator[str]:
                     yield (inside / name).as_posix()
 
 
-def refusal(path: str) -> str | None:
+def member_refusal(path: str) -> str | None:
     """Return why a member of an archive may not become a file; none if it may."""
     if reason := unsafe_reason(path):
         return f"its path {reason}"

@@ -27,7 +27,7 @@ from patchline.pipeline.workspace.relocation.archive_members import (
     LIST,
     Contents,
     Member,
-    refusal,
+    member_refusal,
 )
 from patchline.pipeline.workspace.relocation.exporting import Progress
 
@@ -110,7 +110,7 @@ def _check(
     archive_file: Path, info: tarfile.TarInfo, members: dict[str, Member], archive_bytes: int
 ) -> None:
     """Refuse a member that is no plain file of a workspace, or would unpack to more than it is."""
-    reason = refusal(info.name)
+    reason = member_refusal(info.name)
     if not info.isreg() or info.issparse():
         reason = "it is not a plain file"
     elif info.name in members:

@@ -14,7 +14,7 @@ _UNFINISHED = (".building-*", ".*.part")
 _OLD_SECONDS = 24 * 3600.0
 
 
-def remove(workspace: Path) -> list[Path]:
+def remove_leftovers(workspace: Path) -> list[Path]:
     """Remove and return unfinished files that are a day old, unless a flow run may be alive.
 
     Args:

@@ -18,7 +18,7 @@ from patchline.pipeline.workspace.files.path_uris import sqlite_uri
 KEPT = KeptSchema("mlflow")
 
 
-def create(database: Path) -> None:
+def create_database(database: Path) -> None:
     """Create the tables of a SQLite store that is new; nobody else may use the file meanwhile.
 
     What fails here, MLflow does itself when the store is opened, and tells the reason. It also adds
@@ -50,4 +50,4 @@ def migrate(database: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        create(Path(folder) / "new.db")
+        create_database(Path(folder) / "new.db")

@@ -186,7 +186,7 @@ def client() -> MlflowClient:
     try:
         database = sqlite_file()
         if uri.startswith(("http://", "https://")):
-            proxies.check(uri)  # no signals are held: the server completes what it has begun
+            proxies.check_proxy(uri)  # no signals are held: the server completes what it has begun
             return _answering_client(busy_server.patient_client())
         if database is None:
             _connect_once(uri)
@@ -201,7 +201,7 @@ def client() -> MlflowClient:
         if _has_answered(uri, database):
             return _holding_client()()
         with locked(lock):  # processes that create a SQLite file together would crash each other
-            mlflow_schema.create(database)
+            mlflow_schema.create_database(database)
             answering = _answering_client(_holding_client())
         _answered[uri] = file_locks.identity(database)
         return answering  # noqa: TRY300 - the handlers below are for all of it
@@ -334,7 +334,7 @@ def _impatient() -> Iterator[None]:
     with _impatient_lock:
         if not _impatient_threads:
             _impatient_threads.append(stack := ExitStack())
-            before = stack.enter_context(environment.restored(_FIRST_ANSWER))
+            before = stack.enter_context(environment.restored_variables(_FIRST_ANSWER))
             for name, most in _FIRST_ANSWER.items():
                 given = before[name] or ""
                 os.environ[name] = str(min(int(given), most) if given.isdigit() else most)

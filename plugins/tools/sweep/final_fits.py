@@ -24,7 +24,12 @@ from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workspace.tracking.nested_runs import FINAL, NestedRun
-from patchline.plugins.tools.sweep import gain
+from patchline.plugins.tools.sweep.gain import (
+    gain_of_map,
+    gain_of_shares,
+    mean_of_seeds,
+    optimism_of,
+)
 from patchline.plugins.tools.sweep.result import FinalFit, FinalKind
 from patchline.plugins.tools.sweep.search import score_of
 
@@ -179,7 +184,7 @@ def compared(
         gain=_gain(theirs, ours, groups) if theirs else nothing,
         best=_mean(ours, images, groups),
         plan=_mean(theirs or ours, images, groups),
-        optimism=gain.optimism(
+        optimism=optimism_of(
             best_validation, again, validation_images, validated.count if validated else None
         ),
         groups=groups.count if groups else None,
@@ -193,7 +198,7 @@ def _mean(fits: Sequence[TestedFit], images: int, groups: ImageGroups | None) ->
         units = groups.count
         if not fits[0].is_of_label_sets:
             units = groups.effective_size(np.mean([fit.right() for fit in fits], axis=0))
-    return gain.mean_of_seeds([fit.record.test for fit in fits], images, units)
+    return mean_of_seeds([fit.record.test for fit in fits], images, units)
 
 
 def _gain(
@@ -201,11 +206,11 @@ def _gain(
 ) -> MetricEstimate:
     if not best[0].is_of_label_sets:
         before, after = (np.stack([fit.right() for fit in fits]) for fits in (plan, best))
-        return gain.gain_of_shares(before, after, groups=groups)
+        return gain_of_shares(before, after, groups=groups)
     classes = best[0].evaluated.report.classes
     tables = [[fit.predictions() for fit in fits] for fits in (plan, best)]
     labels_NK = label_sets.matrix(tables[0][0]["label"].tolist(), classes)
     before_RNK, after_RNK = (
         np.stack([np.stack(table["probabilities"].to_list()) for table in each]) for each in tables
     )
-    return gain.gain_of_map(labels_NK, before_RNK, after_RNK, groups=groups)
+    return gain_of_map(labels_NK, before_RNK, after_RNK, groups=groups)

@@ -188,7 +188,7 @@ class _Sweep:
         """Search, compare and register."""
         context, line = self.context, self.line
         try:
-            prewarm.at_start(engine.workers(line.before_run, context.config))
+            prewarm.prewarm_at_start(engine.workers(line.before_run, context.config))
             engine.run_stages(line.before_run, context, as_task, self._check_data)
             check_test_labels(context.get(IngestedData))
             start = whole_fit(context.config, context.find(Plan), context.get(IngestedData))

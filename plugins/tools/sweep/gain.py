@@ -134,7 +134,7 @@ def mean_of_seeds(
     return MetricEstimate(value=mean, low=low, high=high, n=images)
 
 
-def optimism(
+def optimism_of(
     best: float, again: Sequence[float], images: int, units: int | None = None
 ) -> MetricEstimate:
     """Return by how much the best validation metric exceeds what the same settings reach again.

@@ -76,12 +76,12 @@ def write_run(run: TrackedRun, result: SweepResult, page: Path) -> None:
     store = client()
     store.log_table(run.run_id, table_of(list(result.trials), list(result.space)), TABLE_FILE)
     best = {f"best.{key}": shown(value) for key, value in result.best.settings.items()}
-    note = description(run, result)
+    note = run_description(run, result)
     tracked_run.set_tags(run, {NOTE_TAG: note, "patchline.registered": result.registered, **best})
     store.update_run(run.run_id, name=f"{result.name} sweep: {result.gain_words()}")
 
 
-def description(run: TrackedRun, result: SweepResult) -> str:
+def run_description(run: TrackedRun, result: SweepResult) -> str:
     """Return the result as Markdown: the verdict, the settings, and where everything is."""
     rows = [
         f"| {escaped(key)} | {escaped(text)} | {escaped(shown(result.best.settings.get(key)))} |"

@@ -73,11 +73,11 @@ def _pictures(
     result: SweepResult, space: SearchSpace, shares: Mapping[str, float]
 ) -> dict[str, Figure]:
     figures = {
-        HISTORY: pictures.history(result.trials, result.metric),
-        PARALLEL: pictures.parallel_coordinates(
+        HISTORY: pictures.history_picture(result.trials, result.metric),
+        PARALLEL: pictures.parallel_coordinates_picture(
             result.trials, space, result.metric, result.best.number
         ),
     }
     if shares:
-        figures[IMPORTANCE] = pictures.importance(shares)
+        figures[IMPORTANCE] = pictures.importance_picture(shares)
     return figures

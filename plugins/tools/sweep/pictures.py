@@ -21,7 +21,7 @@ _LONGEST_NAME = 26
 _FAINT, _STRONG = 0.35, 0.95
 
 
-def history(records: Sequence[TrialRecord], metric: str) -> Figure:
+def history_picture(records: Sequence[TrialRecord], metric: str) -> Figure:
     """Return the validation metric of each trial in its order, and the best so far.
 
     Args:
@@ -55,7 +55,7 @@ def history(records: Sequence[TrialRecord], metric: str) -> Figure:
     return figure
 
 
-def importance(shares: Mapping[str, float]) -> Figure:
+def importance_picture(shares: Mapping[str, float]) -> Figure:
     """Return bars of the share of each setting, the largest at the top."""
     figure = new_figure(8.4, 0.9 + 0.42 * len(shares))
     axes = figure.add_subplot()
@@ -70,7 +70,7 @@ def importance(shares: Mapping[str, float]) -> Figure:
     return figure
 
 
-def parallel_coordinates(
+def parallel_coordinates_picture(
     records: Sequence[TrialRecord], space: SearchSpace, metric: str, best: int
 ) -> Figure:
     """Return a line for each trial through the values of its settings to its validation metric.

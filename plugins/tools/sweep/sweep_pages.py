@@ -47,7 +47,7 @@ def _safely(where: str, write: Callable[[], None]) -> None:
 
 
 def _write_artifacts(run: TrackedRun, result: SweepResult) -> None:
-    text = mlflow_pages.description(run, result).replace("](#", f"]({addresses.server()}/#")
+    text = mlflow_pages.run_description(run, result).replace("](#", f"]({addresses.server()}/#")
     create_markdown_artifact(
         key="sweep",
         markdown=f"## {result.name}: search over settings\n\n{text}\n",

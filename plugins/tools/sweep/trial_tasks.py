@@ -17,7 +17,7 @@ from prefect.utilities.annotations import quote
 
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training.stage_tasks import training_tags
-from patchline.flows.training.waiting_for_slots import watched
+from patchline.flows.training.waiting_for_slots import watched_slots
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import cancellation
@@ -79,7 +79,7 @@ class TrialTasks:
 
     def _until_the_end(self) -> None:
         while not self.clock.is_over:
-            cancellation.check()
+            cancellation.check_cancelled()
             trial = self.study.next()
             if trial is None:
                 return
@@ -97,7 +97,7 @@ class TrialTasks:
             tags=tags,
         )
         display().note(name)
-        with trial.alive(), watched(tags) as begun:
+        with trial.alive(), watched_slots(tags) as begun:
             run(self._function(begun.set))(quote(trial))
         record = self.study.record(number)
         self._check_failures()

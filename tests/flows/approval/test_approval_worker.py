@@ -87,7 +87,7 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     """The worker reports the kill, the keeper retries the flow run, and the answer counts."""
     _, better = versions("violets", here, range(60), range(10))
     asked = _suspended(better)
-    assert approval_form.submit(asked, YES)
+    assert approval_form.submit_answer(asked, YES)
     until(lambda: _flow_processes(asked), "no process carries it out")
     for process in _flow_processes(asked):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -76,7 +76,10 @@ def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
     first = uuid4()
     client.increment_v1_concurrency_slots(["training"], first)
     said = io.StringIO()
-    with progress_display.shown(said), waiting_for_slots.watched(["gpu", "training"]) as begun:
+    with (
+        progress_display.shown(said),
+        waiting_for_slots.watched_slots(["gpu", "training"]) as begun,
+    ):
         until(lambda: "waiting" in said.getvalue(), "it said nothing")
         begun.set()
     assert (

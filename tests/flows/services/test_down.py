@@ -65,7 +65,7 @@ def test_down_removes_what_a_supervisor_could_not(tmp_path: Path, run_here: Comm
     """
     services = recorded_services(tmp_path)
     state = local_services.state_file(tmp_path)
-    local_login.restore(services, "a secret")
+    local_login.restore_login(services, "a secret")
     (state.parent / "lifeline-1-2").touch()
     logs = local_services.logs_folder(tmp_path)
     logs.mkdir()

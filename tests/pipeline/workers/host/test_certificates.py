@@ -16,7 +16,7 @@ from tests.conftest import patchline
 @pytest.fixture(autouse=True)
 def _no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin without the variables, and forget afterwards what was removed."""
-    for name in certificates.NAMES:
+    for name in certificates.CERTIFICATE_VARIABLES:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(certificates, "_left_out", {})
@@ -45,14 +45,14 @@ def test_what_cannot_be_read_is_left_out_and_said(
     with pytest.raises(OSError):  # noqa: PT011 - or an SSLError, which is one; words vary
         httpx.Client()
     for _ in range(2):
-        certificates.apply()
+        certificates.correct_certificates()
     httpx.Client()
-    [said] = certificates.left_out()
+    [said] = certificates.certificates_left_out()
     assert said.startswith(f"{name} names {tmp_path / value} (")
     assert reason in said
     assert {each: os.environ.get(each) for each in good} == {**good, name: None}
-    certificates.forget()
-    assert certificates.left_out() == []
+    certificates.forget_certificates()
+    assert certificates.certificates_left_out() == []
 
 
 def test_a_command_says_it_once(tmp_path: Path) -> None:

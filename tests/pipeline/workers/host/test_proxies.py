@@ -47,7 +47,7 @@ _VARIABLES = ("http_proxy", "ALL_PROXY")
 @pytest.fixture(autouse=True)
 def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin without a proxy, and forget afterwards what the test has named."""
-    for name in proxies.NAMES:
+    for name in proxies.PROXY_VARIABLES:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(proxies, "_removed", {})
@@ -79,7 +79,7 @@ def test_no_library_uses_a_proxy_on_this_machine(
     """Whatever the variable holds, httpx, requests and websockets connect directly."""
     monkeypatch.setenv(name, value)
     monkeypatch.setenv("PREFECT_API_URL", _HERE[2])
-    proxies.apply()
+    proxies.correct_proxies()
     assert _through_a_proxy(*_HERE) == []
 
 
@@ -88,10 +88,10 @@ def test_a_proxy_is_kept_for_other_machines(value: str, monkeypatch: pytest.Monk
     """A server elsewhere, a webhook and a download still go through the user's proxy."""
     for name in ("http_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, value)
-    proxies.apply()
+    proxies.correct_proxies()
     assert (os.environ["http_proxy"], os.environ["HTTPS_PROXY"]) == (value, value)
     for url in ("http://mlflow.corp:5000", "https://hooks.example.org/x"):
-        proxies.check(url)
+        proxies.check_proxy(url)
         assert get_environ_proxies(url)
         with httpx.Client(verify=False) as client:  # noqa: S501
             assert _through(client, url)
@@ -109,8 +109,8 @@ def test_whatever_the_user_exempts_a_client_can_be_created(
     monkeypatch.setenv("PREFECT_API_URL", _HERE[2])
     if proxy:
         monkeypatch.setenv("all_proxy", proxy)
-    proxies.apply()
-    proxies.apply()
+    proxies.correct_proxies()
+    proxies.correct_proxies()
     httpx.AsyncClient(verify=False)  # noqa: S501
     assert _through_a_proxy(*_HERE) == []
     assert should_bypass_proxies("http://127.0.0.1:5000", None)
@@ -124,16 +124,16 @@ def test_what_is_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each entry without effect is named as it was given; without a proxy, none is missed."""
     given = "a.corp,host:port,[fd00::]/8,[::1],http://me:hush@host:x,münchen.de"
     monkeypatch.setenv("NO_PROXY", given)
-    proxies.apply()
-    assert proxies.left_out() == ""
+    proxies.correct_proxies()
+    assert proxies.proxies_left_out() == ""
     monkeypatch.setenv("ALL_PROXY", _HTTP[0])
-    proxies.apply()
-    said = proxies.left_out()
+    proxies.correct_proxies()
+    said = proxies.proxies_left_out()
     assert said.startswith("no_proxy: left out 'host:port', '[fd00::]/8', ")
     assert "'münchen.de'" in said
     assert all(word not in said for word in ("a.corp", "'[::1]'", "hush"))
-    proxies.forget()
-    assert proxies.left_out() == ""
+    proxies.forget_proxies()
+    assert proxies.proxies_left_out() == ""
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_a_server_in_an_exempt_network_is_exempt_for_every_library(
     monkeypatch.setenv("no_proxy", networks)
     monkeypatch.setenv("http_proxy", _HTTP[0])
     monkeypatch.setenv("ws_proxy", _HTTP[0])
-    proxies.apply()
+    proxies.correct_proxies()
     for url in (inside, outside):
-        proxies.check(url)
+        proxies.check_proxy(url)
     with httpx.Client(verify=False) as client:  # noqa: S501
         assert [_through(client, url) for url in (inside, outside)] == [False, True]
     assert should_bypass_proxies(inside, None)
@@ -171,10 +171,10 @@ def test_a_server_elsewhere_names_a_proxy_that_cannot_be_used(
 ) -> None:
     """It is never contacted directly behind the user's back; the sentence shows no password."""
     monkeypatch.setenv("ALL_PROXY", value)
-    proxies.apply()
-    proxies.check("http://127.0.0.1:5000")
+    proxies.correct_proxies()
+    proxies.check_proxy("http://127.0.0.1:5000")
     with pytest.raises(OrchestrationError, match=f"ALL_PROXY is .*{words}") as caught:
-        proxies.check("http://mlflow.corp:5000")
+        proxies.check_proxy("http://mlflow.corp:5000")
     assert "hush" not in str(caught.value)
     monkeypatch.setenv("no_proxy", "mlflow.corp")
-    proxies.check("http://mlflow.corp:5000")
+    proxies.check_proxy("http://mlflow.corp:5000")

@@ -179,9 +179,9 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, name: str, kind: bytes) ->
         importing.restore(tmp_path / "a.tar", tmp_path / "again", _silent)
     assert [each.name for each in tmp_path.iterdir()] == ["a.tar"]
     for path in ("mlflow.db", "mlruns/1/a b?/x", ".patchline/runs/1/request.json"):
-        assert archive_members.refusal(path) is None
+        assert archive_members.member_refusal(path) is None
     for path in ("", ".", "a\0b", "mlruns//x", "./mlflow.db", "mlruns\\x", "x/mlflow.db"):
-        assert archive_members.refusal(path)
+        assert archive_members.member_refusal(path)
 
 
 def test_runs_of_a_store_elsewhere_are_said_to_be_missing(

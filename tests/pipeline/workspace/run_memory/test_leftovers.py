@@ -27,8 +27,9 @@ def test_old_unfinished_files_go(tmp_path: Path) -> None:
     (young / "labels.bin").write_bytes(b"new")
     os.utime(young, (then, then))
     with live_runs.alive(tmp_path, "run-1", "training"):
-        assert leftovers.remove(tmp_path) == []  # a machine that slept makes everything look old
-    assert set(leftovers.remove(tmp_path)) == {building, part, lock}
+        # a machine that slept makes everything look old
+        assert leftovers.remove_leftovers(tmp_path) == []
+    assert set(leftovers.remove_leftovers(tmp_path)) == {building, part, lock}
     assert not building.exists()
     assert whole.exists()
-    assert leftovers.remove(tmp_path) == []
+    assert leftovers.remove_leftovers(tmp_path) == []

@@ -19,7 +19,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("migrated")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "prefix", str(folder))
-        mlflow_schema.create(folder / "mlflow.db")
+        mlflow_schema.create_database(folder / "mlflow.db")
         assert schema_of(folder / "mlflow.db") == mlflow_schema.KEPT.file.read_text("utf-8")
     return schema_of(folder / "mlflow.db")
 

@@ -16,7 +16,7 @@ from patchline.plugins.tools.sweep.gain import (
     gain_of_map,
     gain_of_shares,
     mean_of_seeds,
-    optimism,
+    optimism_of,
 )
 
 Array = np.ndarray[Any, Any]
@@ -96,7 +96,7 @@ def test_the_gain_of_label_sets_is_one_in_map() -> None:
 
 def test_optimism_is_the_best_metric_minus_what_other_seeds_reach() -> None:
     """The seeds alone make it uncertain."""
-    estimate = optimism(0.95, [0.90, 0.91, 0.92], 100)
+    estimate = optimism_of(0.95, [0.90, 0.91, 0.92], 100)
     assert estimate.value == pytest.approx(0.04)
     assert estimate.low < 0.04 < estimate.high
     assert estimate.high - estimate.value == pytest.approx(4.303 * 0.01 / 3**0.5, rel=1e-3)
@@ -110,7 +110,7 @@ def test_seeds_with_equal_metrics_do_not_make_the_optimism_certain(
     best: int, again: int, images: int
 ) -> None:
     """Three equal counts of few images say little about how much seeds vary."""
-    estimate = optimism(best / images, [again / images] * 3, images)
+    estimate = optimism_of(best / images, [again / images] * 3, images)
     assert estimate.value == pytest.approx((best - again) / images)
     assert estimate.high - estimate.low > 2 / images
     assert (estimate.low > 0) == (images == 5000)  # where the images alone leave little doubt
