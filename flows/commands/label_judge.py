@@ -64,9 +64,9 @@ def version_judge(
         checked = rows[own].reset_index(drop=True)
         probabilities_NK = np.empty((len(checked), len(package.classes)), np.float32)
         left = np.ones(len(checked), np.bool_)
-        for place, sha256 in enumerate(checked["sha256"]):
+        for row, sha256 in enumerate(checked["sha256"]):
             if sha256 in records.of_folds:
-                probabilities_NK[place], left[place] = records.of_folds[sha256], False
+                probabilities_NK[row], left[row] = records.of_folds[sha256], False
         others = checked[left].reset_index(drop=True)
         if len(others):
             images = version_evaluation.prepared_images(

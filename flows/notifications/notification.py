@@ -59,9 +59,9 @@ def chosen_events(on: Sequence[str] | None) -> list[str]:
     return sorted({_event_name(word) for word in words if word} or defaults)
 
 
-def short_names(events: Iterable[str]) -> tuple[str, ...]:
+def short_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return event names without their prefix."""
-    return tuple(name.removeprefix(event_kinds.PREFIX) for name in events)
+    return tuple(name.removeprefix(event_kinds.PREFIX) for name in names)
 
 
 def scheme_and_host(webhook: str) -> str:

@@ -59,16 +59,16 @@ def create(name: str, webhook: str, on: Sequence[str] | None) -> Notification:
     notifications.check_name(name)
     shown = notifications.scheme_and_host(webhook)
     proxies.check_proxy(webhook)
-    events = notifications.chosen_events(on)
+    chosen = notifications.chosen_events(on)
     with asking() as client:
-        automation = _automation(name, events, _save_block(name, webhook))
+        automation = _automation(name, chosen, _save_block(name, webhook))
         existing = _find(client, name)
         if existing is None:
             client.create_automation(automation)
         else:
             client.update_automation(existing.id, automation)
             client.resume_automation(existing.id)
-    names = notifications.short_names(events)
+    names = notifications.short_names(chosen)
     return Notification(name=name, events=names, webhook=shown, enabled=True)
 
 
@@ -115,13 +115,13 @@ def _save_block(name: str, webhook: str) -> UUID:
     return UUID(str(block.save(f"patchline-notification-{name}", overwrite=True)))
 
 
-def _automation(name: str, events: Sequence[str], block_id: UUID) -> AutomationCore:
+def _automation(name: str, chosen: Sequence[str], block_id: UUID) -> AutomationCore:
     return AutomationCore(
         name=f"{_TITLE}{name}",
         description="Created by `patchline notify create`; `patchline notify remove` removes it.",
         tags=[_TAG],
         trigger=EventTrigger(
-            expect=set(events), posture=Posture.Reactive, threshold=1, within=timedelta(0)
+            expect=set(chosen), posture=Posture.Reactive, threshold=1, within=timedelta(0)
         ),
         actions=[SendNotification(block_document_id=block_id, subject=name, body=_BODY)],
     )

@@ -223,7 +223,7 @@ def _check(
     ports += [(f"{each.service.flag}-port", each.port) for each in of_tools]
     owners: dict[int, str] = {}
     for flag, port in ports:
-        if not 1 <= port <= free_ports.LAST:
+        if not 1 <= port <= free_ports.LAST_PORT:
             raise ConfigError(
                 f"{flag} {port} is not a port. Choose a number from 1024 to {free_ports.LAST_PORT}."
             )

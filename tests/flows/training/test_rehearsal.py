@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from patchline.flows.training import rehearsal
 from patchline.flows.training.dry_run import dry_run
+from patchline.flows.training.rehearsal import _subset
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.labels import label_sets
@@ -22,7 +22,7 @@ def test_two_batches_hold_every_label(tmp_path: Path) -> None:
     flags = {"data": source, "training": {"batch_size": 4}}
     config = requested(None, flags=flags)
     data = ingest(config, tmp_path / "work", remember=False)
-    few = rehearsal._subset(data, config, tmp_path)
+    few = _subset(data, config, tmp_path)
     rows = manifests.load(few.manifest_file)
     training = rows[rows["split"] == "train"]["label"]
     assert len(training) == 8

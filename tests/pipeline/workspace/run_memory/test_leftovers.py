@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from patchline.pipeline.workspace.run_memory import leftovers, live_runs
+from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.run_memory.leftovers import remove_leftovers
 
 
 def test_old_unfinished_files_go(tmp_path: Path) -> None:
@@ -28,8 +29,8 @@ def test_old_unfinished_files_go(tmp_path: Path) -> None:
     os.utime(young, (then, then))
     with live_runs.alive(tmp_path, "run-1", "training"):
         # a machine that slept makes everything look old
-        assert leftovers.remove_leftovers(tmp_path) == []
-    assert set(leftovers.remove_leftovers(tmp_path)) == {building, part, lock}
+        assert remove_leftovers(tmp_path) == []
+    assert set(remove_leftovers(tmp_path)) == {building, part, lock}
     assert not building.exists()
     assert whole.exists()
-    assert leftovers.remove_leftovers(tmp_path) == []
+    assert remove_leftovers(tmp_path) == []
