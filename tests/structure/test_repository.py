@@ -52,9 +52,9 @@ def test_the_guide_for_contributors_names_targets_that_exist() -> None:
 def test_the_readme_says_what_lives_in_each_room() -> None:
     """The folders below the top level are those that the README lists, and no other."""
     tree = (ROOT / "README.md").read_text("utf-8").split("## Where everything lives")[1]
-    listed = {}
+    listed: dict[str, set[str]] = {}
     for top, entries in re.findall(r"^(\w+)/ .*\n((?: +\w.*\n)+)", tree, re.MULTILINE):
-        rooms = listed.setdefault(top, set[str]())
+        rooms = listed.setdefault(top, set())
         room = ""
         for indent, name in re.findall(r"^( +)(\w+)/ ", entries, re.MULTILINE):
             room = name if len(indent) == 2 else room
