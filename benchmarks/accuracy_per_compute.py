@@ -31,7 +31,7 @@ from patchline.pipeline.data.manifests import manifest
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_cost import resolved_choice
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.recipe.progressive_learning import ProgressiveSize
 from patchline.plugin_api import DataTraits, ImageSpec
 
 RECIPE = Path(__file__).parent / "recipes" / "small_images.yaml"

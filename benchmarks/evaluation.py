@@ -41,16 +41,15 @@ from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.evaluation import galleries
-from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.comparison import compare
 from patchline.pipeline.evaluation.comparison_page import write_comparison
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.metrics import classification
 from patchline.pipeline.evaluation.metrics.calibration import TopProbabilities
-from patchline.pipeline.evaluation.metrics.class_areas import Areas
+from patchline.pipeline.evaluation.metrics.curve_areas import Areas
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, fit_temperature
-from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
+from patchline.pipeline.evaluation.predictions import Predictions, calibrated, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.models.inference import predict_logits

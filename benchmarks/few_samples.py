@@ -32,7 +32,7 @@ from patchline.pipeline.evaluation.metrics.mean_average_precision import (
     ranked_labels,
 )
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import label_set_map
-from patchline.plugins.tools.sweep.gain import gain_of_shares
+from patchline.plugins.tools.sweep.final_fits import gain_of_shares
 
 Array = np.ndarray[Any, Any]
 Generator = np.random.Generator

@@ -39,7 +39,7 @@ from patchline.pipeline.training.initial_weights.starting_point import starting_
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.parts.probe import frozen_network
-from patchline.pipeline.training.start.initial_model import HEAD_FOLDER
+from patchline.pipeline.training.start import HEAD_FOLDER
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import EventWriter, read_events
 

@@ -334,10 +334,12 @@ def _answer_data(case: DataCase, number: int) -> Answer:
 
 def _inspect(config: RunConfig, work: Path) -> None:
     """Inspect the data, and write and read again what an inspection writes."""
-    from patchline.pipeline.evaluation.inspection.findings_table import earlier_rows, write_table
+    from patchline.pipeline.evaluation.inspection.findings import earlier_rows, write_table
     from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
-    from patchline.pipeline.evaluation.inspection.page import write_page
-    from patchline.pipeline.evaluation.inspection.terminal_report import terminal_report
+    from patchline.pipeline.evaluation.inspection.inspection_report import (
+        terminal_report,
+        write_page,
+    )
 
     found = inspect_data(config, work)
     found.result.model_dump_json()

@@ -36,13 +36,12 @@ import psutil
 
 from benchmarks.measured_runs import PATCHLINE, machine
 from patchline.flows.services import service_processes
-from patchline.pipeline import local_login, local_services, quiet_libraries
-from patchline.pipeline.registry import history
+from patchline.pipeline import local_services, quiet_libraries
+from patchline.pipeline.registry import aliases
 from patchline.pipeline.registry.registered_models import FINGERPRINT_TAG
 from patchline.pipeline.workers.worker_start import LOG_FILE
 from patchline.pipeline.workspace.files.file_locks import is_held
-from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workspace.files.workspace_layout import FEATURES, PREDICTIONS
+from patchline.pipeline.workspace.files.workspace_folder import FEATURES, PREDICTIONS, WORKSPACE
 from patchline.pipeline.workspace.run_memory import live_runs
 from patchline.pipeline.workspace.tracking import liveness, tracked_run
 from patchline.pipeline.workspace.tracking.liveness import Liveness
@@ -301,7 +300,7 @@ def _half_versions(
         if str(number) not in there:
             yield f"the alias {alias} of {registered.name} names version {number}, gone"
     if over >= {version.run_id for version in versions}:
-        for entry in history.read_changes(store, registered.name):
+        for entry in aliases.read_changes(store, registered.name):
             if entry.state != "done":
                 yield f"the history of {registered.name} has an unfinished entry"
 
@@ -442,9 +441,9 @@ class Harness:
             raise SystemExit("the servers are not running after `patchline up`")
         os.environ["PREFECT_API_URL"] = services.prefect_api_url
         os.environ["MLFLOW_TRACKING_URI"] = services.mlflow_url
-        secret = local_login.ensure_secret(self.folder)
-        os.environ.update(local_login.prefect_variables(secret))
-        os.environ.update(local_login.mlflow_variables(secret))
+        secret = local_services.ensure_secret(self.folder)
+        os.environ.update(local_services.prefect_variables(secret))
+        os.environ.update(local_services.mlflow_variables(secret))
 
     def turn(self, number: int, kind: str) -> Kill:
         """Start a run, kill a process, wait until all conditions hold, and return the outcome."""
@@ -614,7 +613,7 @@ class Harness:
 
 def _finding_by_itself() -> dict[str, str]:
     """Return an environment in which a command must find the servers as a user's command does."""
-    login = (local_login.PREFECT_VARIABLE, *local_login.MLFLOW_VARIABLES)
+    login = (local_services.PREFECT_VARIABLE, *local_services.MLFLOW_VARIABLES)
     named = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", *login)
     return {name: value for name, value in os.environ.items() if name not in named}
 

@@ -27,16 +27,20 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.packaging.prediction.batch_prediction import predict_images
+from patchline.pipeline.packaging.prediction.batch_prediction import (
+    MODULE,
+    RESOURCES,
+    PredictionJob,
+    predict_images,
+)
 from patchline.pipeline.packaging.prediction.image_files import find_images
-from patchline.pipeline.packaging.prediction.prediction_job import MODULE, RESOURCES, PredictionJob
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.processes.machines import NODE_VARIABLE
 from patchline.pipeline.training.processes.rank import RANKS_FOLDER
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workers.part_files import write_lines
+from patchline.pipeline.workers.worker_parts import write_lines
 from tests.pipeline.training.processes.ray_nodes import Cluster, two_nodes, why_not
 
 STEPS, SKIPPED, REPEATED = 60, 15, 12

@@ -39,20 +39,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.measured_runs import machine
-from patchline.pipeline.data.near_duplicates.independent_images import (
+from patchline.pipeline.data.near_duplicates.search import (
     ComparedPictures,
     one_of_each,
 )
-from patchline.pipeline.evaluation.corruptions.catalogue import corrupted
+from patchline.pipeline.evaluation.corruptions import corrupted
 from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.plugins.tools.monitor.arrived_images import predicted
+from patchline.plugins.tools.monitor.check_journal import Period
 from patchline.plugins.tools.monitor.class_shares import class_shares
-from patchline.plugins.tools.monitor.drift_tests import drift_tests
-from patchline.plugins.tools.monitor.feature_test import FeatureKernel
-from patchline.plugins.tools.monitor.level_spending import Period
-from patchline.plugins.tools.monitor.output_tests import distances
+from patchline.plugins.tools.monitor.drift_tests import FeatureKernel, distances, drift_tests
 
 Array = np.ndarray[Any, Any]
 _DRIFTED, _BATCH, _TOGETHER = 1500, 100, 10

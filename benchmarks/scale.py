@@ -34,8 +34,7 @@ from benchmarks.ingestion import made_manifest
 from benchmarks.measured_runs import machine
 from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.batches.batch_order import BatchOrder
-from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
+from patchline.pipeline.data.batches.batch_order import BatchOrder, ShuffleWindows
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.near_duplicates.matching import matches

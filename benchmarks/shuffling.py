@@ -34,12 +34,11 @@ from torch.nn import functional
 from benchmarks.measured_runs import PATCHLINE, machine, measured_run
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.batches.batch_order import BatchOrder, row_of
-from patchline.pipeline.data.batches.shuffle_windows import Rows, ShuffleWindows
+from patchline.pipeline.data.batches.batch_order import BatchOrder, Rows, ShuffleWindows, row_of
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
+from patchline.pipeline.data.store.opened_images import ReadAhead
 from patchline.pipeline.data.store.prepared_store import open_images
-from patchline.pipeline.data.store.read_ahead import ReadAhead
+from patchline.pipeline.data.store.store_shards import IMAGES_FILE
 from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats
 
 _SIDE = 8

@@ -69,6 +69,7 @@ from scipy.stats import norm
 from benchmarks.measured_runs import machine
 from patchline.pipeline.data.symmetry.mirror_probe import measured
 from patchline.pipeline.evaluation.metrics.classification import by_class, metrics, softmax
+from patchline.pipeline.evaluation.metrics.curve_areas import average_precision, roc_auc
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, f1_scores, proportion
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
@@ -83,7 +84,6 @@ from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
 )
 from patchline.pipeline.evaluation.metrics.names import METRICS
 from patchline.pipeline.evaluation.metrics.paired_test import is_better, paired_difference
-from patchline.pipeline.evaluation.metrics.ranking import average_precision, roc_auc
 from patchline.pipeline.evaluation.metrics.temperature import (
     HIGHEST,
     LOWEST,

@@ -31,13 +31,10 @@ import torch
 
 from benchmarks.measured_runs import machine
 from patchline.pipeline.config import PluginChoice
-from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.data.batches.batch_order import BatchOrder, ShuffleWindows, StreamedOrder
 from patchline.pipeline.data.batches.loader import TrainingImages, training_batches
-from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
-from patchline.pipeline.data.batches.streamed_order import StreamedOrder
-from patchline.pipeline.data.store.local_pages import PagesFolder
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
-from patchline.pipeline.data.store.streamed_images import StreamedImages
+from patchline.pipeline.data.store.streamed_images import PagesFolder, StreamedImages
 from patchline.pipeline.workspace import cache_limit, chosen
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.files.file_digest import digest_of

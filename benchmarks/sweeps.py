@@ -39,8 +39,8 @@ from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats
 from patchline.pipeline.models.stored_logits import logits_of
+from patchline.pipeline.training.job import TrainingPart
 from patchline.pipeline.training.loop import Training
-from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import EventWriter

@@ -56,8 +56,8 @@ from patchline.pipeline.training.device import make_repeatable, wait_for
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import MODULE, choose_device, detect_machine
 from patchline.pipeline.training.parts.launching import job_of
-from patchline.pipeline.training.speed.compute_share import forward_flops, matrix_product_rate
 from patchline.pipeline.training.speed.precision import Chooser, certain_reason
+from patchline.pipeline.training.speed.training_speed import forward_flops, matrix_product_rate
 from patchline.pipeline.training.speed.trial_steps import AUGMENTATION, TrialSettings, trial_steps
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event

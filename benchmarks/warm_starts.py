@@ -36,7 +36,7 @@ from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.training.initial_weights import finding, recipe
-from patchline.pipeline.training.initial_weights.settings import with_initial_weights
+from patchline.pipeline.training.initial_weights.starting_point import with_initial_weights
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from patchline.flows.notifications import events
 from patchline.flows.prefect_api import prefect_settings
 from patchline.flows.progress.progress_display import display
-from patchline.pipeline import local_login, local_services
+from patchline.pipeline import local_services
 from patchline.pipeline.errors import OrchestrationError
-from patchline.pipeline.workers.host import environment
+from patchline.pipeline.workers.host import environment_variables
 
 if TYPE_CHECKING:
     from patchline.flows.prefect_api.temporary_server import TemporaryServer
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 10.0
 _PATIENCE_SECONDS = 30.0
 """How long a server of `patchline up` may take to restart."""
-_LOGIN_VARIABLE = local_login.PREFECT_VARIABLE
+_LOGIN_VARIABLE = local_services.PREFECT_VARIABLE
 _server: TemporaryServer | None = None
 _lasting: str | None = None
 
@@ -119,7 +119,7 @@ def _login(url: str) -> dict[str, str]:
     """Return the variables that this process lacks to sign in to a server of `patchline up`."""
     from prefect.settings import get_current_settings
 
-    login = local_login.prefect_login(url)
+    login = local_services.prefect_login(url)
     auth = get_current_settings().api.auth_string
     has_it = auth is not None and auth.get_secret_value() in login.values()
     return {} if has_it else login
@@ -147,7 +147,7 @@ def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
     updates: dict[Any, Any] = {PREFECT_API_URL: url}
     if login:
         updates |= prefect_settings.own_client(login[_LOGIN_VARIABLE])
-    with environment.restored_variables(variables):
+    with environment_variables.restored_variables(variables):
         os.environ.update(variables)
         with temporary_settings(updates):
             try:

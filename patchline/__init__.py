@@ -27,7 +27,7 @@ if "patchline-worker" in sys._xoptions:  # noqa: SLF001 - documented, for option
     gc.disable()
 
 if TYPE_CHECKING:
-    from patchline.flows.training.rehearsal import Rehearsal
+    from patchline.flows.training.dry_run import Rehearsal
     from patchline.pipeline.errors import (
         ConfigError,
         DataError,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
     from patchline.pipeline.packaging.prediction.loaded_model import Model
-    from patchline.pipeline.registry.browsing.notebook_results import (
+    from patchline.pipeline.registry.browsing.notebook import (
         DataReport,
         Decision,
         Evaluation,
@@ -88,13 +88,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Rehearsal": "patchline.flows.training.rehearsal",
-    "DataReport": "patchline.pipeline.registry.browsing.notebook_results",
-    "Decision": "patchline.pipeline.registry.browsing.notebook_results",
-    "Evaluation": "patchline.pipeline.registry.browsing.notebook_results",
-    "Explanation": "patchline.pipeline.registry.browsing.notebook_results",
-    "Report": "patchline.pipeline.registry.browsing.notebook_results",
-    "Run": "patchline.pipeline.registry.browsing.notebook_results",
+    "Rehearsal": "patchline.flows.training.dry_run",
+    "DataReport": "patchline.pipeline.registry.browsing.notebook",
+    "Decision": "patchline.pipeline.registry.browsing.notebook",
+    "Evaluation": "patchline.pipeline.registry.browsing.notebook",
+    "Explanation": "patchline.pipeline.registry.browsing.notebook",
+    "Report": "patchline.pipeline.registry.browsing.notebook",
+    "Run": "patchline.pipeline.registry.browsing.notebook",
     "ConfigError": "patchline.pipeline.errors",
     "DataError": "patchline.pipeline.errors",
     "ModelReferenceError": "patchline.pipeline.errors",

@@ -43,8 +43,13 @@ from patchline.pipeline.data.labels.folder_levels import unclear_level
 from patchline.pipeline.data.labels.label_cells import read_label_cells
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.data.labels.reading_rules import ReadingRules
-from patchline.pipeline.data.labels.set_cells import SetCells, is_several, read_set_cells
-from patchline.pipeline.data.labels.taxonomy import check_branches, innermost_paths
+from patchline.pipeline.data.labels.set_cells import (
+    SetCells,
+    check_branches,
+    innermost_paths,
+    is_several,
+    read_set_cells,
+)
 from patchline.pipeline.errors import (
     ConfigError,
     DataError,
@@ -68,20 +73,24 @@ from patchline.pipeline.workspace.files.data_names import (
     stem_of,
     valid_name,
 )
-from patchline.pipeline.workspace.files.folder_walk import FoundFile, visible_folders, walk_files
-from patchline.pipeline.workspace.files.ignored_files import IgnoredFiles
+from patchline.pipeline.workspace.files.folder_walk import (
+    FoundFile,
+    IgnoredFiles,
+    visible_folders,
+    walk_files,
+)
 from patchline.pipeline.workspace.files.made_once import known_digest, made_once
 from patchline.pipeline.workspace.files.table_cells import plain_cell
-from patchline.pipeline.workspace.files.tar_shards import sample_key, shards_in
+from patchline.pipeline.workspace.files.tar_archive import sample_key, shards_in
 
 if TYPE_CHECKING:
     import torch
 
-    from patchline.pipeline.workspace.folder_store import FolderStore
     from patchline.pipeline.workspace.object_store import (
         Address,
         ConflictError,
         Content,
+        FolderStore,
         ObjectInfo,
         ObjectState,
         ObjectStore,

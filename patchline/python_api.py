@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from patchline.flows.progress.progress_display import shown
-from patchline.flows.python_api.run_config import extension, new_run, use_plugins
-from patchline.flows.python_api.session import check_alone, check_sections, checked, session
+from patchline.flows.python_api.session import (
+    check_alone,
+    check_sections,
+    checked,
+    extension,
+    new_run,
+    session,
+    use_plugins,
+)
 from patchline.pipeline.plugin_system.tools import tool_function
-from patchline.pipeline.registry.browsing.notebook_results import (
+from patchline.pipeline.registry.browsing.notebook import (
     DataReport,
     Decision,
     Evaluation,
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from patchline.flows.training.rehearsal import Rehearsal
+    from patchline.flows.training.dry_run import Rehearsal
     from patchline.pipeline.packaging.prediction.loaded_model import Model
 
 SectionSettings = Mapping[str, Any]
@@ -129,11 +136,11 @@ def rehearse(
         PipelineError: for what would end the run.
     """
     with session(writes="patchline.rehearse()"), shown():
-        from patchline.flows.training import rehearsal
+        from patchline.flows.training import dry_run
 
         use_plugins(plugin_files)
         check_sections(settings, Settings.__annotations__)
-        return rehearsal.rehearse(new_run(data, settings, preset=preset, config=config))
+        return dry_run.rehearse(new_run(data, settings, preset=preset, config=config))
 
 
 def inspect_data(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from patchline.pipeline.workers.host import certificates, proxies
+from patchline.pipeline.workers.host import environment_variables
 
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
@@ -31,24 +31,31 @@ _ENVIRONMENT = {
     "PREFECT_CLI_COLORS": "false",
 }
 
-NAMES = (*_ENVIRONMENT, *proxies.PROXY_VARIABLES, *certificates.CERTIFICATE_VARIABLES)
+NAMES = (
+    *_ENVIRONMENT,
+    *environment_variables.PROXY_VARIABLES,
+    *environment_variables.CERTIFICATE_VARIABLES,
+)
 """Names of the variables that `apply` may change."""
 
 
 def apply() -> None:
     """Set the variables that the user has not set, and correct those that break our clients."""
-    proxies.correct_proxies()
-    certificates.correct_certificates()
+    environment_variables.correct_proxies()
+    environment_variables.correct_certificates()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def forget() -> None:
     """Forget what `apply` removed, because the variables are as the user has set them again."""
-    proxies.forget_proxies()
-    certificates.forget_certificates()
+    environment_variables.forget_proxies()
+    environment_variables.forget_certificates()
 
 
 def left_out() -> list[str]:
     """Return one sentence for each of the user's variables that has no effect, or only in part."""
-    return [*filter(None, [proxies.proxies_left_out()]), *certificates.certificates_left_out()]
+    return [
+        *filter(None, [environment_variables.proxies_left_out()]),
+        *environment_variables.certificates_left_out(),
+    ]

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from patchline.pipeline import quiet_libraries
-from patchline.pipeline.local_login import MLFLOW_VARIABLES
+from patchline.pipeline.local_services import MLFLOW_VARIABLES
 from tests import patience, postgres_server
 from tests.object_server import ObjectServer, object_server
 from tests.patience import patient

@@ -19,15 +19,14 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from patchline.flows.approval import approval_form, requests
-from patchline.flows.approval.approval_form import Approval
-from patchline.flows.notifications import event_kinds, events
+from patchline.flows.approval import requests
+from patchline.flows.approval.requests import Approval
+from patchline.flows.notifications import events
 from patchline.flows.prefect_api.failures import RETRYING
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.registry import history, promotion
-from patchline.pipeline.registry.approval import question_text
-from patchline.pipeline.registry.approval.answer import ApprovalAnswer, note, superseded_by
-from patchline.pipeline.registry.approval.question import Question, prepare_question
+from patchline.pipeline.registry import aliases, approval_question, promotion
+from patchline.pipeline.registry.approval_answer import ApprovalAnswer, note, superseded_by
+from patchline.pipeline.registry.approval_question import Question, prepare_question
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion import Promotion, Request
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
@@ -89,15 +88,13 @@ def approve_promotion(name: str, version: str, config: PromotionConfig) -> State
 def _decide(reference: ModelReference, config: PromotionConfig) -> State[Any]:
     """Ask until there is an answer that holds against the current champion."""
     while True:
-        champion = history.alias_of(registry(), reference.name, history.CHAMPION)
+        champion = aliases.alias_of(registry(), reference.name, aliases.CHAMPION)
         with get_client(sync_client=True) as prefect:
-            given = dict(approval_form.stored_answer(prefect, UUID(str(flow_run.id))))
+            given = dict(requests.stored_answer(prefect, UUID(str(flow_run.id))))
         if champion == reference.version:
             return _already_champion(reference, list(given.values()))
         rejection = next((each for each in given.values() if not each.approves), None)
-        answer = (
-            rejection or given.get(approval_form.key_against(champion)) or _superseded(reference)
-        )
+        answer = rejection or given.get(requests.key_against(champion)) or _superseded(reference)
         if answer is None:
             _ask(reference, champion, config)
             continue
@@ -120,17 +117,17 @@ def _ask(reference: ModelReference, champion: str | None, config: PromotionConfi
     question = compare(reference, champion, config)
     create_markdown_artifact(
         key="promotion-question",
-        markdown=question_text.page_text(question, config.approval_hours),
+        markdown=approval_question.page_text(question, config.approval_hours),
         description=f"{reference.name}, version {reference.version}, against the champion",
     )
     note(reference, "asked", flow_run_id=str(flow_run.id))
     expires = dt.datetime.now(dt.UTC) + dt.timedelta(hours=config.approval_hours)
     when = expires.isoformat(timespec="minutes")
-    _emit(event_kinds.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
-    key = approval_form.key_against(champion)
+    _emit(events.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
+    key = requests.key_against(champion)
     with get_client(sync_client=True) as prefect:
-        approval_form.clear_answer(prefect, UUID(str(flow_run.id)), key)
-    text = question_text.form_text(question, config.approval_hours)
+        requests.clear_answer(prefect, UUID(str(flow_run.id)), key)
+    text = approval_question.form_text(question, config.approval_hours)
     suspend_flow_run(
         wait_for_input=Approval.with_initial_data(description=text),
         timeout=round(config.approval_hours * 3600 + _GRACE_SECONDS),
@@ -142,8 +139,8 @@ def _already_champion(reference: ModelReference, given: list[ApprovalAnswer]) ->
     """End for a champion: promoted by this flow, which was then killed, or by other means."""
     changes = [
         entry
-        for entry in history.read_changes(registry(), reference.name)
-        if (entry.alias, entry.to_version) == (history.CHAMPION, reference.version)
+        for entry in aliases.read_changes(registry(), reference.name)
+        if (entry.alias, entry.to_version) == (aliases.CHAMPION, reference.version)
     ]
     reason = changes[-1].reason if changes else ""
     for answer in given:
@@ -160,9 +157,9 @@ def _end(
     """Record the outcome, and return the flow run's final state."""
     state = answer.state
     note(reference, state, by=answer.who, reason=answer.reason, flow_run_id=str(flow_run.id))
-    kind = event_kinds.APPROVAL_EXPIRED if state == "expired" else event_kinds.APPROVAL_ANSWERED
+    kind = events.APPROVAL_EXPIRED if state == "expired" else events.APPROVAL_ANSWERED
     _emit(kind, reference, {"answer": state, "reason": answer.text})
-    outcome = event_kinds.MODEL_PROMOTED if promoted else event_kinds.MODEL_REFUSED
+    outcome = events.MODEL_PROMOTED if promoted else events.MODEL_REFUSED
     _emit(outcome, reference, {"reason": reason})
     name = PROMOTED if promoted and answer.approves else _ENDINGS[state]
     return Completed(name=name, message=reason)
@@ -170,6 +167,6 @@ def _end(
 
 def _emit(event: str, reference: ModelReference, facts: dict[str, Any]) -> None:
     payload = {"name": reference.name, "version": reference.version, **facts}
-    if "flow_run_id" in event_kinds.KINDS[event].payload:
+    if "flow_run_id" in events.KINDS[event].payload:
         payload["flow_run_id"] = str(flow_run.id)
     events.emit(event, f"patchline.model.{reference.name}", payload)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+from typing import Any
+from uuid import UUID
+
+from prefect.client.schemas.objects import State, StateType
+
 from patchline.flows import prefect_session
-from patchline.flows.approval import approval_form, requests
+from patchline.flows.approval import requests
 from patchline.flows.approval.approval_flow import approve_promotion
-from patchline.flows.approval.requests import ApprovalRequest
-from patchline.flows.schedules import deployments
-from patchline.pipeline.errors import OrchestrationError
-from patchline.pipeline.registry.approval.answer import note, superseded_by
+from patchline.flows.approval.requests import FAILED, ApprovalRequest
+from patchline.flows.prefect_api.prefect_client import asking
+from patchline.flows.schedules import deployment_runs, deployments
+from patchline.pipeline.errors import ModelReferenceError, OrchestrationError
+from patchline.pipeline.registry.approval_answer import expired, note, note_cancelled, superseded_by
 from patchline.pipeline.registry.config import PromotionConfig
-from patchline.pipeline.registry.registered_models import ModelReference, champion_of
+from patchline.pipeline.registry.registered_models import ModelReference, champion_of, resolve
 
 _DESCRIPTION = (
     "Compares a version with the champion and waits for approval: answer with **Resume** on the "
@@ -88,9 +96,62 @@ def _open(reference: ModelReference, config: PromotionConfig, others: list[Appro
     note(reference, "asked", flow_run_id=str(flow_run_id))
     for other in others:
         if other.waits and other.version != reference.version:
-            approval_form.submit_answer(other, superseded_by(reference.version))
+            requests.submit_answer(other, superseded_by(reference.version))
     return (
         f"Approval requested for {version}: run `patchline approve {version}` or `patchline reject "
         f"{version}`, or use Resume in the Prefect UI. It expires in {config.approval_hours:g} "
         "hours."
     )
+
+
+_cancelled: set[UUID] = set()
+"""Cancelled requests that this process has already recorded."""
+
+
+def expire_overdue() -> None:
+    """Close overdue requests, and retry the flow runs of those whose process was killed.
+
+    Time counts by the clock, also while no server runs: a request that became overdue then is
+    closed once the servers run again, unless an answer comes first.
+
+    Raises:
+        OrchestrationError: if the server does not respond.
+    """
+    ids = [each.id for each in deployments.deployments(requests.KIND)]
+    now = dt.datetime.now(dt.UTC)
+    for request in requests.find_requests(ids, (StateType.PAUSED, StateType.CANCELLED, *FAILED)):
+        if request.waits and request.due < now:
+            requests.submit_answer(request, expired(request.hours))
+        elif request.failed and now - request.since < deployment_runs.LOOK_BACK:
+            retry_interrupted(request, now)
+        elif request.kind == StateType.CANCELLED and request.flow_run_id not in _cancelled:
+            _record_cancelled(request)
+
+
+def retry_interrupted(request: ApprovalRequest, now: dt.datetime) -> None:
+    """Retry the flow run of a request when its time has come; an answer already given counts."""
+    with asking() as client:
+        deployment_runs.retry_when_due(client, request.flow_run_id, _is_retried, now)
+
+
+def retries_exhausted(request: ApprovalRequest) -> bool:
+    """Return whether the flow run of a request was killed or failed too often to retry.
+
+    Raises:
+        OrchestrationError: if the server does not respond.
+    """
+    with asking() as client:
+        failures = deployment_runs.count_failures(client, request.flow_run_id, _is_retried)
+    return request.failed and failures >= deployment_runs.MAX_FAILURES
+
+
+def _is_retried(state: State[Any]) -> bool:
+    """Return whether a flow run in this state is retried: any failure may have been temporary."""
+    return state.type in FAILED
+
+
+def _record_cancelled(request: ApprovalRequest) -> None:
+    """Note on the version that its request was cancelled; the flow run's process is gone."""
+    with contextlib.suppress(ModelReferenceError):  # the version was deleted too
+        note_cancelled(resolve(request.reference), str(request.flow_run_id))
+    _cancelled.add(request.flow_run_id)

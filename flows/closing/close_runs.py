@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from patchline.pipeline.errors import OrchestrationError, PipelineError, TrackingError
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, is_read_only
-from patchline.pipeline.workspace.run_memory import leftovers, live_runs
+from patchline.pipeline.workspace.run_memory import cleaning, live_runs
 from patchline.pipeline.workspace.tracking import abandoned_mlflow_runs, tracked_run
 from patchline.pipeline.workspace.tracking.tracking_store import all_runs, client, store_exists
 
@@ -131,13 +131,13 @@ def _close_in_mlflow() -> list[str]:
 
 def _tell_killed(run_ids: list[str]) -> None:
     """Send an event for each run whose process was found dead."""
-    from patchline.flows.notifications import event_kinds, events
+    from patchline.flows.notifications import events
 
     for run_id in run_ids:
         run = client().get_run(run_id)
         name = client().get_experiment(run.info.experiment_id).name
         facts = {"name": name, "run_id": run_id, "reason": "its process was found dead"}
-        events.emit(event_kinds.RUN_KILLED, f"patchline.run.{run_id}", facts)
+        events.emit(events.RUN_KILLED, f"patchline.run.{run_id}", facts)
 
 
 def _close_in_prefect(workspace: Path) -> list[str]:
@@ -187,5 +187,5 @@ def _clear_up(workspace: Path) -> None:
     if time.monotonic() - _swept_at.get(workspace, -_SWEEP_SECONDS) < _SWEEP_SECONDS:
         return
     _swept_at[workspace] = time.monotonic()
-    for path in leftovers.remove_leftovers(workspace):
+    for path in cleaning.remove_leftovers(workspace):
         logger.info("removed %s, which a killed process left unfinished", path)

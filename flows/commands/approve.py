@@ -13,12 +13,12 @@ from patchline.flows.commands.promote import REFUSED
 from patchline.flows.commands.switches import Json
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.errors import ModelReferenceError, OrchestrationError
-from patchline.pipeline.registry.reasons import checked_reason
+from patchline.pipeline.registry.aliases import checked_reason
 from patchline.pipeline.registry.registered_models import champion_of, resolve, was_made_by
 
 if TYPE_CHECKING:
     from patchline.flows.approval.requests import ApprovalRequest
-    from patchline.pipeline.registry.approval.answer import ApprovalAnswer
+    from patchline.pipeline.registry.approval_answer import ApprovalAnswer
 
 Run = Annotated[
     str,
@@ -47,10 +47,10 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
     """
     reason = checked_reason(reason) or ""
     with shown(), prefect_session.connected():
-        from patchline.flows.approval import approval_form, expiry
-        from patchline.pipeline.registry.approval.answer import ApprovalAnswer, current_user
+        from patchline.flows.approval import opening, requests
+        from patchline.pipeline.registry.approval_answer import ApprovalAnswer, current_user
 
-        expiry.expire_overdue()
+        opening.expire_overdue()
         request = _find(run)
         display().stage(f"Answering the approval request for {request.reference}")
         if not request.waits:
@@ -58,7 +58,7 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
         request = _wait(request)
         decision: Literal["approve", "reject"] = "approve" if approve else "reject"
         answer = ApprovalAnswer(decision=decision, who=current_user(), reason=reason)
-        if not request.waits or not approval_form.submit_answer(request, answer):
+        if not request.waits or not requests.submit_answer(request, answer):
             raise _too_late(_outcome(request))
         display().stage("Answer recorded; the runner of `patchline up` carries it out")
         request = _outcome(request)
@@ -72,7 +72,7 @@ def _find(run: str) -> ApprovalRequest:
         ModelReferenceError: if none or several match; the message lists the pending versions.
     """
     from patchline.flows.approval import requests
-    from patchline.pipeline.registry.approval.answer import refuse_closed
+    from patchline.pipeline.registry.approval_answer import refuse_closed
 
     pending = requests.open_requests()
     matches = [each for each in pending if run == each.reference] or [
@@ -110,11 +110,11 @@ def _wait(request: ApprovalRequest) -> ApprovalRequest:
     Raises:
         OrchestrationError: if its flow run keeps failing, or nothing runs it.
     """
-    from patchline.flows.approval import expiry, requests
+    from patchline.flows.approval import opening, requests
 
     deadline, state = time.monotonic() + _PATIENCE_SECONDS, ""
     while not (request.waits or request.is_closed):
-        if expiry.retries_exhausted(request):
+        if opening.retries_exhausted(request):
             raise OrchestrationError(
                 f"The approval flow run for {request.reference} failed too often "
                 f"({request.message}). An answer already given is kept; continue with Retry on "

@@ -16,13 +16,90 @@ from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import read_settings
-from patchline.pipeline.errors import ConfigError, PipelineError, UserError
-from patchline.pipeline.registry.browsing.notebook_results import PAGE, TABLE
+from patchline.pipeline.errors import ConfigError, DataError, PipelineError, UserError
+from patchline.pipeline.registry.browsing.notebook import PAGE, TABLE
 from patchline.pipeline.terminal_words import pasted_path, visible
 from patchline.pipeline.workspace.files.workspace_folder import is_read_only, make_folder, place
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from patchline.pipeline.evaluation.inspection.inspecting import Inspected, Judge
+    from patchline.pipeline.evaluation.inspection.label_errors import Judgement
+
+
+def version_judge(
+    model: str, workspace: Path, on_progress: Callable[[str, int, int], None]
+) -> Judge:
+    """Return a function that predicts the labels of images with a registered version.
+
+    Args:
+        model: names the version, as the command's MODEL does.
+        workspace: where decoded images are cached.
+        on_progress: called while images are decoded and predicted.
+
+    Raises:
+        ModelReferenceError: if there is no such version, or its files are gone.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from patchline.pipeline.data.labels.label_pairs import label_pairs
+    from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
+    from patchline.pipeline.data.manifests.manifest import task_of
+    from patchline.pipeline.registry import version_evaluation
+    from patchline.pipeline.registry.registered_models import resolve
+    from patchline.pipeline.registry.version_records import available_records
+
+    records = available_records(resolve(model))
+    package = records.package
+
+    def judged(rows: pd.DataFrame, root: Path) -> Judgement:
+        from patchline.pipeline.evaluation.inspection.label_errors import Judgement
+
+        task = task_of(rows)
+        if (task == MULTI_LABEL) != package.is_multi_label:
+            answers = "a set of labels" if package.is_multi_label else "one class"
+            raise DataError(
+                f"--check-labels {model}: this model predicts {answers} for each image, but the "
+                f"labels of the data are {task}. Choose a model of the same task, or set data.task."
+            )
+        pairs = label_pairs(rows["label"], task)
+        left_out = sorted(set(pairs.names) - set(package.classes))
+        own = rows["label"].isin(package.classes)
+        if task == MULTI_LABEL:  # the other labels of an image can be checked
+            own = pd.Series(len(left_out) < len(pairs.names), index=rows.index)
+        if not own.any():
+            raise DataError(
+                f"--check-labels {model}: no image of the data has a class of this model "
+                f"({', '.join(package.classes[:5])}, …). Choose a model of the same classes."
+            )
+        checked = rows[own].reset_index(drop=True)
+        probabilities_NK = np.empty((len(checked), len(package.classes)), np.float32)
+        left = np.ones(len(checked), np.bool_)
+        for row, sha256 in enumerate(checked["sha256"]):
+            if sha256 in records.of_folds:
+                probabilities_NK[row], left[row] = records.of_folds[sha256], False
+        others = checked[left].reset_index(drop=True)
+        if len(others):
+            images = version_evaluation.prepared_images(
+                package, others, root, workspace, on_progress
+            )
+            probabilities_NK[left] = version_evaluation.predicted(package, images, on_progress)
+        is_seen = records.has_seen(checked) if records.is_recorded else None
+        version = f"version {records.reference.version} of {records.reference.name}"
+        return Judgement(
+            model=version,
+            caveat=records.provenance.summary.caveat(version, "these images", "its predictions"),
+            classes=tuple(package.classes),
+            paths=tuple(checked["path"]),
+            probabilities_NK=probabilities_NK,
+            seen_N=None if is_seen is None else is_seen.to_numpy(bool) & left,
+            by_folds=int((~left).sum()),
+            left_out=tuple(left_out),
+        )
+
+    return judged
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -96,9 +173,9 @@ def inspected(
         What was found, and the folder.
     """
     from patchline.pipeline.data import ingestion
-    from patchline.pipeline.evaluation.inspection.findings_table import earlier_rows, write_table
+    from patchline.pipeline.evaluation.inspection.findings import earlier_rows, write_table
     from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
-    from patchline.pipeline.evaluation.inspection.page import write_page
+    from patchline.pipeline.evaluation.inspection.inspection_report import write_page
     from patchline.pipeline.workspace.files.atomic_files import storage_errors
 
     if out is not None and out.exists() and not out.is_dir():
@@ -135,7 +212,6 @@ def _judge(model: str | None, request: RunConfig, workspace: Path) -> Judge | No
     if model is None:
         return None
     from patchline.flows.closing.close_runs import tell_closed
-    from patchline.flows.commands.label_judge import version_judge
     from patchline.pipeline.data.manifests.source_listing import uses_labels
 
     if not uses_labels(request):
@@ -180,7 +256,7 @@ def _own_model(name: str) -> str | None:
 def _print(inspected_data: Inspected, folder: Path, own_model: str | None) -> None:
     from rich.console import Console
 
-    from patchline.pipeline.evaluation.inspection.terminal_report import terminal_report
+    from patchline.pipeline.evaluation.inspection.inspection_report import terminal_report
 
     console = Console(highlight=False, markup=False, emoji=False)
     for part in terminal_report(inspected_data.result):

@@ -10,7 +10,7 @@ from uuid import UUID
 from patchline.flows import prefect_session
 from patchline.flows.commands.switches import Json
 from patchline.flows.new_data import watches
-from patchline.flows.notifications import event_kinds
+from patchline.flows.notifications import events
 from patchline.flows.schedules import scheduled_work
 from patchline.pipeline import local_services
 from patchline.pipeline.config import RunConfig
@@ -87,7 +87,7 @@ def trigger(name: str, folder: str) -> DeploymentEventTrigger:
         resources.append(f"patchline.watch.{identity}.{name}")
     return DeploymentEventTrigger(
         name=f"Patchline watch: {name}",
-        expect={event_kinds.DATA_UPDATED},
+        expect={events.DATA_UPDATED},
         match={"prefect.resource.id": resources},
     )
 

@@ -18,7 +18,7 @@ from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
-from patchline.pipeline.evaluation.metrics.multi_label.names import ALL_METRICS
+from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, task_of
 from patchline.pipeline.terminal_words import counted, short_path, visible
 from patchline.pipeline.workspace.address import of_path

@@ -11,7 +11,7 @@ from patchline.flows import prefect_session
 from patchline.flows.commands.switches import Json
 
 if TYPE_CHECKING:
-    from patchline.flows.notifications.notification import Notification
+    from patchline.flows.notifications.webhooks import Notification
 
 
 def create(

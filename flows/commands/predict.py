@@ -24,7 +24,7 @@ from patchline.pipeline.packaging.prediction.image_files import (
     pixels_of,
 )
 from patchline.pipeline.plugin_system.composed_config import composed_launcher
-from patchline.pipeline.registry.model_reference import parsed
+from patchline.pipeline.registry.aliases import parsed
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.terminal_words import by_number, counted, visible
 
@@ -266,7 +266,7 @@ def _uncalibrated(package: PackagedModel) -> Iterator[str]:
 
 def _not_known(package: PackagedModel, coverage: float | None) -> Iterator[str]:
     """Say which sets and warnings answers will not have, and which are not guaranteed."""
-    from patchline.pipeline.models.answer_rules import VALIDATION, AnswerRules
+    from patchline.pipeline.models.model_description import VALIDATION, AnswerRules
 
     least, promised, unknown = package.judge.threshold(coverage)
     if package.is_multi_label and coverage is None:

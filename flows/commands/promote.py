@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
-from patchline.flows.notifications import event_kinds, events
+from patchline.flows.notifications import events
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.errors import ConfigError, RunError
+from patchline.pipeline.registry.aliases import CHALLENGER, checked_reason
 from patchline.pipeline.registry.config import GateConfig
 from patchline.pipeline.registry.gate_settings import gates_for
-from patchline.pipeline.registry.history import CHALLENGER
-from patchline.pipeline.registry.reasons import checked_reason
 from patchline.pipeline.registry.registered_models import (
     ModelReference,
     champion_of,
@@ -177,7 +176,7 @@ def rollback(name: str, /, *, reason: str | None = None, as_json: Json = False) 
         display().stage(f"Rolling back to the previous champion of {name}")
         entry = roll_back(name, reason, display().note)
     facts = {"version": entry.to_version, "before": entry.from_version, "reason": entry.reason}
-    events.emit(event_kinds.MODEL_ROLLED_BACK, f"patchline.model.{name}", {"name": name, **facts})
+    events.emit(events.MODEL_ROLLED_BACK, f"patchline.model.{name}", {"name": name, **facts})
     if as_json:
         content = {"name": name, "champion": entry.to_version, **entry.model_dump(mode="json")}
         print(json.dumps(content, indent=2))

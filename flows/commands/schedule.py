@@ -209,7 +209,7 @@ def _create(
     """Create or update a schedule, and print when it runs next."""
     with connected():
         from patchline.flows.schedules import deployments, schedule_listing, work_pools
-        from patchline.flows.schedules.prefect_schedules import prefect_schedule
+        from patchline.flows.schedules.schedule_listing import prefect_schedule
 
         pool = work_pools.checked_name(work_pool) if work_pool else work_pools.of_folder()
         labels = {deployments.KIND: "schedule", **work.labels}

@@ -17,12 +17,12 @@ from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.services import starting, stopping
 from patchline.flows.services.startup_plan import PlannedService
 from patchline.flows.services.stopping import Supervised
-from patchline.pipeline import local_login, local_services
+from patchline.pipeline import local_services
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.local_services import Services
 from patchline.pipeline.plugin_system.tools import Tool, tools
 from patchline.pipeline.redaction import without_credentials
-from patchline.pipeline.web import sign_in_links
+from patchline.pipeline.web import sign_in
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
 from patchline.plugin_api import ToolService
 
@@ -223,9 +223,9 @@ def _as_json(services: Services, *, already_running: bool) -> dict[str, object]:
         "folder": str(services.folder),
         "already_running": already_running,
         "prefect_api_url": services.prefect_api_url,
-        "prefect_login_url": without_credentials(sign_in_links.prefect_link(services)),
-        "mlflow_login_url": without_credentials(sign_in_links.mlflow_link(services)),
-        "login_file": str(local_login.login_file(services.folder)) if services.own else None,
+        "prefect_login_url": without_credentials(sign_in.prefect_link(services)),
+        "mlflow_login_url": without_credentials(sign_in.mlflow_link(services)),
+        "login_file": str(local_services.login_file(services.folder)) if services.own else None,
         **of_tools,
         **{f"{key}_url": each.url for key, each in services.of_tools.items()},
         "logs": str(local_services.logs_folder(services.folder)),

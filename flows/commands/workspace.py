@@ -28,14 +28,14 @@ def export(
     with_caches
         Include decoded images and scans, which the next run makes again from the images.
     """
-    from patchline.pipeline.workspace.relocation import exporting, runs_elsewhere
+    from patchline.pipeline.workspace.relocation import exporting
 
     with shown():
         display().stage(f"Exporting the workspace {Path.cwd()}")
         contents = exporting.export(
             Path.cwd().resolve(), file.absolute(), _megabytes, caches=with_caches
         )
-        elsewhere = runs_elsewhere.store_elsewhere(Path.cwd().resolve())
+        elsewhere = exporting.store_elsewhere(Path.cwd().resolve())
         cached = chosen.cached_address(WORKSPACE)
     size = file.stat().st_size
     if as_json:
@@ -77,7 +77,7 @@ def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False)
     folder
         Empty, or created; without it, the working directory.
     """
-    from patchline.flows.prefect_api import database_secrets
+    from patchline.flows.prefect_api import prefect_database
     from patchline.pipeline.workspace.relocation import following, importing
 
     target = (folder or Path()).resolve()
@@ -87,7 +87,7 @@ def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False)
         before = Path.cwd()
         try:
             os.chdir(target)
-            database_secrets.make_key()
+            prefect_database.make_key()
             following.follow()
         finally:
             os.chdir(before)

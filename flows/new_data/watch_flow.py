@@ -15,7 +15,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from patchline.flows.new_data import watched_folders
-from patchline.flows.notifications import event_kinds, events
+from patchline.flows.notifications import events
 from patchline.flows.prefect_api.failures import failed
 from patchline.flows.prefect_api.prefect_client import asking, flow_runs
 from patchline.flows.progress.progress_display import display
@@ -24,7 +24,7 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import earlier_manifests
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.new_images import NewImages, count_new_images
+from patchline.pipeline.data.manifests.data_diff import NewImages, count_new_images
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.stages.read import data_name
@@ -50,7 +50,7 @@ def retrain_when_new(config: RunConfig) -> State[Any]:
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             name = config.name or data_name(config)
             facts = {"name": name, "reason": str(system_error(error) or error)}
-            events.emit(event_kinds.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
+            events.emit(events.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
             return failed(error)
         try:
             return _train_if_enough(config, data, new_images, workspace)
@@ -118,7 +118,7 @@ def _skip(name: str, images: NewImages, least: int) -> State[Any]:
         "relabelled": images.relabelled,
         "reason": reason,
     }
-    events.emit(event_kinds.RUN_SKIPPED, f"patchline.model.{name}", facts)
+    events.emit(events.RUN_SKIPPED, f"patchline.model.{name}", facts)
     return Completed(name=SKIPPED, message=f"{reason}.")
 
 

@@ -7,21 +7,106 @@ change nor starts a run twice. A killed run is resumed.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
+import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from patchline.flows.new_data import watches
-from patchline.flows.new_data.folder_snapshot import Snapshot, snapshot
 from patchline.flows.new_data.watches import WatchState
-from patchline.flows.notifications import event_kinds
+from patchline.flows.notifications import events
 from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import is_of_store
+from patchline.pipeline.workspace.files.folder_walk import DEFAULT_IGNORED, IgnoredFiles, walk_files
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
+
+
+_UNFINISHED_SUFFIX = ".part"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a folder: a digest of paths, sizes and modification times, and a file count."""
+
+    digest: str
+    files: int
+    folders: str
+    """Digest of the paths of the subfolders that hold files."""
+
+
+def snapshot(folder: Path | str, ignored: IgnoredFiles = DEFAULT_IGNORED) -> Snapshot:
+    """Return the state of a folder without opening a file; linked folders are followed.
+
+    Hidden files and folders are skipped, and so are files that end in `.part`.
+
+    Args:
+        folder: the folder, or an address on an object store.
+        ignored: tells which other files and folders are skipped, as by a run on the folder.
+
+    Raises:
+        OSError: if the folder itself cannot be read.
+        PipelineError: if the object store cannot be read.
+    """
+    if is_of_store(str(folder)):
+        return _remote_snapshot(str(folder), ignored)
+    files: list[tuple[str, int, int]] = []
+
+    def note_unreadable(below: str, error: OSError) -> None:
+        if not below:
+            raise error
+        files.append((f"{below}/", -1, -1))
+
+    for path, entry in walk_files(Path(folder), note_unreadable, ignored):
+        if entry.name.endswith(_UNFINISHED_SUFFIX):
+            continue
+        status = _status(entry)
+        if status is not None:
+            files.append((path, status.st_size, status.st_mtime_ns))
+    digest = hashlib.sha256()
+    for path, size, modified in sorted(files):
+        digest.update(f"{path}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape"))
+    return Snapshot(digest.hexdigest(), len(files), _folders(path for path, _, _ in files))
+
+
+def _remote_snapshot(address: str, ignored: IgnoredFiles) -> Snapshot:
+    states = remote_data.states(address)
+    names = ignored.remaining(
+        [
+            key
+            for key in sorted(states)
+            if not key.endswith(_UNFINISHED_SUFFIX)
+            and not any(part.startswith(".") for part in key.split("/"))
+        ]
+    )
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(f"{name}\0{states[name]}\n".encode("utf-8", "surrogateescape"))
+    return Snapshot(digest.hexdigest(), len(names), _folders(names))
+
+
+def _folders(paths: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for folder in sorted({path.rpartition("/")[0] for path in paths}):
+        digest.update(f"{folder}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return the status of a file, or of the link itself if it is broken."""
+    for follow in (True, False):
+        with contextlib.suppress(OSError):
+            return entry.stat(follow_symlinks=follow)
+    return None  # deleted in the meantime
+
 
 logger = logging.getLogger(__name__)
 
@@ -72,13 +157,13 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
     Call it before reading the data, so that a run requested later still waits and runs.
     """
     from patchline.flows.prefect_api.prefect_client import asking
-    from patchline.flows.schedules import flow_run_queries
+    from patchline.flows.schedules import deployment_runs
 
     with asking() as client:
-        for flow_run in flow_run_queries.unfinished(client, deployment_id):
+        for flow_run in deployment_runs.unfinished(client, deployment_id):
             if flow_run.id != own:
                 reason = f"The run {own}, which starts now, reads the same data."
-                flow_run_queries.cancel(client, flow_run, reason)
+                deployment_runs.cancel(client, flow_run, reason)
 
 
 def _check_folder(watch: DeploymentResponse, observation: _SeenFolder) -> None:
@@ -136,13 +221,13 @@ def _retry_if_interrupted(observation: _SeenFolder, flow_run_id: UUID) -> None:
 
     from patchline.flows.prefect_api.failures import was_interrupted
     from patchline.flows.prefect_api.prefect_client import asking
-    from patchline.flows.schedules import retries
+    from patchline.flows.schedules import deployment_runs
 
     if observation.settled == flow_run_id:
         return
     with asking() as client:
         try:
-            over = retries.retry_when_due(client, flow_run_id, was_interrupted)
+            over = deployment_runs.retry_when_due(client, flow_run_id, was_interrupted)
         except ObjectNotFound:  # somebody deleted it
             over = True
     if over:
@@ -152,7 +237,6 @@ def _retry_if_interrupted(observation: _SeenFolder, flow_run_id: UUID) -> None:
 def _start(
     watch: DeploymentResponse, name: str, folder: str, now: Snapshot, *, starts: int
 ) -> None:
-    from patchline.flows.notifications import events
     from patchline.flows.schedules.deployments import start
 
     settings = watches.settings_digest(watch.parameters)
@@ -170,13 +254,13 @@ def _start(
     )
     watches.save_state(name, state)
     facts = {"name": name, "folder": folder, "files": now.files, "flow_run_id": flow_run_id}
-    events.emit(event_kinds.DATA_CHANGED, f"patchline.watch.{name}", facts)
+    events.emit(events.DATA_CHANGED, f"patchline.watch.{name}", facts)
     logger.info("The folder %s of the watch '%s' has changed; started its run.", folder, name)
 
 
 def _has_unfinished_run(deployment_id: UUID) -> bool:
     from patchline.flows.prefect_api.prefect_client import asking
-    from patchline.flows.schedules import flow_run_queries
+    from patchline.flows.schedules import deployment_runs
 
     with asking() as client:
-        return bool(flow_run_queries.unfinished(client, deployment_id))
+        return bool(deployment_runs.unfinished(client, deployment_id))

@@ -21,7 +21,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import check_spelling, of_path, parsed
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
+from patchline.pipeline.workspace.files.folder_walk import DEFAULT_IGNORED, IgnoredFiles
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 QUIET_SECONDS = 3.0

@@ -11,8 +11,11 @@ counts as delivered. The custom block has its own connection, and retries a fail
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import re
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
@@ -22,11 +25,103 @@ from prefect.events.schemas.automations import Automation, AutomationCore, Event
 from prefect.exceptions import ObjectNotFound
 from prefect.types import SecretDict
 
-from patchline.flows.notifications import notification as notifications
-from patchline.flows.notifications.notification import Notification
+from patchline.flows.notifications import events
 from patchline.flows.prefect_api.prefect_client import asking
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.workers.host import proxies
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.plugin_system.tools import tools
+from patchline.pipeline.workers.host import environment_variables
+
+DEFAULT_EVENTS = (
+    events.RUN_FAILED,
+    events.RUN_KILLED,
+    events.MODEL_PROMOTED,
+    events.MODEL_REFUSED,
+)
+"""The events of a notification that names none, besides those of tools."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
+
+
+class Notification(FrozenModel):
+    """A notification as it is shown, without the secret parts of its URL."""
+
+    name: str
+    events: tuple[str, ...]
+    """Without the prefix `patchline.`."""
+    webhook: str | None
+    """Scheme and host of the URL; none if its block was deleted in the Prefect UI."""
+    enabled: bool
+    """False if it was switched off in the Prefect UI."""
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that Prefect's block of the webhook could not have.
+
+    Raises:
+        ConfigError: if the name is too long or has other characters.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"'{name}' cannot be the name of a notification: use 1 to 60 lower-case letters, "
+            "digits and dashes, starting with a letter or digit."
+        )
+
+
+def chosen_events(on: Sequence[str] | None) -> list[str]:
+    """Return the full, sorted event names for what `--on` was given, or the default events.
+
+    Raises:
+        ConfigError: if there is no such event.
+    """
+    defaults = (*DEFAULT_EVENTS, *(each.name for each in tools().events() if each.is_default))
+    words = [word.strip() for given in on or () for word in given.split(",")]
+    return sorted({_event_name(word) for word in words if word} or defaults)
+
+
+def short_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return event names without their prefix."""
+    return tuple(name.removeprefix(events.PREFIX) for name in names)
+
+
+def scheme_and_host(webhook: str) -> str:
+    """Return the part of a URL that is no secret.
+
+    Raises:
+        ConfigError: if it is not a web address; the message does not repeat it.
+    """
+    try:
+        parts = urlsplit(webhook)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        parts, port = urlsplit(""), ""
+    plain = webhook.isprintable() and not any(sign.isspace() for sign in webhook)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
+        raise ConfigError(
+            "--webhook is not a web address: it must start with http:// or https:// and a host "
+            "name. Give one such as https://example.org/hooks/1."
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}{port}"
+
+
+def nearest(word: str, names: Sequence[str]) -> str:
+    """Return the remedy for an unknown name: the closest one, and all that exist."""
+    if not names:
+        return "No notifications exist yet."
+    word = word.removeprefix(events.PREFIX)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    meant = f"Did you mean {close[0]}? " if close else ""
+    return f"{meant}Choose from: {', '.join(names)}."
+
+
+def _event_name(word: str) -> str:
+    full = events.PREFIX + word.removeprefix(events.PREFIX)
+    if full not in events.kinds():
+        names = short_names(events.kinds())
+        raise ConfigError(f"There is no event '{word}'. {nearest(word, names)}")
+    return full
+
 
 _TITLE = "Patchline notification: "
 _TAG = "patchline.notification"
@@ -56,10 +151,10 @@ def create(name: str, webhook: str, on: Sequence[str] | None) -> Notification:
         ConfigError: if the name, the URL or an event is wrong.
         OrchestrationError: if the server does not answer, or the proxy for the URL cannot be used.
     """
-    notifications.check_name(name)
-    shown = notifications.scheme_and_host(webhook)
-    proxies.check_proxy(webhook)
-    chosen = notifications.chosen_events(on)
+    check_name(name)
+    shown = scheme_and_host(webhook)
+    environment_variables.check_proxy(webhook)
+    chosen = chosen_events(on)
     with asking() as client:
         automation = _automation(name, chosen, _save_block(name, webhook))
         existing = _find(client, name)
@@ -68,7 +163,7 @@ def create(name: str, webhook: str, on: Sequence[str] | None) -> Notification:
         else:
             client.update_automation(existing.id, automation)
             client.resume_automation(existing.id)
-    names = notifications.short_names(chosen)
+    names = short_names(chosen)
     return Notification(name=name, events=names, webhook=shown, enabled=True)
 
 
@@ -93,7 +188,7 @@ def remove(name: str) -> None:
         existing = _find(client, name)
         if existing is None:
             names = [automation.name.removeprefix(_TITLE) for automation in _all(client)]
-            hint = notifications.nearest(name, names)
+            hint = nearest(name, names)
             raise ConfigError(f"There is no notification '{name}'. {hint}")
         client.delete_automation(existing.id)
         if block_id := _block_id(existing):
@@ -146,7 +241,7 @@ def _described(client: SyncPrefectClient, automation: Automation) -> Notificatio
     expected = sorted(trigger.expect) if isinstance(trigger, EventTrigger) else []
     return Notification(
         name=automation.name.removeprefix(_TITLE),
-        events=notifications.short_names(expected),
+        events=short_names(expected),
         webhook=_shown_webhook(client, automation),
         enabled=automation.enabled,
     )
@@ -158,6 +253,6 @@ def _shown_webhook(client: SyncPrefectClient, automation: Automation) -> str | N
         return None
     try:
         block = client.read_block_document(block_id, include_secrets=True)
-        return notifications.scheme_and_host(str(block.data["secrets"][_ADDRESS]))
+        return scheme_and_host(str(block.data["secrets"][_ADDRESS]))
     except (ObjectNotFound, KeyError, TypeError, ConfigError):
         return None

@@ -17,7 +17,7 @@ from patchline.pipeline import quiet_libraries
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.redaction import redacted
-from patchline.pipeline.workers.host import proxies
+from patchline.pipeline.workers.host import environment_variables
 
 URL_VARIABLE = "PREFECT_API_URL"
 _WHERE = "`prefect config view` shows where it is set"
@@ -68,7 +68,7 @@ def check_server(url: str) -> None:
             f"{url!r}, which Prefect's settings name, is not the address of an API. Correct "
             f"{URL_VARIABLE} to one such as http://127.0.0.1:4200/api; {_WHERE}."
         )
-    proxies.check_proxy(url)
+    environment_variables.check_proxy(url)
     if answers(f"{url}/health", _ANSWER_SECONDS):
         return
     reason = _reason()

@@ -14,6 +14,8 @@ its environment.
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import socket
 import subprocess
@@ -23,16 +25,90 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from patchline.flows.prefect_api import prefect_app, prefect_database, prefect_settings
+from patchline.flows.prefect_api import postgres, prefect_database, prefect_settings
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import RunError
-from patchline.pipeline.local_login import new_secret, prefect_variables
-from patchline.pipeline.local_services import HOST, answers
-from patchline.pipeline.workers.supervision import supervised_main
-from patchline.pipeline.workers.supervision.supervised_process import ending
+from patchline.pipeline.local_services import HOST, answers, new_secret, prefect_variables
+from patchline.pipeline.web import gate
+from patchline.pipeline.web.gate import App, Guarded, Limited
+from patchline.pipeline.workers import supervised_process
+from patchline.pipeline.workers.supervised_process import ending
 from patchline.pipeline.workers.worker_start import stop_group
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
+
+_COLLECT_EVERY_SECONDS = 1.0
+_FULL_COLLECTION_EVERY = 30
+"""Every so many turns, objects that have survived a turn are looked through, too."""
+
+
+def collect_in_own_thread(pause_seconds: float = _COLLECT_EVERY_SECONDS) -> None:
+    """Stop the automatic collection in this process, and collect regularly in a daemon thread.
+
+    By default, whichever thread allocates next collects, here mostly that of the event loop. Among
+    the garbage are cursors of SQLite, and to finalise one takes the lock of its connection. If
+    another thread holds that while it waits for the database, and the transaction that it waits for
+    needs the event loop, the server stands still until SQLite gives up: for a minute, Prefect's
+    `busy_timeout`. What exists already, such as modules, is taken to stay.
+    """
+    gc.disable()
+    gc.freeze()
+    threading.Thread(
+        target=_collect_for_ever, args=(pause_seconds,), name="garbage", daemon=True
+    ).start()
+
+
+def _collect_for_ever(pause_seconds: float) -> None:
+    for turn in itertools.count(1):
+        time.sleep(pause_seconds)
+        gc.collect(2 if turn % _FULL_COLLECTION_EVERY == 0 else 1)
+
+
+def serve(
+    port: int,
+    secret: str,
+    log_level: str,
+    home: str | None = "/",
+    listening: socket.socket | None = None,
+) -> None:
+    """Serve until a signal arrives.
+
+    Args:
+        port: to listen on.
+        secret: what clients authenticate with.
+        log_level: of the server's own log.
+        home: the first page; none without a UI.
+        listening: a socket that already listens on the port.
+
+    Raises:
+        OrchestrationError: if the database cannot be used.
+    """
+    os.environ["PREFECT__SERVER_FINAL"] = "1"
+    os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"  # done here, under a lock
+    prefect_database.upgrade()
+    from prefect.server.api.server import create_app
+    from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, temporary_settings
+
+    # A password in Prefect's own settings is for other servers; the UI would ask for it as well.
+    with temporary_settings(restore_defaults={PREFECT_SERVER_API_AUTH_STRING}):
+        app: App = create_app()
+        if connections := _connections():
+            app = Limited(app, connections)
+        guarded = Guarded(app, port, health="/api/health", home=home)
+        collect_in_own_thread()
+        gate.serve(guarded, secret, log_level, lifespan="on", listening=listening)
+
+
+def _connections() -> int:
+    """Return how many connections the pool may open, if the database is a team's."""
+    from prefect.settings import get_current_settings
+
+    of = get_current_settings().server.database
+    address = of.connection_url.get_secret_value() if of.connection_url else ""
+    if not postgres.is_postgres(address):
+        return 0
+    return of.sqlalchemy.pool_size + max(0, of.sqlalchemy.max_overflow)
+
 
 _START_SECONDS = 240.0
 """As long as the servers of `patchline up` have; a busy machine needs more than two minutes."""
@@ -165,8 +241,8 @@ def _end_with_owner() -> None:
 def _serve(listening: socket.socket) -> None:
     threading.Thread(target=_end_with_owner, daemon=True).start()
     port, secret = listening.getsockname()[1], os.environ.pop(_VARIABLE)
-    prefect_app.serve(port, secret, "error", home=None, listening=listening)
+    serve(port, secret, "error", home=None, listening=listening)
 
 
 if __name__ == "__main__":
-    supervised_main.main(lambda: _serve(socket.socket(fileno=int(sys.argv[1]))))
+    supervised_process.main(lambda: _serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from patchline.pipeline.redaction import redacted
-from patchline.pipeline.registry.browsing.notebook_progress import NotebookLines, is_notebook
+from patchline.pipeline.registry.browsing.notebook import NotebookLines, is_notebook
 from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:

@@ -2,6 +2,8 @@
 
 A command owns its process: it sets environment variables and log levels and ends. A call from a
 notebook or a program does not, so everything that it sets is put back.
+
+The functions here import what is heavy when they are called, as the whole Python API does.
 """
 
 from __future__ import annotations
@@ -12,25 +14,29 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline import config_errors, quiet_libraries, redaction
 from patchline.pipeline.errors import ConfigError, PipelineError, RunError
-from patchline.pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
+from patchline.pipeline.local_services import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.terminal_words import visible
-from patchline.pipeline.workers.host import environment, interpreter, interruption
+from patchline.pipeline.workers.host import environment_variables, interpreter, interruption
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace.files import workspace_folder
 from patchline.pipeline.workspace.files.atomic_files import full_disk
 from patchline.pipeline.workspace.relocation import following, read_only
 from patchline.pipeline.workspace.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
+
+if TYPE_CHECKING:
+    from patchline.pipeline.config import RunConfig
+
 
 _STORE = "MLFLOW_TRACKING_URI"
 _VARIABLES = (
@@ -158,7 +164,7 @@ def _say_what_is_left_out() -> None:
 @contextmanager
 def _environment() -> Iterator[None]:
     try:
-        with environment.restored_variables(_VARIABLES):
+        with environment_variables.restored_variables(_VARIABLES):
             yield
     finally:
         quiet_libraries.forget()
@@ -228,3 +234,52 @@ def check_alone(option: str, **beside: object) -> None:
             f"'{given[0]}' cannot be combined with {option}: the run keeps the settings of the "
             "earlier one. Leave it out, or start a new run."
         )
+
+
+def use_plugins(files: Sequence[str | Path]) -> None:
+    """Use Python files that each hold a plugin beside the installed plugins.
+
+    Raises:
+        PluginError: if a file is not there, or is no plugin.
+    """
+    if files:
+        from patchline.pipeline.plugin_system.plugin_loader import use_plugin_files
+
+        use_plugin_files([Path(file) for file in files])
+
+
+def new_run(
+    data: str | Path | None,
+    settings: Mapping[str, Any],
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+) -> RunConfig:
+    """Return the config of a new run.
+
+    Args:
+        data: as on the command line; None for the default.
+        settings: sections as dicts.
+        preset: name of a preset.
+        config: YAML file with settings, weaker than `settings`.
+
+    Raises:
+        ConfigError: for a setting that is unknown or has a bad value.
+    """
+    from patchline.pipeline.config_files import requested
+
+    name = None if data is None else os.fspath(data)
+    file = None if config is None else Path(config)
+    return requested(name, preset_name=preset, file=file, flags=plain(settings))
+
+
+def extension(reference: str, settings: Mapping[str, Any]) -> RunConfig:
+    """Return the config of a run that continues a finished run to more epochs.
+
+    Raises:
+        ConfigError: if there is no such run, or a setting cannot be changed.
+    """
+    from patchline.pipeline.training import extended_run
+    from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+
+    return extended_run.requested(reference, plain(settings), WORKSPACE.resolve() / "runs")

@@ -33,7 +33,7 @@ from prefect.utilities.urls import url_for
 
 from patchline.flows.prefect_api import folder_labels
 from patchline.flows.prefect_api.prefect_client import all_pages, asking
-from patchline.flows.schedules import flow_run_queries, work_pools
+from patchline.flows.schedules import deployment_runs, work_pools
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.workspace import chosen
@@ -237,7 +237,7 @@ def active_run(deployment_id: UUID) -> FlowRun | None:
         OrchestrationError: if the server does not answer.
     """
     with asking() as client:
-        return next(iter(flow_run_queries.active(client, deployment_id)), None)
+        return next(iter(deployment_runs.active(client, deployment_id)), None)
 
 
 def last_run(deployment_id: UUID) -> FlowRun | None:
@@ -247,7 +247,7 @@ def last_run(deployment_id: UUID) -> FlowRun | None:
         OrchestrationError: if the server does not answer.
     """
     with asking() as client:
-        return flow_run_queries.newest(client, deployment_id)
+        return deployment_runs.newest(client, deployment_id)
 
 
 def page(what: Literal["deployment", "flow-run"], of: UUID) -> str:
@@ -337,8 +337,8 @@ def _set_triggers(
 
 
 def _cancel_due(client: SyncPrefectClient, deployment_id: UUID, reason: str) -> None:
-    for flow_run in flow_run_queries.due(client, [deployment_id]):
-        flow_run_queries.cancel(client, flow_run, reason)
+    for flow_run in deployment_runs.due(client, [deployment_id]):
+        deployment_runs.cancel(client, flow_run, reason)
 
 
 def _remove(client: SyncPrefectClient, deployment_id: UUID) -> None:

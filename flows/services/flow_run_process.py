@@ -13,14 +13,14 @@ from pathlib import Path
 
 from patchline.pipeline.local_services import logs_folder
 from patchline.pipeline.plugin_system import tools
-from patchline.pipeline.workers.supervision import supervised_main
+from patchline.pipeline.workers import supervised_process
 
 
 def _main() -> None:
     if os.getpgid(0) != os.getpid():
         os.setsid()
     working_dir = Path.cwd()
-    folder, _, _ = supervised_main.begin()
+    folder, _, _ = supervised_process.begin()
     os.chdir(working_dir)  # Prefect's working_dir, which may be another folder
     with (logs_folder(folder) / "runs.log").open("ab") as log:  # all runs append to it
         os.dup2(log.fileno(), sys.stdout.fileno())
@@ -31,4 +31,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    supervised_main.main(_main)
+    supervised_process.main(_main)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchline.flows.services import restart_events
-from patchline.pipeline.workers.supervision import heartbeat, supervised_main
+from patchline.pipeline.workers import supervised_process
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Duty:
 
 DUTIES = (
     ("patchline.flows.closing.close_runs:close_abandoned_runs", 10.0),
-    ("patchline.flows.approval.expiry:expire_overdue", 10.0),
+    ("patchline.flows.approval.opening:expire_overdue", 10.0),
     ("patchline.flows.schedules.missed_runs:drop_missed", 10.0),
     ("patchline.flows.schedules.missed_runs:continue_interrupted", 5.0),
     ("patchline.flows.new_data.watched_folders:check_folders", 2.0),
@@ -82,7 +82,7 @@ def _keep(folder: Path) -> None:
     while True:
         longest = max(time.monotonic() - duty.last_call for duty in duties)
         if longest < _LONGEST_SECONDS:
-            heartbeat.beat(folder, NAME)
+            supervised_process.beat(folder, NAME)
         time.sleep(_BEAT_SECONDS)
 
 
@@ -92,7 +92,7 @@ def _end(*_: object) -> None:
 
 
 def _main() -> None:
-    folder, _, _ = supervised_main.begin()
+    folder, _, _ = supervised_process.begin()
     signal.signal(signal.SIGTERM, _end)
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -101,4 +101,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    supervised_main.main(_main)
+    supervised_process.main(_main)

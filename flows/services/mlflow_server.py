@@ -16,13 +16,12 @@ from pathlib import Path
 
 from patchline.flows.prefect_api import postgres
 from patchline.pipeline import quiet_libraries
-from patchline.pipeline.local_login import ensure_secret
-from patchline.pipeline.web import gated_server
-from patchline.pipeline.web.gate import App, Guarded, Receive, Send
-from patchline.pipeline.web.limited import Limited
+from patchline.pipeline.local_services import ensure_secret
+from patchline.pipeline.web import gate
+from patchline.pipeline.web.gate import App, Guarded, Limited, Receive, Send
 from patchline.pipeline.web.request_headers import Scope
-from patchline.pipeline.workers.supervision import supervised_main
-from patchline.pipeline.workspace.files.path_uris import artifact_uri, sqlite_path, with_options
+from patchline.pipeline.workers import supervised_process
+from patchline.pipeline.workspace.files.paths import artifact_uri, sqlite_path, with_options
 from patchline.pipeline.workspace.tracking import tracking_store
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
 
@@ -107,7 +106,7 @@ def serve(folder: Path, port: int, store: str) -> None:
         await served(scope, receive, send)
 
     guarded = Guarded(renewing, port, health="/health", home=HOME)
-    gated_server.serve(guarded, ensure_secret(folder))
+    gate.serve(guarded, ensure_secret(folder))
 
 
 def artifact_environment(stores: TeamStores) -> dict[str, str]:
@@ -131,9 +130,9 @@ def _connections() -> int:
 
 
 def _main() -> None:
-    folder, _, [port] = supervised_main.begin()
+    folder, _, [port] = supervised_process.begin()
     serve(folder, int(port), os.environ["MLFLOW_TRACKING_URI"])
 
 
 if __name__ == "__main__":
-    supervised_main.main(_main)
+    supervised_process.main(_main)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 
-from patchline.flows.prefect_api import prefect_app
-from patchline.pipeline.local_login import ensure_secret
-from patchline.pipeline.local_services import services_folder
-from patchline.pipeline.workers.supervision import supervised_main
+from patchline.flows.prefect_api import temporary_server
+from patchline.pipeline.local_services import ensure_secret, services_folder
+from patchline.pipeline.workers import supervised_process
 
 
 def _main() -> None:
-    folder, _, [port] = supervised_main.begin()
+    folder, _, [port] = supervised_process.begin()
     os.chdir(services_folder(folder))  # no settings of the user's are there
-    prefect_app.serve(int(port), ensure_secret(folder), "warning")
+    temporary_server.serve(int(port), ensure_secret(folder), "warning")
 
 
 if __name__ == "__main__":
-    supervised_main.main(_main)
+    supervised_process.main(_main)

@@ -24,7 +24,7 @@ def note(folder: Path, service: str, reason: str) -> None:
 
 def announce() -> None:
     """Send an event for each note, once Prefect answers, and delete the note."""
-    from patchline.flows.notifications import event_kinds, events
+    from patchline.flows.notifications import events
     from patchline.pipeline import local_services
 
     services = local_services.running()
@@ -33,5 +33,5 @@ def announce() -> None:
     for file in sorted((services_folder() / _FOLDER).glob("*.json")):
         noted = json.loads(file.read_text(encoding="utf-8"))
         resource = f"patchline.service.{noted['service']}"
-        events.emit(event_kinds.SERVICES_RESTARTED, resource, noted)
+        events.emit(events.SERVICES_RESTARTED, resource, noted)
         file.unlink(missing_ok=True)

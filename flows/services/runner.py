@@ -25,7 +25,7 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 from patchline.flows.prefect_api import folder_labels
 from patchline.flows.services import service_processes, stopping
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.workers.supervision import heartbeat, supervised_main
+from patchline.pipeline.workers import supervised_process
 
 NAME = "runner"
 _POLL_SECONDS = 0.5
@@ -59,7 +59,7 @@ class FolderWorker(ProcessWorker):
     async def get_and_submit_flow_runs(self) -> Any:
         """Fetch the runs that are due, and start them."""
         folder = Path(sys.argv[1])
-        heartbeat.beat(folder, NAME)
+        supervised_process.beat(folder, NAME)
         if stopping.is_draining(folder):
             return []
         return await super().get_and_submit_flow_runs()
@@ -90,11 +90,11 @@ async def _work(pool: str, max_concurrent_runs: int) -> None:
 
 
 def _main() -> None:
-    _, _, [pool, max_concurrent_runs] = supervised_main.begin()
+    _, _, [pool, max_concurrent_runs] = supervised_process.begin()
     while not answers(f"{PREFECT_API_URL.value()}/health"):
         time.sleep(_POLL_SECONDS)
     asyncio.run(_work(pool, int(max_concurrent_runs)))
 
 
 if __name__ == "__main__":
-    supervised_main.main(_main)
+    supervised_process.main(_main)

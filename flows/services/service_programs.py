@@ -10,15 +10,18 @@ from patchline.flows.prefect_api import prefect_settings
 from patchline.flows.prefect_api.postgres import PASSWORD_VARIABLE
 from patchline.flows.services import mlflow_server, service_processes
 from patchline.flows.services.startup_plan import StartupPlan
-from patchline.pipeline.local_login import (
+from patchline.pipeline.local_services import (
+    HOST,
     OTHER_MLFLOW_LOGINS,
     USER,
+    ToolServer,
+    answers,
+    logs_folder,
     mlflow_variables,
     prefect_variables,
 )
-from patchline.pipeline.local_services import HOST, ToolServer, answers, logs_folder
-from patchline.pipeline.workers.supervision import free_ports, heartbeat
-from patchline.pipeline.workers.supervision.supervised_process import Program
+from patchline.pipeline.workers import supervised_process
+from patchline.pipeline.workers.supervised_process import Program
 
 _TITLES = {"prefect": "The Prefect server", "mlflow": "The MLflow server"}
 _ANSWER_SECONDS = 20.0
@@ -106,14 +109,14 @@ class Servers:
     def elsewhere(self, program: Program) -> Program | None:
         """Return a server on another port if another program has taken its own; else none."""
         port = self._ports.get(program.name)
-        if port is None or free_ports.is_free_port(port):
+        if port is None or supervised_process.is_free_port(port):
             return None
         self._choose_port(program.name, port)
         return self._server(program.name)
 
     def _choose_port(self, name: str, preferred: int) -> None:
         others = frozenset(port for other, port in self._ports.items() if other != name)
-        port = free_ports.first_free_port(preferred, others)
+        port = supervised_process.first_free_port(preferred, others)
         if port != preferred:
             of_tool = f"the {name.replace('_', ' ')}"
             title = {"prefect": "Prefect", "mlflow": "MLflow"}.get(name, of_tool)
@@ -151,7 +154,7 @@ class Servers:
 
     def _client(self, name: str, *arguments: object) -> Program:
         """Return a program that uses the servers and reports by a heartbeat that it is well."""
-        is_well = heartbeat.is_beating(self._folder, name)
+        is_well = supervised_process.is_beating(self._folder, name)
         command = self._command(name, *arguments)
         environment = self._client_environment()
         return self._program(name, command, environment, is_well, _HEARTBEAT_SECONDS)

@@ -35,9 +35,9 @@ from patchline.pipeline.local_services import (
 )
 from patchline.pipeline.plugin_system.tools import tools
 from patchline.pipeline.redaction import redacted, without_credentials
-from patchline.pipeline.web import sign_in_links
-from patchline.pipeline.workers.host import proxies
-from patchline.pipeline.workers.supervision import free_ports
+from patchline.pipeline.web import sign_in
+from patchline.pipeline.workers.host import environment_variables
+from patchline.pipeline.workers.supervised_process import LAST_PORT
 from patchline.pipeline.workspace.files.atomic_files import (
     full_disk,
     storage_errors,
@@ -223,9 +223,9 @@ def _check(
     ports += [(f"{each.service.flag}-port", each.port) for each in of_tools]
     owners: dict[int, str] = {}
     for flag, port in ports:
-        if not 1 <= port <= free_ports.LAST_PORT:
+        if not 1 <= port <= LAST_PORT:
             raise ConfigError(
-                f"{flag} {port} is not a port. Choose a number from 1024 to {free_ports.LAST_PORT}."
+                f"{flag} {port} is not a port. Choose a number from 1024 to {LAST_PORT}."
             )
         if port in owners:
             raise ConfigError(
@@ -253,7 +253,7 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Star
     if mlflow:
         notes.append(f"Using the MLflow server {redacted(mlflow)}, which {_MLFLOW} names.")
         if mlflow.startswith("http"):
-            proxies.check_proxy(mlflow)
+            environment_variables.check_proxy(mlflow)
         if mlflow.startswith("http") and not answers(f"{mlflow}/health"):
             raise OrchestrationError(
                 f"The MLflow server {redacted(mlflow)} that {_MLFLOW} names does not answer. "
@@ -348,11 +348,11 @@ def described(services: Services) -> list[str]:
         f"{titles.get(key, key):<8} {each.url} ({each.argument})"
         for key, each in services.of_tools.items()
     ]
-    mlflow = without_credentials(sign_in_links.mlflow_link(services))
+    mlflow = without_credentials(sign_in.mlflow_link(services))
     if mlflow == without_credentials(services.mlflow_url):
         mlflow += mlflow_server.HOME
     return [
-        f"Prefect  {without_credentials(sign_in_links.prefect_link(services))}",
+        f"Prefect  {without_credentials(sign_in.prefect_link(services))}",
         f"MLflow   {mlflow}",
         *of_tools,
         f"Logs     {logs}",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchline.flows.services import service_processes
-from patchline.pipeline import local_login
+from patchline.pipeline import local_services
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.local_services import (
     Services,
@@ -215,7 +215,7 @@ def clear(folder: Path) -> bool:
             f"{len(left)} processes are still running. Kill them with "
             f"`kill -9 {' '.join(map(str, left))}`."
         )
-    local_login.forget_login(folder)
+    local_services.forget_login(folder)
     for lifeline in services_folder(folder).glob("lifeline-*"):
         lifeline.unlink(missing_ok=True)
     return were_there

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from patchline.flows.services import restart_events, service_programs
 from patchline.flows.services.startup_plan import Failure, StartupPlan, failure_file, plan_file
-from patchline.pipeline import local_login, redaction
+from patchline.pipeline import local_services, redaction
 from patchline.pipeline.errors import OrchestrationError, PipelineError, error_class
 from patchline.pipeline.local_services import (
     Services,
@@ -29,9 +29,9 @@ from patchline.pipeline.local_services import (
     state_file,
     supervisor_lock,
 )
+from patchline.pipeline.workers import supervised_process
 from patchline.pipeline.workers.host import interruption
-from patchline.pipeline.workers.supervision import served_workspace, supervisor_lifeline
-from patchline.pipeline.workers.supervision.supervised_process import SupervisedProcess
+from patchline.pipeline.workers.supervised_process import SupervisedProcess
 from patchline.pipeline.workspace.files.atomic_files import write_private_text, write_text
 from patchline.pipeline.workspace.files.file_locks import try_lock
 
@@ -52,8 +52,8 @@ class Supervisor:
     """The processes of one folder."""
 
     def __init__(self, folder: Path, plan: StartupPlan, lifeline: Path) -> None:
-        served_workspace.remember_workspace(folder)
-        self._secret = local_login.ensure_secret(folder)
+        supervised_process.remember_workspace(folder)
+        self._secret = local_services.ensure_secret(folder)
         self._servers = service_programs.Servers(folder, plan, lifeline, self._secret)
         self._folder = folder
         self._plan = plan
@@ -79,11 +79,11 @@ class Supervisor:
             self._keep_running()
         finally:
             logger.info("stopping")
-            if served_workspace.is_workspace_there(self._folder):
+            if supervised_process.is_workspace_there(self._folder):
                 state_file(self._folder).unlink(missing_ok=True)
             self._end_all()
-            if served_workspace.is_workspace_there(self._folder):
-                local_login.forget_login(self._folder)
+            if supervised_process.is_workspace_there(self._folder):
+                local_services.forget_login(self._folder)
             logger.info("stopped")
 
     def _start(self) -> None:
@@ -142,7 +142,7 @@ class Supervisor:
             versions={name: metadata.version(name) for name in _PACKAGES},
             notes=(*self._plan.notes, *self._servers.notes),
         )
-        local_login.write_login(services, self._secret)
+        local_services.write_login(services, self._secret)
         write_private_text(state_file(self._folder), services.model_dump_json(indent=2))
         self._services = services
         logger.info("ready: Prefect %s, MLflow %s", services.prefect_url, services.mlflow_url)
@@ -154,7 +154,7 @@ class Supervisor:
         """
         if self._services is None:
             return
-        if not served_workspace.is_workspace_there(self._folder):
+        if not supervised_process.is_workspace_there(self._folder):
             self._warn_of_state(f"{self._folder} was moved or removed")
             return
         try:
@@ -165,9 +165,9 @@ class Supervisor:
                 write_private_text(
                     state_file(self._folder), self._services.model_dump_json(indent=2)
                 )
-            if local_login.secret(self._folder) != self._secret:
+            if local_services.secret(self._folder) != self._secret:
                 logger.warning("the secret was damaged and is written again")
-                local_login.restore_login(self._services, self._secret)
+                local_services.restore_login(self._services, self._secret)
         except (PipelineError, OSError) as error:
             self._warn_of_state(str(error))
 
@@ -220,7 +220,7 @@ class Supervisor:
 
 
 def _note(folder: Path, name: str, happened: str) -> None:
-    if not served_workspace.is_workspace_there(folder):
+    if not supervised_process.is_workspace_there(folder):
         return
     try:
         restart_events.note(folder, name, happened)
@@ -248,7 +248,7 @@ def _report(folder: Path, error: PipelineError) -> None:
 
 def _supervise(folder: Path) -> None:
     lifeline = services_folder(folder) / f"lifeline-{os.getpid()}-{time.time_ns()}"
-    held = supervisor_lifeline.hold_lifeline(lifeline)
+    held = supervised_process.hold_lifeline(lifeline)
     try:
         written = plan_file(folder)
         plan = StartupPlan.model_validate_json(written.read_text(encoding="utf-8"))

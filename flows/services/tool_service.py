@@ -6,14 +6,14 @@ The value of the service's flag and the port follow its name.
 from __future__ import annotations
 
 from patchline.pipeline.plugin_system.tools import tools
-from patchline.pipeline.workers.supervision import supervised_main
+from patchline.pipeline.workers import supervised_process
 
 
 def _main() -> None:
-    _, _, [name, argument, port] = supervised_main.begin()
+    _, _, [name, argument, port] = supervised_process.begin()
     [(tool, service)] = [each for each in tools().services() if each[1].name == name]
     tool.load(service.program)(argument, int(port))
 
 
 if __name__ == "__main__":
-    supervised_main.main(_main)
+    supervised_process.main(_main)

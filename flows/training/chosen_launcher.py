@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from patchline.flows.progress.progress_display import display, show_event
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
+from patchline.pipeline.stages.context import Reporting
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Launcher
 from patchline.pipeline.workspace.files.workspace_folder import place
@@ -20,3 +22,8 @@ def chosen_launcher(choice: PluginChoice) -> AbstractContextManager[Launcher]:
     """
     description = choice.model_dump_json()
     return worker_start.using_launcher(description, lambda: built_launcher(choice, place()))
+
+
+def reporting() -> Reporting:
+    """Return the functions of the current display."""
+    return Reporting(display().stage, display().note, display().advance, show_event)

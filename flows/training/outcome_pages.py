@@ -6,40 +6,87 @@ The model is registered by then, so a server error costs descriptions, never the
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
     create_table_artifact,
 )
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+from prefect.utilities.urls import url_for
 
-from patchline.flows.training import run_messages
+from patchline.flows import prefect_session
+from patchline.flows.notifications import events
+from patchline.flows.progress.progress_display import display
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.errors import TakenOverError
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.evaluation.metrics.multi_label.names import ALL_METRICS
+from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.registry import registered_models
 from patchline.pipeline.registry.browsing import pages
-from patchline.pipeline.registry.browsing.encoder_pages import (
-    encoder_verdict,
-    write_encoder_pages,
-)
 from patchline.pipeline.registry.browsing.outcome import (
     EncoderOutcome,
     Outcome,
     lineage,
     links,
     metrics_table,
+    recipe,
     verdict,
+)
+from patchline.pipeline.registry.browsing.pages import (
+    encoder_verdict,
+    write_encoder_pages,
 )
 from patchline.pipeline.registry.browsing.run_summary import RunSummary, summary_of
 from patchline.pipeline.registry.registration import Registered
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.promote import Promoted
+from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.training.parts.launching import CONFIG_FILE
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workspace.tracking import addresses, tracking_store
+from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.tracking import addresses, tracked_run, tracking_store
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
+
+FLOW_DESCRIPTION = """\
+From a folder of labelled images to a registered model: read and check the data, decode the images,
+train, evaluate on images that were not used for training, package, register, and decide whether the
+new version becomes champion. One MLflow run records everything; the artifact *summary* links to it.
+"""
+
+
+def flow_name() -> str:
+    """Return the name of a new flow run: its data and its model."""
+    config = flow_run.parameters.get("config")
+    checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
+    what = f"{checked.preset.name} preset" if checked.preset else recipe(checked)
+    return f"{checked.name or data_name(checked)} {what}"
+
+
+def tag_flow_run(run: tracked_run.TrackedRun, config: RunConfig) -> None:
+    """Name the flow run after its data and model, and tag it with its MLflow run."""
+    update_flow_run(f"{config.name} {recipe(config)}", run)
+
+
+def update_flow_run(name: str, run: tracked_run.TrackedRun) -> None:
+    """Name the current flow run, and tag it with its MLflow run."""
+    owner = [tag for tag in flow_run.tags if tag.startswith(live_runs.OWNER)]
+    tags = ["patchline", f"mlflow:{run.run_id}", *owner]
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(flow_run.id, name=name, tags=tags)
+
+
+def flow_page() -> str:
+    """Return the address of this flow run in the Prefect UI; empty on a temporary server."""
+    if prefect_session.is_temporary() or not flow_run.id:
+        return ""
+    return url_for("flow-run", flow_run.id) or ""
+
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +106,7 @@ def publish_outcome(context: Context, approval: str) -> RunSummary:
         pages.write_pages(outcome)
     summary = summary_of(outcome, context.seconds, config_file, approval, reused)
     try:
-        run_messages.update_flow_run(outcome.run_name, outcome.run)
+        update_flow_run(outcome.run_name, outcome.run)
         _write_artifacts(outcome)
     except Exception as error:  # noqa: BLE001 - a server fails in many ways
         logger.warning("The summary could not be written to Prefect: %s", error)
@@ -79,7 +126,7 @@ def outcome_of(context: Context) -> Outcome | EncoderOutcome:
     trained, registered = context.get(TrainResult), context.get(Registered)
     evaluated = context.find(Evaluated)
     aliases = registered_models.aliases(registered.name, registered.version)
-    page, config = run_messages.flow_page(), context.config
+    page, config = flow_page(), context.config
     if evaluated is None:
         tested = context.get(PretrainingEvaluated)
         return EncoderOutcome(run, config, data, trained, tested, registered, aliases, page)
@@ -129,3 +176,67 @@ def _write_artifacts(outcome: Outcome | EncoderOutcome) -> None:
         create_link_artifact(key="mlflow-run", link=page, link_text="This run in MLflow")
     else:
         create_markdown_artifact(key="mlflow-run", markdown=where)
+
+
+def announce(context: Context, result: FrozenModel) -> str:
+    """Emit that a version was registered, or what was decided about it.
+
+    Args:
+        context: of the run that registers it.
+        result: of a stage; that of any other says nothing.
+
+    Returns:
+        The approval that was requested; empty without one.
+    """
+    if isinstance(result, Registered):
+        run = context.get(TrackedRun)
+        made = {"name": result.name, "version": result.version, "run_id": run.run_id}
+        reached = accuracy(context)
+        metrics = {} if reached is None else {"accuracy": reached}
+        emit(events.MODEL_REGISTERED, f"model.{result.name}", **made, **metrics)
+    elif isinstance(result, Promoted):
+        return _decided(context, result)
+    return ""
+
+
+def tell_failure(context: Context, error: BaseException, command: str) -> None:
+    """Emit that a run failed or was killed, and say how it can be resumed.
+
+    Args:
+        context: of the run.
+        error: that ended it.
+        command: that resumes runs of its kind, such as `patchline run`.
+    """
+    if isinstance(error, TakenOverError):
+        return  # the run continues in another process
+    failed = isinstance(error, Exception)
+    run = context.find(TrackedRun)
+    run_id = run.run_id if run else ""
+    emit(
+        events.RUN_FAILED if failed else events.RUN_KILLED,
+        f"run.{run_id or flow_run.id}",
+        name=context.config.name or data_name(context.config),
+        run_id=run_id,
+        reason=str(error) if failed else "it was stopped by a signal",
+    )
+    if run_id:
+        display().note(f"resume it with: {command} --resume {run_id[:8]}")
+    elif not failed:
+        display().note("it was stopped before training started, so there is nothing to resume")
+
+
+def emit(event: str, resource: str, **payload: Any) -> None:
+    """Send an event about a resource of Patchline."""
+    events.emit(event, f"patchline.{resource}", payload)
+
+
+def _decided(context: Context, promoted: Promoted) -> str:
+    """Emit the decision, and request an approval where the config asks for one."""
+    if promoted.promotion:
+        events.emit_decision(promoted.promotion)
+    if not promoted.requests_approval:
+        return ""
+    from patchline.flows.approval import opening  # imports what no other run needs
+
+    reference = context.get(Registered).reference
+    return opening.request_approval(reference, context.config.promotion) or ""

@@ -14,13 +14,12 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from patchline.flows.closing import close_runs
-from patchline.flows.notifications import event_kinds
+from patchline.flows.notifications import events
 from patchline.flows.prefect_api.failures import failed
 from patchline.flows.progress.progress_display import display
-from patchline.flows.training import outcome_pages, run_messages
-from patchline.flows.training.announcing import announce, emit, tell_failure
-from patchline.flows.training.chosen_launcher import chosen_launcher
-from patchline.flows.training.reporting import reporting
+from patchline.flows.training import outcome_pages
+from patchline.flows.training.chosen_launcher import chosen_launcher, reporting
+from patchline.flows.training.outcome_pages import announce, emit, tell_failure
 from patchline.flows.training.stage_tasks import as_task
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.config import RunConfig
@@ -36,7 +35,7 @@ from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.stage import AnyStage
 from patchline.pipeline.training.parts import launching
-from patchline.pipeline.workers import prewarm, worker_start
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
@@ -56,8 +55,8 @@ _PROCESSES_TAG = "patchline.processes"
 
 @flow(
     name="Train and register",
-    flow_run_name=run_messages.flow_name,
-    description=run_messages.FLOW_DESCRIPTION,
+    flow_run_name=outcome_pages.flow_name,
+    description=outcome_pages.FLOW_DESCRIPTION,
     on_crashed=[close_runs.on_crashed],
     on_cancellation=[close_runs.on_cancellation],
 )
@@ -86,7 +85,9 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
                 new = _new_run(config, fresh=fresh)
                 run = _continued(interrupted, new, by_hand=bool(resume)) if interrupted else new
                 with chosen_launcher(run.context.config.launcher):
-                    prewarm.prewarm_at_start(engine.workers(run.line.stages, run.context.config))
+                    worker_start.prewarm_at_start(
+                        engine.workers(run.line.stages, run.context.config)
+                    )
                     return run.finish()
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             return failed(error)  # type: ignore[return-value]  # Prefect raises it
@@ -142,7 +143,7 @@ class _Run:
             tell_failure(self.context, error, "patchline run")
             raise
         emit(
-            event_kinds.RUN_FINISHED,
+            events.RUN_FINISHED,
             f"run.{summary.run_id}",
             name=summary.name,
             run_id=summary.run_id,
@@ -183,9 +184,9 @@ class _Run:
         with self._reopened(self.interrupted) if self.interrupted else self._new() as run:
             engine.enter(run, self.line.before_run, context)
             launching.log_config(context.config, run)
-            run_messages.tag_flow_run(run, context.config)
+            outcome_pages.tag_flow_run(run, context.config)
             started = {"name": str(context.config.name), "run_id": run.run_id}
-            emit(event_kinds.RUN_STARTED, f"run.{run.run_id}", **started, data=data.fingerprint)
+            emit(events.RUN_STARTED, f"run.{run.run_id}", **started, data=data.fingerprint)
             yield run
 
     def _new(self) -> AbstractContextManager[TrackedRun]:

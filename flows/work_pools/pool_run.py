@@ -10,16 +10,16 @@ import os
 import runpy
 import sys
 
-from patchline.pipeline.workers.supervision import supervised_main
+from patchline.pipeline.workers import supervised_process
 
 
 def _main() -> None:
     if os.getpgid(0) != os.getpid():
         os.setsid()
-    supervised_main.begin()
+    supervised_process.begin()
     sys.argv = ["prefect.engine"]
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    supervised_main.main(_main)
+    supervised_process.main(_main)

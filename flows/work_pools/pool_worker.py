@@ -29,7 +29,7 @@ from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.local_services import services_folder
 from patchline.pipeline.terminal_words import visible
-from patchline.pipeline.workers.supervision import supervisor_lifeline
+from patchline.pipeline.workers import supervised_process
 
 MODULE = "patchline.flows.work_pools.pool_worker"
 _RUN = "patchline.flows.work_pools.pool_run"
@@ -132,7 +132,7 @@ def _main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
     lifeline = _lifeline(folder)
-    held = supervisor_lifeline.hold_lifeline(lifeline)
+    held = supervised_process.hold_lifeline(lifeline)
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
     try:
         _start_duties()

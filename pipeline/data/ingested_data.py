@@ -6,12 +6,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.data.labels.label_words import by_task
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, by_task
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from patchline.pipeline.data.symmetry.assumed_symmetries import MirrorSymmetry
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.models.provenance.provenance import KNOWN, ProvenanceSummary
+from patchline.pipeline.models.provenance import KNOWN, ProvenanceSummary
 from patchline.plugin_api import ImageSpec, PixelValues
 
 _NAMED_CLASSES = 20

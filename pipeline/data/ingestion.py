@@ -23,24 +23,23 @@ from patchline.pipeline.data.ingestion_notes import (
     notes_on_empty_classes,
     notes_on_files,
     notes_on_held_out,
+    notes_on_sets,
     notes_on_size,
 )
 from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.data.manifests import earlier_manifests, exclusion, scanning
+from patchline.pipeline.data.manifests import earlier_manifests, left_out, scanning
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, no_labels, one_class
 from patchline.pipeline.data.manifests.describing import OnImage
-from patchline.pipeline.data.manifests.label_task import task_of
-from patchline.pipeline.data.manifests.own_columns import check_slices, listed_columns
-from patchline.pipeline.data.manifests.repeated_data import EarlierData, earlier_data, repeated
-from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory
-from patchline.pipeline.data.manifests.source_listing import listing_of, uses_labels
+from patchline.pipeline.data.manifests.earlier_manifests import EarlierData, earlier_data, repeated
+from patchline.pipeline.data.manifests.manifest import check_slices, listed_columns
+from patchline.pipeline.data.manifests.scanning import Facts, ScanMemory
+from patchline.pipeline.data.manifests.source_listing import listing_of, task_of, uses_labels
 from patchline.pipeline.data.near_duplicates.grouping import with_near_groups
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from patchline.pipeline.data.reading.image_root import example_on_disk
-from patchline.pipeline.data.set_notes import notes_on_sets
 from patchline.pipeline.data.splits import random_draws, split, split_memory
 from patchline.pipeline.data.splits.leakage import (
     check_leakage,
@@ -52,14 +51,19 @@ from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.store.channel_statistics import channel_statistics
 from patchline.pipeline.data.store.scan_draft import ScanDraft
-from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
-from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from patchline.pipeline.data.symmetry.assumed_symmetries import (
+    MirrorSymmetry,
+    unmeasured_symmetries,
+)
+from patchline.pipeline.data.symmetry.mirror_probe import with_one_label
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
-from patchline.pipeline.data.symmetry.probe_labels import with_one_label
 from patchline.pipeline.data.unlabelled_images import with_unlabelled
-from patchline.pipeline.data.value_ranges.data_values import DataValues
-from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
-from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
+from patchline.pipeline.data.value_ranges.data_values import (
+    DataValues,
+    chosen_values,
+    usable_values,
+)
+from patchline.pipeline.data.value_ranges.range_choice import notes_on_change
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.workspace import cache_limit, chosen
@@ -306,7 +310,7 @@ def _read(
     labelled, data = uses_labels(config), config.data
     if earlier is not None:
         checking = _labelled(on_progress, "Checking images")
-        rest, more, exclude = exclusion.applied(
+        rest, more, exclude = left_out.applied(
             data.exclude,
             earlier.manifest,
             scan_memory.workspace,
@@ -329,7 +333,7 @@ def _read(
         facts=facts,
         draft=draft,
     )
-    manifest, more, exclude = exclusion.applied(
+    manifest, more, exclude = left_out.applied(
         data.exclude, manifest, scan_memory.workspace, alone=data.unlabelled is None
     )
     check_images(manifest, listing.root, labelled=labelled, task=task_of(listing))

@@ -16,10 +16,9 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.describing import describe
-from patchline.pipeline.data.manifests.label_task import is_labelled
-from patchline.pipeline.data.manifests.scan_memory import FORMAT as SCAN_FORMAT
-from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory, digest_of_root
-from patchline.pipeline.data.manifests.source_listing import uses_labels
+from patchline.pipeline.data.manifests.scanning import FORMAT as SCAN_FORMAT
+from patchline.pipeline.data.manifests.scanning import Facts, ScanMemory, digest_of_root
+from patchline.pipeline.data.manifests.source_listing import is_labelled, uses_labels
 from patchline.pipeline.data.near_duplicates import search_memory
 from patchline.pipeline.data.splits import split
 from patchline.pipeline.data.symmetry.assumed_symmetries import (

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.models.provenance.provenance import Provenance, unused_words
-from patchline.pipeline.models.provenance.seen_images import CONTENT
+from patchline.pipeline.models.provenance import CONTENT, Provenance, unused_words
 
 
 def count_seen_images(

@@ -2,6 +2,9 @@
 
 They have a manifest of their own, because they may lie anywhere. So nothing that divides, counts or
 evaluates labelled images ever meets them.
+
+A copy of a validation or test image would be leakage, as between splits. A copy of a training image
+says nothing new: its label is known. A copy of an excluded image is not wanted either.
 """
 
 from __future__ import annotations
@@ -18,11 +21,17 @@ from patchline.pipeline.data.config import source_of
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData, UnlabelledImages
 from patchline.pipeline.data.ingestion_notes import notes_on_files
 from patchline.pipeline.data.labels.reading_rules import AUTO
-from patchline.pipeline.data.manifests import exclusion, overlap, scanning
+from patchline.pipeline.data.manifests import left_out, scanning
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.earlier_manifests import unlabelled_of_run
-from patchline.pipeline.data.manifests.repeated_data import EarlierData, repeated
-from patchline.pipeline.data.manifests.scan_memory import ScanMemory
+from patchline.pipeline.data.manifests.earlier_manifests import (
+    EarlierData,
+    repeated,
+    unlabelled_of_run,
+)
+from patchline.pipeline.data.manifests.left_out import STATUS
+from patchline.pipeline.data.manifests.manifest import examples, usable
+from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
+from patchline.pipeline.data.manifests.scanning import ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of, uses_labels
 from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
@@ -33,10 +42,108 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, deco
 from patchline.pipeline.data.reading.image_root import exists, root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.workspace.files.user_folders import expanded
+from patchline.pipeline.terminal_words import by_number, counted
+from patchline.pipeline.workspace.files.paths import expanded
 from patchline.plugin_api import ImageListing
 
 Array = np.ndarray[Any, Any]
+
+_HELD_OUT = ("validation", "test")
+COPY, GROUPED, NEAR, KNOWN, EXCLUDED, TWICE = (
+    "copies of validation or test images",
+    "in groups of validation or test images",
+    "near duplicates of validation or test images",
+    "copies of training images",
+    "copies of excluded images",
+    "copies of other unlabelled images",
+)
+"""Why an unlabelled image is left out."""
+_ONE = {
+    COPY: "is a copy of a validation or test image",
+    GROUPED: "is in a group of validation or test images",
+    NEAR: "is a near duplicate of a validation or test image",
+    KNOWN: "is a copy of a training image",
+    EXCLUDED: "is a copy of an excluded image",
+    TWICE: "is a copy of another unlabelled image",
+}
+LEAKING = (COPY, GROUPED, NEAR)
+_REASONS = (*LEAKING, KNOWN, EXCLUDED, TWICE)
+
+
+def without_copies(
+    unlabelled: pd.DataFrame, manifest: pd.DataFrame, near: tuple[Array, Array] | None = None
+) -> pd.DataFrame:
+    """Return the manifest of the unlabelled images with all copies excluded, each with its reason.
+
+    Args:
+        unlabelled: of all files.
+        manifest: of the labelled images, with their splits, and of those that are excluded.
+        near: a number for each usable unlabelled image (U,) and for each usable labelled one (N,),
+            equal for images that nearly show the same; None if that was not searched for.
+    """
+    rows, labelled = unlabelled[unlabelled["status"] == "ok"], usable(manifest)
+    excluded = manifest[manifest["status"] == STATUS]
+    numbers_U, numbers_N, numbers_X = (
+        each.to_numpy() for each in content_numbers(rows, labelled, excluded)
+    )
+    held_out_N = labelled["split"].isin(_HELD_OUT).to_numpy()
+    groups_U, groups_N = column_of(rows, GROUP), column_of(labelled, GROUP)
+    groups = set(groups_N[held_out_N]) - {""}
+    reasons = np.full(len(rows), "", dtype=object)
+    tests = {
+        TWICE: pd.Series(numbers_U).duplicated().to_numpy(),
+        EXCLUDED: np.isin(numbers_U, numbers_X),
+        KNOWN: np.isin(numbers_U, numbers_N[~held_out_N]),
+        NEAR: np.isin(near[0], near[1][held_out_N]) if near else np.zeros(len(rows), np.bool_),
+        GROUPED: groups_U.isin(groups).to_numpy(),
+        COPY: np.isin(numbers_U, numbers_N[held_out_N]),
+    }
+    for reason, is_so_U in tests.items():  # the last one counts
+        reasons[is_so_U] = reason
+    result, copies = unlabelled.copy(), rows.index[reasons != ""]
+    result.loc[copies, "reason"] = reasons[reasons != ""]
+    result.loc[copies, "status"] = STATUS
+    return result
+
+
+def left_out_copies(manifest: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the paths of the unlabelled images that `without_copies` has excluded, by reason."""
+    excluded = manifest[manifest["status"] == STATUS]
+    paths = {why: list(excluded.loc[excluded["reason"] == why, "path"]) for why in _REASONS}
+    return {reason: found for reason, found in paths.items() if found}
+
+
+def copied_held_out(manifest: pd.DataFrame, labelled: pd.DataFrame) -> list[str]:
+    """Return the paths of the validation and test images that are among the unlabelled ones.
+
+    Args:
+        manifest: as `without_copies` has returned it.
+        labelled: the usable rows of the other manifest, with their splits.
+    """
+    copies = manifest[manifest["reason"] == COPY]
+    numbers_C, numbers_N = (each.to_numpy() for each in content_numbers(copies, labelled))
+    held_out_N = labelled["split"].isin(_HELD_OUT).to_numpy()
+    return list(labelled.loc[held_out_N & np.isin(numbers_N, numbers_C), "path"])
+
+
+def notes_on_copies(copies: dict[str, list[str]]) -> list[str]:
+    """Name the unlabelled images that were left out, a line for each reason."""
+    return [_note(reason, paths) for reason, paths in copies.items()]
+
+
+def _note(reason: str, paths: list[str]) -> str:
+    number = len(paths)
+    follows = ""
+    if reason in LEAKING:
+        follows = f", so training on {by_number(number, 'it', 'them')} would be leakage,"
+    elif reason == KNOWN:
+        follows = f", {by_number(number, 'whose label is', 'whose labels are')} known,"
+    return (
+        f"{counted(number, 'unlabelled image')} {by_number(number, _ONE[reason], f'are {reason}')}"
+        f"{follows} and {by_number(number, 'was', 'were')} left out: {examples(paths)}"
+    )
+
+
 Progress = Callable[[str, int, int], None]
 
 _SETTING = "data.unlabelled"
@@ -97,8 +204,8 @@ def with_unlabelled(
     before = _of_repeated_run(data, config)
     if before is not None:
         if config.data.exclude is not None:
-            table = exclusion.read_exclusion(Path(config.data.exclude))
-            rest, _ = exclusion.excluded_unlabelled(before.manifest, labelled, table)
+            table = left_out.read_exclusion(Path(config.data.exclude))
+            rest, _ = left_out.excluded_unlabelled(before.manifest, labelled, table)
             before = before._replace(manifest=rest)
         manifest, more = repeated(config, before, root, workspace)
         notes = more[:1] if (manifest["status"] != before.manifest["status"]).any() else []
@@ -117,7 +224,7 @@ def with_unlabelled(
         fingerprint=fingerprint,
         root=root,
         count=len(rows),
-        left_out={why: len(paths) for why, paths in overlap.left_out_copies(manifest).items()},
+        left_out={why: len(paths) for why, paths in left_out_copies(manifest).items()},
     )
     return data.model_copy(
         update={
@@ -172,8 +279,8 @@ def read_unlabelled(
     manifest = scanning.scan(listing, reading, labelled=False, memory=memory)
     manifest = with_unfit_damaged(manifest, mapping)
     if config.data.exclude is not None:
-        table = exclusion.read_exclusion(Path(config.data.exclude))
-        manifest, more = exclusion.excluded_unlabelled(manifest, labelled, table)
+        table = left_out.read_exclusion(Path(config.data.exclude))
+        manifest, more = left_out.excluded_unlabelled(manifest, labelled, table)
         notes += more
     near = None
     if config.data.group_near_duplicates:
@@ -181,7 +288,7 @@ def read_unlabelled(
         near = _near(
             manifest, listing.root, manifests.usable(labelled), root, mapping, on_progress, compared
         )
-    manifest = overlap.without_copies(manifest, labelled, near)
+    manifest = without_copies(manifest, labelled, near)
     usable = manifest["status"] == "ok"
     manifest = manifest.assign(split=np.where(usable, UNLABELLED, ""))
     return listing.root, manifest, [*notes, *_notes(manifest, listing, searched=near is not None)]
@@ -189,7 +296,7 @@ def read_unlabelled(
 
 def _notes(manifest: pd.DataFrame, listing: ImageListing, *, searched: bool) -> list[str]:
     of_files = [f"{_SETTING}: {note}" for note in (*listing.notes, *notes_on_files(manifest))]
-    notes = [*of_files, *overlap.notes_on_copies(overlap.left_out_copies(manifest))]
+    notes = [*of_files, *notes_on_copies(left_out_copies(manifest))]
     if not searched:
         notes.append(
             f"{_SETTING}: whether near duplicates of validation or test images are among its "

@@ -15,20 +15,21 @@ import torch
 from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
-from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
-from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
-from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.prediction_job import (
     EvaluationJob,
     Explanations,
     HeldOut,
     PredictionResult,
 )
-from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, save
-from patchline.pipeline.evaluation.robustness import Robustness, sampled_rows
-from patchline.pipeline.evaluation.robustness_by_task import robustness_of
+from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, calibrated, image_groups, save
+from patchline.pipeline.evaluation.robustness import (
+    LabelSetRobustness,
+    Robustness,
+    robustness_of,
+    sampled_rows,
+)
 from patchline.pipeline.evaluation.test_time_averaging import (
     TestTimeAveraging,
     averaging_copy,

@@ -20,16 +20,14 @@ import numpy as np
 
 from patchline.pipeline.data.reading.image_quality import ImageQuality, limits_among
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.grouped_images import groups_of
 from patchline.pipeline.evaluation.metrics.conformal import (
     conformal_threshold,
     fewest_for,
     least_probability,
 )
 from patchline.pipeline.evaluation.metrics.feature_distance import Neighbours
-from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
-from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
+from patchline.pipeline.evaluation.predictions import LabelSetPredictions, Predictions, groups_of
+from patchline.pipeline.models.model_description import AnswerRules, SetThreshold
 
 Array = np.ndarray[Any, Any]
 COVERAGES = (0.9, 0.95, 0.99)

@@ -23,13 +23,12 @@ from patchline.pipeline.data.reading.image_quality import (
 )
 from patchline.pipeline.evaluation.answer_rules_fit import ReferenceFeatures
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.grouped_images import groups_of, image_groups
 from patchline.pipeline.evaluation.metrics.conformal import set_members
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share, share_of_some
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
-from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.predictions import Predictions, groups_of, image_groups
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
+from patchline.pipeline.models.model_description import AnswerRules, SetThreshold
 from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 

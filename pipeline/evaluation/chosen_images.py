@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from patchline.pipeline.evaluation.multi_label.label_set_galleries import (
+from patchline.pipeline.evaluation.galleries import (
     false_positives,
     true_positives,
 )
-from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
+from patchline.pipeline.evaluation.predictions import LabelSetPredictions
 from patchline.pipeline.frozen_model import FrozenModel
 
 if TYPE_CHECKING:

@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.evaluation.compared_models import p_value_text, points
-from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, FlippedImage
+from patchline.pipeline.evaluation.comparison import (
+    ClassChange,
+    Comparison,
+    FlippedImage,
+    p_value_text,
+    points,
+)
 from patchline.pipeline.evaluation.html_page import render, thumbnail
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.multi_label.names import MULTI_LABEL_METRICS
+from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import Decision
 from patchline.pipeline.workspace.files.atomic_files import write_text

@@ -15,8 +15,8 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.own_columns import own_columns
-from patchline.pipeline.data.near_duplicates.independent_images import (
+from patchline.pipeline.data.manifests.manifest import own_columns
+from patchline.pipeline.data.near_duplicates.search import (
     ComparedPictures,
     are_alike,
     groups_alone,
@@ -30,10 +30,8 @@ from patchline.pipeline.evaluation.answers_report import (
     checked_answers,
     save_reference,
 )
-from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import corrupted_images
-from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.metrics.intervals import (
     MetricEstimate,
@@ -41,7 +39,6 @@ from patchline.pipeline.evaluation.metrics.intervals import (
     with_effective_size,
 )
 from patchline.pipeline.evaluation.multi_label.judging import judge
-from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.prediction_job import (
     EvaluationJob,
@@ -49,14 +46,19 @@ from patchline.pipeline.evaluation.prediction_job import (
     HeldOut,
     PredictionResult,
 )
-from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.predictions import (
+    LabelSetPredictions,
+    Predictions,
+    calibrated,
+    image_groups,
+)
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.evaluation.robustness import CorruptionJob
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.models.answer_rules import VALIDATION, AnswerRules
+from patchline.pipeline.models.model_description import VALIDATION, AnswerRules
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
     ReferenceImages,

@@ -14,14 +14,11 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import ChosenImage, choose_images
-from patchline.pipeline.evaluation.galleries import confident_errors
+from patchline.pipeline.evaluation.galleries import confident_errors, false_positives
 from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
-from patchline.pipeline.evaluation.multi_label.label_set_galleries import false_positives
-from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob, Explanations
-from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.predictions import LabelSetPredictions, Predictions, calibrated
 from patchline.pipeline.evaluation.visual_guide.attention_maps import attention_maps, label_maps
 from patchline.pipeline.evaluation.visual_guide.covering_test import covering_test
 from patchline.pipeline.evaluation.visual_guide.explaining import (

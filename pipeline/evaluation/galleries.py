@@ -1,17 +1,19 @@
 """Select images worth a look: confident errors, uncertain predictions, suspicious labels.
 
 Shapes: N images, K classes.
+
+Shapes: N images, K labels, M pairs of image and label.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
-from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.predictions import LabelSetPredictions, Predictions
 from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
@@ -121,3 +123,110 @@ def gallery(
             strict=True,
         )
     )
+
+
+_NAMED_LABELS = 6
+
+
+class Pairs(NamedTuple):
+    """Pairs of image and label, the most striking first."""
+
+    images_M: Array
+    labels_M: Array
+
+    def of_one_image_each(self, most: int) -> Pairs:
+        """Return the first pair of each image, at most so many."""
+        _, first = np.unique(self.images_M, return_index=True)
+        chosen = np.sort(first)[:most]
+        return Pairs(self.images_M[chosen], self.labels_M[chosen])
+
+
+class LabelSetImage(FrozenModel):
+    """An image with one label in question."""
+
+    path: str
+    position: int
+    """Row in the table of predictions, from 0."""
+    label: str
+    """The label in question."""
+    probability: float
+    """Its predicted probability."""
+    threshold: float
+    """From this probability on it is predicted."""
+    labels: tuple[str, ...]
+    """The image's labels in the data."""
+    predicted: tuple[str, ...]
+    """The predicted labels."""
+    answers: tuple[ClassProbability, ...]
+    """The most probable labels, at most six, in descending order."""
+
+
+def false_positives(predictions: LabelSetPredictions) -> Pairs:
+    """Return predicted labels that an image does not have, the most probable first."""
+    wrong = (predictions.predicted_NK > 0) & (predictions.labels_NK == 0)
+    return _ranked(wrong, -predictions.probabilities_NK)
+
+
+def true_positives(predictions: LabelSetPredictions) -> Pairs:
+    """Return predicted labels that an image has, the most probable first."""
+    right = (predictions.predicted_NK > 0) & (predictions.labels_NK > 0)
+    return _ranked(right, -predictions.probabilities_NK)
+
+
+def false_negatives(predictions: LabelSetPredictions) -> Pairs:
+    """Return labels of an image that are not predicted, the least probable first."""
+    missed = (predictions.predicted_NK == 0) & (predictions.labels_NK > 0)
+    return _ranked(missed, predictions.probabilities_NK)
+
+
+def missing_labels(predictions: LabelSetPredictions) -> Pairs:
+    """Return labels that images seem to lack in the data, the most suspicious first.
+
+    Confident learning for each label alone (Northcutt, Jiang, Chuang 2021, arXiv 1911.00068,
+    equation 1): an image without a label is suspected to lack it if the label is more probable than
+    not, and at least as probable as on average on the images that have it. The probabilities must
+    be for images that the model was not trained on.
+    """
+    has, probabilities = predictions.labels_NK > 0, predictions.probabilities_NK
+    images_K = has.sum(axis=0)
+    means_K = (probabilities * has).sum(axis=0) / np.maximum(images_K, 1)
+    usual_K = np.where(images_K > 0, np.maximum(means_K, 0.5), np.inf)
+    return _ranked(~has & (probabilities >= usual_K), -probabilities)
+
+
+def _ranked(chosen_NK: Array, keys_NK: Array) -> Pairs:
+    images_M, labels_M = np.nonzero(chosen_NK)
+    order = np.argsort(keys_NK[images_M, labels_M], kind="stable")
+    return Pairs(images_M[order], labels_M[order])
+
+
+def described(
+    predictions: LabelSetPredictions,
+    classes: Sequence[str],
+    thresholds: Sequence[float],
+    pairs: Pairs,
+) -> tuple[LabelSetImage, ...]:
+    """Describe images with a label in question."""
+    found = []
+    for image, label in zip(pairs.images_M.tolist(), pairs.labels_M.tolist(), strict=True):
+        row = predictions.probabilities_NK[image]
+        best = np.argsort(-row, kind="stable")[:_NAMED_LABELS].tolist()
+        found.append(
+            LabelSetImage(
+                path=str(predictions.table["path"].iloc[image]),
+                position=int(predictions.positions[image]),
+                label=classes[label],
+                probability=float(row[label]),
+                threshold=float(thresholds[label]),
+                labels=_names(predictions.labels_NK[image], classes),
+                predicted=_names(predictions.predicted_NK[image], classes),
+                answers=tuple(
+                    ClassProbability(name=classes[k], probability=float(row[k])) for k in best
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def _names(row_K: Array, classes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(classes[k] for k in np.flatnonzero(row_K).tolist())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.multi_label.names import MAIN
+from patchline.pipeline.evaluation.metrics.names import MAIN
 
 MAIN_METRICS = ("accuracy", MAIN)
 """Of one label for each image, and of sets of labels."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.evaluation.config import before_image, meaning_of
-from patchline.pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.html_page import (
     picture,
@@ -20,6 +19,7 @@ from patchline.pipeline.evaluation.html_page import (
     vector_graphic,
 )
 from patchline.pipeline.evaluation.metrics.classification import ClassMetrics
+from patchline.pipeline.evaluation.metrics.confusion_matrix import confused_pairs, shown_matrix
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.names import METRICS, MetricName
 from patchline.pipeline.evaluation.plots import (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.evaluation.confusion_matrix import shown_matrix
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.metrics.calibration import ReliabilityBin
+from patchline.pipeline.evaluation.metrics.confusion_matrix import shown_matrix
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.fonts import families_showing, font_showing

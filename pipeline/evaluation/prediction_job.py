@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.splits.folds import rows_of_fold
-from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
-from patchline.pipeline.evaluation.robustness import CorruptionJob, Robustness
+from patchline.pipeline.evaluation.robustness import CorruptionJob, LabelSetRobustness, Robustness
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.evaluation.visual_guide.covering_result import CoveringTest, MapKind
 from patchline.pipeline.frozen_model import FrozenModel

@@ -7,7 +7,7 @@ are in `pipeline/registry/promotion_gates.py` and `champion_gates.py`.
 from __future__ import annotations
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.models.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 
 
 class GateResult(FrozenModel):

@@ -5,9 +5,11 @@ Everything is computed from calibrated probabilities, so that a run and `patchli
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, Self
 
 import numpy as np
+from pydantic import Field
 
 from patchline.pipeline.data.manifests.manifest import contents_fingerprint
 from patchline.pipeline.errors import DataError
@@ -15,29 +17,98 @@ from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.answers_report import AnswersReport
 from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
 from patchline.pipeline.evaluation.galleries import GalleryImage
-from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.metrics.calibration import (
+    ReliabilityBin,
     TopProbabilities,
     calibration_error_of,
     contradiction,
     reliability_of,
 )
-from patchline.pipeline.evaluation.metrics.class_areas import Areas
 from patchline.pipeline.evaluation.metrics.classification import (
     ClassMetrics,
     by_class,
     confusion_matrix,
     metrics,
 )
-from patchline.pipeline.evaluation.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
+from patchline.pipeline.evaluation.metrics.curve_areas import Areas
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
-from patchline.pipeline.evaluation.model_report import ModelReport
-from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.predictions import Predictions, image_groups
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.slices import Slice, slices, undivided
+from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
+from patchline.pipeline.evaluation.visual_guide.covering_result import CoveringTest
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.terminal_words import counted
+
+
+class ModelReport(FrozenModel, ABC):
+    """The result of an evaluation on one split."""
+
+    name: str
+    split: str
+    data_fingerprint: str
+    images_fingerprint: str = ""
+    """Version of the images of this report: equal for two models that saw the same ones."""
+    images: int
+    groups: int | None = None
+    """Number of groups that the images form, such as patients; None if no two are of one group."""
+    classes: tuple[str, ...]
+    """In the order of the model's outputs."""
+    metrics: dict[str, MetricEstimate]
+    """Metrics by name, prefixed with the split: `test/accuracy`."""
+    computed_by: str = ""
+    """What computed the probabilities, in words."""
+    reliability: tuple[ReliabilityBin, ...]
+    """Reliability of the calibrated probabilities."""
+    uncalibrated_reliability: tuple[ReliabilityBin, ...]
+    """Reliability without calibration."""
+    uncalibrated_ece: MetricEstimate
+    """Expected calibration error without calibration."""
+    undivided: dict[str, str] = Field(default_factory=dict)
+    """Requested columns that have one value for all images, with that value."""
+    provenance: ProvenanceSummary = UNKNOWN
+    """Whether all images that the model has seen are recorded, so that these images are not among
+    them."""
+    covering_test: CoveringTest | None = None
+    """Whether maps of attention and gradient mean anything for this model; only of runs."""
+    averaging: TestTimeAveraging | None = None
+    """Whether the model predicts each image with its mirror image; None if that is as trained."""
+    config: EvaluationConfig
+
+    @property
+    def corrupted_metrics(self) -> dict[str, MetricEstimate]:
+        """Metrics on corrupted images by name, without the split; empty if there are none."""
+        return {}
+
+    @property
+    def with_robustness(self) -> Self:
+        """The same report, whose metrics include those on corrupted images."""
+        further = {f"{self.split}/{key}": value for key, value in self.corrupted_metrics.items()}
+        if not further:
+            return self
+        return self.model_copy(update={"metrics": {**self.metrics, **further}})
+
+    @property
+    def groups_note(self) -> str:
+        """What the groups of the images mean for the intervals; empty if there are none."""
+        if self.groups is None:
+            return ""
+        return (
+            f"these {self.images:,} images form {counted(self.groups, 'group')}: the intervals "
+            "take groups, not images, as independent, so they are wider than those of as many "
+            "images without groups"
+        )
+
+    @property
+    @abstractmethod
+    def headline(self) -> Headline:
+        """The metric by which models are compared; each kind of report has its own."""
+
 
 Array = np.ndarray[Any, Any]
 _MOST_MATRIX_CLASSES = 1000

@@ -1,23 +1,41 @@
-"""Accuracy on corrupted test images, paired with that on the same images as they are.
+"""Accuracy or mAP on corrupted test images, paired with that on the same images as they are.
 
 Shapes: N images, K classes, V corrupted versions of each image.
+
+Corruptions do not change the labels, so that the mAP of all versions can be compared. Intervals are
+those of one bootstrap over the images for all versions, as in the paired test: percentiles, or with
+groups of images, which are drawn together, those of Student's t.
+
+Shapes: N images, K labels, V corrupted versions of each image, R draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.evaluation.corruptions.catalogue import (
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.evaluation.corruptions import (
     CORRUPTIONS,
     SEVERITIES,
     corrupted,
 )
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean_of_repeats
+from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
+    label_set_map,
+    mean_of_known,
+)
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import p_value_of
+from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
+    LabelRanking,
+    Sample,
+    draws_for,
+)
 from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
 from patchline.pipeline.frozen_model import FrozenModel
 
@@ -167,3 +185,163 @@ def _mean(values_N: Array, ends: tuple[float, float], groups: ImageGroups | None
     whole = mean_of_repeats(groups.linearised(values_N).tolist(), ends)
     low, high = min(alone.low, whole.low), max(alone.high, whole.high)
     return alone.model_copy(update={"low": low, "high": high})
+
+
+class CorruptedMap(FrozenModel):
+    """The mAP under one corruption of one severity."""
+
+    corruption: str
+    severity: int
+    mean_average_precision: MetricEstimate
+    difference: MetricEstimate
+    """From the mAP of the same images as they are."""
+    p_value: float
+    """Two-sided, of the paired bootstrap."""
+
+
+class LabelSetRobustness(FrozenModel):
+    """The mAP on a sample of test images under every corruption and severity."""
+
+    images: int
+    clean: MetricEstimate
+    """MAP on the sample as it is."""
+    mean: MetricEstimate
+    """Mean mAP over all corruptions and severities."""
+    loss: MetricEstimate
+    """The mean minus the mAP of the images as they are."""
+    by_corruption: dict[str, MetricEstimate]
+    """Mean mAP over the severities of each corruption."""
+    cells: tuple[CorruptedMap, ...]
+
+    @property
+    def metrics(self) -> dict[str, MetricEstimate]:
+        """Metrics by name, without the split."""
+        each = {f"corrupted_mAP/{name}": value for name, value in self.by_corruption.items()}
+        return {"corrupted_mAP": self.mean, "corrupted_mAP_loss": self.loss, **each}
+
+    def severities_of(self, corruption: str) -> tuple[CorruptedMap, ...]:
+        """Return the results of one corruption, the mildest first."""
+        return tuple(cell for cell in self.cells if cell.corruption == corruption)
+
+
+def label_set_robustness(
+    scores: Scores,
+    images_NHWC: Array,
+    labels_NK: Array,
+    seed: int,
+    on_progress: Callable[[int, int], None] | None = None,
+    groups: ImageGroups | None = None,
+) -> LabelSetRobustness | None:
+    """Predict every image as it is and in each corrupted version.
+
+    Args:
+        scores: the model.
+        images_NHWC: uint8, as the model takes them.
+        labels_NK: 1 where an image has a label, else 0.
+        seed: of the corruptions and of the draws.
+        on_progress: called with the number of predicted images, and of all.
+        groups: of the images; None if these are independent.
+
+    Returns:
+        None if no label is on some of the images and not on others, so that mAP is unknown.
+    """
+    count, num_labels = labels_NK.shape
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    if not len(ranked):
+        return None
+    versions = list(scores_of_versions(scores, images_NHWC, seed, on_progress))
+    rankings = [
+        [LabelRanking.of(version_NK[:, k], labels_NK[:, k]) for k in ranked]
+        for version_NK in versions
+    ]
+    sample = Sample(groups, draws_for(count, num_labels * len(versions)), seed)
+    drawn_VR = np.concatenate(
+        [_maps(rankings, counts_NR) for counts_NR in sample.drawn(count)], axis=1
+    )
+    values_V = np.array([np.mean([each.average_precision for each in row]) for row in rankings])
+    clean, clean_R = float(values_V[0]), drawn_VR[0]
+    names = [(name, severity) for name in CORRUPTIONS for severity in SEVERITIES]
+    cells = []
+    for (name, severity), value, drawn_R in zip(names, values_V[1:], drawn_VR[1:], strict=True):
+        changes_R = drawn_R - clean_R
+        cells.append(
+            CorruptedMap(
+                corruption=name,
+                severity=severity,
+                mean_average_precision=_estimate(float(value), drawn_R, count, sample),
+                difference=_estimate(float(value) - clean, changes_R, count, sample, -1.0),
+                p_value=p_value_of(float(value) - clean, _without_unknown(changes_R), sample),
+            )
+        )
+    of_names = values_V[1:].reshape(len(CORRUPTIONS), -1).mean(axis=1)
+    drawn_of_names = drawn_VR[1:].reshape(len(CORRUPTIONS), len(SEVERITIES), -1).mean(axis=1)
+    mean, mean_R = float(values_V[1:].mean()), drawn_VR[1:].mean(axis=0)
+    return LabelSetRobustness(
+        images=count,
+        clean=label_set_map(versions[0], labels_NK, groups=groups, seed=seed),
+        mean=_estimate(mean, mean_R, count, sample),
+        loss=_estimate(mean - clean, mean_R - clean_R, count, sample, -1.0),
+        by_corruption={
+            name: _estimate(float(value), drawn_R, count, sample)
+            for name, value, drawn_R in zip(CORRUPTIONS, of_names, drawn_of_names, strict=True)
+        },
+        cells=tuple(cells),
+    )
+
+
+def _maps(rankings: Sequence[Sequence[LabelRanking]], counts_NR: Array) -> Array:
+    """Return the mAP of each version and draw (V, R)."""
+    return np.stack(
+        [
+            mean_of_known(np.array([label.drawn(counts_NR) for label in version]), axis=0)
+            for version in rankings
+        ]
+    )
+
+
+def _estimate(
+    value: float, drawn_R: Array, n: int, sample: Sample, least: float = 0.0
+) -> MetricEstimate:
+    """Return a metric with its interval; it lies between `least` and 1."""
+    known = _without_unknown(drawn_R)
+    low, high = value, value
+    if len(known):
+        low, high = sample.interval(value, known, (least, 1.0))
+    return MetricEstimate(value=value, low=low, high=high, n=n)
+
+
+def _without_unknown(drawn_R: Array) -> Array:
+    known: Array = drawn_R[~np.isnan(drawn_R)]
+    return known
+
+
+def robustness_of(
+    scores: Scores,
+    images_NHWC: Array,
+    labels: Sequence[str],
+    job: CorruptionJob,
+    *,
+    is_multi_label: bool,
+    on_progress: Callable[[int, int], None] | None = None,
+    groups: ImageGroups | None = None,
+) -> Robustness | LabelSetRobustness | None:
+    """Predict images as they are and in each corrupted version.
+
+    Args:
+        scores: the model.
+        images_NHWC: uint8, as the model takes them.
+        labels: of the images, as a manifest has them.
+        job: has the classes and the seed.
+        is_multi_label: whether an image has a set of labels: mAP is measured instead of accuracy.
+        on_progress: called with the number of predicted images, and of all.
+        groups: of the images; None if these are independent.
+
+    Returns:
+        None if images have sets of labels, and these are all the same.
+    """
+    if is_multi_label:
+        labels_NK = label_sets.matrix(labels, job.classes)
+        return label_set_robustness(scores, images_NHWC, labels_NK, job.seed, on_progress, groups)
+    number = {name: position for position, name in enumerate(job.classes)}
+    labels_N = np.array([number[label] for label in labels], np.int64)
+    return measured_robustness(scores, images_NHWC, labels_N, job.seed, on_progress, groups)

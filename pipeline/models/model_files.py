@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from patchline.pipeline.models.ensemble import Ensemble, scaled_by_class
+from patchline.pipeline.models.calibrated_models import Ensemble, scaled_by_class
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import (
     DESCRIPTION_FILE,
@@ -14,8 +14,7 @@ from patchline.pipeline.models.model_description import (
     ModelDescription,
     load_description,
 )
-from patchline.pipeline.models.provenance.provenance import Provenance
-from patchline.pipeline.models.provenance.weights_record import as_metadata
+from patchline.pipeline.models.provenance import Provenance, as_metadata
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
 

@@ -17,7 +17,7 @@ from patchline.pipeline.evaluation.test_time_averaging import averaging_copy
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.models.onnx_export import write_onnx
-from patchline.pipeline.models.provenance.weights_record import provenance_of
+from patchline.pipeline.models.provenance import provenance_of
 from patchline.pipeline.packaging.agreement import (
     TOLERANCE,
     inner_differences,

@@ -1,27 +1,262 @@
-"""Export a trained model to ONNX: uint8 images in, calibrated probabilities or features out."""
+"""Export a trained model to ONNX: uint8 images in, calibrated probabilities or features out.
+
+The outputs, by name:
+
+* `features` (B, D): the input of the head; those of an ensemble's members, one after another;
+* `attention` (B, L, h, w): the class token's attention to the patches in each block, mean over the
+  heads; without a class token, the mean over the patches;
+* `readings` (B, L, K): the calibrated probabilities if the model ended after each block: final
+  norm, pooling and head, applied to its tokens (arXiv 2303.08112 calls this the logit lens).
+
+A model of Patchline's layers has all three, but no `readings` with attention pooling, which would
+cost a tenth of a prediction; any other model that ends in a linear layer has `features`.
+With a test-time flip, `features` and `readings` are of both views, and `attention` of the image
+itself.
+
+Shapes: B images, C channels, H height, W width, V views of each, L blocks, A heads, N tokens, P of
+them before the patches, D features, K classes; h, w the grid of patches.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
-from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.errors import ConfigError, PackagingError
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
-from patchline.pipeline.models.class_probabilities import class_probabilities
+from patchline.pipeline.models.calibrated_models import Ensemble, class_probabilities
 from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, recorded
+from patchline.pipeline.models.layers.pooling import (
+    AveragePooling,
+    ClassTokenPooling,
+    SequencePooling,
+)
 from patchline.pipeline.models.model_description import Calibration, ModelDescription
 from patchline.pipeline.models.onnx_export import write_onnx
-from patchline.pipeline.models.probing.linear_head import linear_head
-from patchline.pipeline.packaging.inner_outputs import Inside, inside_of
-from patchline.plugin_api import ImageSpec
+from patchline.pipeline.models.probing.linear_head import classifying_head, linear_head
+from patchline.plugin_api import ImageSpec, PatchTokens
+
+Probabilities = Callable[[torch.Tensor], torch.Tensor]
+"""Maps logits (…, K) to probabilities of the same shape."""
+INNER_OUTPUTS = ("features", "attention", "readings")
+"""In the order of the graph's outputs, after `probabilities`."""
+_CHEAP_POOLINGS = (ClassTokenPooling, AveragePooling, SequencePooling)
+_TOLERANCE = 1e-3
+"""Largest difference between the last reading and the probabilities."""
+
+
+@dataclass
+class _Captured:
+    """What one model computed for the last batch."""
+
+    features_BD: torch.Tensor | None = None
+    grid: tuple[int, int] | None = None
+    blocks: IntermediateValues | None = None
+
+
+@dataclass
+class Inside:
+    """The inner values of the last batch that a model was called with.
+
+    Attributes:
+        names: those of `INNER_OUTPUTS` that the model has.
+    """
+
+    names: tuple[str, ...] = ()
+    members: list[tuple[nn.Module, _Captured]] = field(default_factory=list)
+    """The models; several of an ensemble."""
+    is_multi_label: bool = False
+    ensemble: Ensemble | None = None
+    """Whose members these are; None of a single model."""
+
+    def values(
+        self,
+        names: Sequence[str],
+        images: int,
+        probabilities: Probabilities,
+    ) -> list[torch.Tensor]:
+        """Return the named outputs for the last batch.
+
+        Args:
+            names: some of `names`.
+            images: of the batch.
+            probabilities: of the logits (…, K) of the whole model.
+        """
+        computed: dict[str, Callable[[], torch.Tensor]] = {
+            "features": self._features,
+            "attention": lambda: self._attention(images),
+            "readings": lambda: self._readings(images, probabilities),
+        }
+        return [computed[name]() for name in names]
+
+    def _features(self) -> torch.Tensor:
+        parts = [each.features_BD for _, each in self.members if each.features_BD is not None]
+        return torch.cat(parts, dim=1).float()
+
+    def _attention(self, images: int) -> torch.Tensor:
+        maps = [_attention(model, captured, images) for model, captured in self.members]
+        return torch.stack(maps).mean(0)
+
+    def _readings(self, images: int, probabilities: Probabilities) -> torch.Tensor:
+        logits = [_readings(model, captured, images) for model, captured in self.members]
+        return probabilities(self.ensemble.mixed(logits) if self.ensemble else logits[0])
+
+
+@contextmanager
+def inside_of(
+    model: nn.Module, image: ImageSpec, num_classes: int, *, is_multi_label: bool = False
+) -> Iterator[Inside]:
+    """Observe a classifier within the context: each call of it replaces the inner values.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        image: what it takes.
+        num_classes: K.
+        is_multi_label: whether its probabilities are sigmoids.
+    """
+    with ExitStack() as stack:
+        inside = Inside(is_multi_label=is_multi_label)
+        if isinstance(model, Ensemble):
+            inside.ensemble = model
+        try:
+            for member in inside.ensemble.members if inside.ensemble else [model]:
+                captured = stack.enter_context(_observed(member, image, num_classes))
+                inside.members.append((member, captured))
+        except ConfigError:  # it does not end in a linear layer
+            inside.members.clear()
+        else:
+            inside.names = _names(inside, model, image)
+        yield inside
+
+
+def _names(inside: Inside, model: nn.Module, image: ImageSpec) -> tuple[str, ...]:
+    """Return the outputs that the model has, found by classifying two random images."""
+    random = torch.Generator().manual_seed(0)
+    shape = (2, image.channels, image.height, image.width)
+    names = ["features"]
+    with torch.inference_mode():
+        logits_BK = model(torch.randn(shape, generator=random))
+        features = [captured.features_BD for _, captured in inside.members]
+        if any(each is None or each.ndim != 2 or len(each) != 2 for each in features):  # noqa: PLR2004 - (B, D) of two images
+            return ()
+        parts = inside.members
+        if all(_has_attention(captured) for _, captured in parts) and _same(
+            [_attention(member, captured, 2).shape for member, captured in parts]
+        ):
+            names.append("attention")
+            if all(_ends_openly(member) for member, _ in parts):
+                link = torch.sigmoid if inside.is_multi_label else _softmax
+                last_BK = inside.values(["readings"], 2, link)[0][:, -1]
+                expected_BK = link(logits_BK.float())
+                if last_BK.shape == expected_BK.shape and torch.allclose(
+                    last_BK, expected_BK, atol=_TOLERANCE
+                ):
+                    names.append("readings")
+    return tuple(names)
+
+
+def _softmax(logits: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(logits, dim=-1)
+
+
+@contextmanager
+def _observed(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[_Captured]:
+    """Record the input of the head of one model and, of Patchline's layers, each block's values.
+
+    Raises:
+        ConfigError: if the model has no head.
+    """
+    captured = _Captured()
+    with ExitStack() as stack:
+
+        def watch(module: nn.Module, keep: Any, *, before: bool) -> None:
+            hook = module.register_forward_pre_hook if before else module.register_forward_hook
+            stack.callback(hook(keep).remove)
+
+        def keep_features(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            captured.features_BD = inputs[0]
+
+        def keep_grid(_: nn.Module, __: tuple[Any, ...], output: object) -> None:
+            if isinstance(output, PatchTokens):
+                captured.grid = output.grid
+
+        watch(classifying_head(model, num_classes, image), keep_features, before=True)
+        embedding = getattr(model, "patch_embedding", None)
+        if isinstance(embedding, nn.Module) and _is_open(model):
+            watch(embedding, keep_grid, before=False)
+            captured.blocks = stack.enter_context(recorded(model))
+        yield captured
+
+
+def _is_open(model: nn.Module) -> bool:
+    """Return whether Patchline's layers compute the attention of a model."""
+    return any(isinstance(module, MultiHeadSelfAttention) for module in model.modules())
+
+
+def _ends_openly(model: nn.Module) -> bool:
+    """Return whether the end of a model can be applied to the tokens of each block, cheaply."""
+    ends = (getattr(model, name, None) for name in ("norm", "head"))
+    return isinstance(getattr(model, "pooling", None), _CHEAP_POOLINGS) and all(
+        isinstance(end, nn.Module) for end in ends
+    )
+
+
+def _has_attention(captured: _Captured) -> bool:
+    """Return whether every block attends to the patches of one grid."""
+    if captured.grid is None or captured.blocks is None or not captured.blocks.blocks:
+        return False
+    shapes = [tuple(each.attention.weights_BHNN.shape[-2:]) for each in captured.blocks.blocks]
+    rows, columns = captured.grid
+    return _same(shapes) and shapes[0][0] >= rows * columns
+
+
+def _same(values: Sequence[Any]) -> bool:
+    return all(value == values[0] for value in values)
+
+
+def _attention(model: nn.Module, captured: _Captured, images: int) -> torch.Tensor:
+    """Return the attention that the classified token pays to the patches: (B, L, h, w)."""
+    assert captured.grid is not None and captured.blocks is not None  # noqa: PT018, S101 - mypy
+    rows, columns = captured.grid
+    is_class_token = isinstance(getattr(model, "pooling", None), ClassTokenPooling)
+    seen = []
+    for block in captured.blocks.blocks:
+        weights_BANN = block.attention.weights_BHNN[:images]
+        P = weights_BANN.shape[-1] - rows * columns
+        if is_class_token:
+            seen.append(weights_BANN[:, :, 0, P:])
+        else:
+            seen.append(weights_BANN[:, :, P:, P:].mean(2))
+    mean_BLN = torch.stack(seen, dim=1).mean(2)
+    return mean_BLN.reshape(images, len(seen), rows, columns).float()
+
+
+def _readings(model: nn.Module, captured: _Captured, images: int) -> torch.Tensor:
+    """Return the logits that the head reads from the tokens after each block: (B, L, K)."""
+    assert captured.blocks is not None  # noqa: S101 - mypy
+    ends: Any = model
+    tokens = [block.tokens_out_BND for block in captured.blocks.blocks]
+    if isinstance(ends.pooling, ClassTokenPooling):
+        first_VLD = torch.stack([each[:, 0] for each in tokens], dim=1)  # one norm for all blocks
+        pooled_VLD = ends.norm(first_VLD)
+    else:
+        pooled_VLD = torch.stack([ends.pooling(ends.norm(each)) for each in tokens], dim=1)
+    if getattr(model, "test_time_flip", False):
+        pooled_VLD = pooled_VLD.reshape(2, images, *pooled_VLD.shape[1:]).mean(0)
+    logits: torch.Tensor = ends.head(pooled_VLD.flatten(0, 1))
+    return logits.reshape(images, len(tokens), -1).float()
+
 
 logger = logging.getLogger(__name__)
 

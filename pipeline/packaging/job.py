@@ -9,7 +9,7 @@ from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibra
 from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.packaging.model_card import CardFacts
 from patchline.pipeline.packaging.package_latency import PackageLatency
 

@@ -13,12 +13,11 @@ from string import Template
 from pydantic import Field
 
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.multi_label.names import MULTI_LABEL_METRICS
-from patchline.pipeline.evaluation.metrics.names import METRICS
+from patchline.pipeline.evaluation.metrics.names import METRICS, MULTI_LABEL_METRICS
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED, TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.models.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
 from patchline.plugin_api import NO_PATCH_EMBEDDING, PixelValues
 

@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from patchline.pipeline.models.model_file_names import DESCRIPTION_FILE, WEIGHTS_FILE
+from patchline.pipeline.models.model_description import DESCRIPTION_FILE, WEIGHTS_FILE
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.packaging.package_digests import DIGESTS_FILE
 from patchline.pipeline.packaging.packaged_model import REFERENCE_FILE

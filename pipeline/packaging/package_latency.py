@@ -15,8 +15,7 @@ import numpy as np
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.onnx_session import open_session
-from patchline.pipeline.workers.host.processors import default_threads
-from patchline.pipeline.workers.host.this_processor import this_processor
+from patchline.pipeline.workers.host.processors import default_threads, this_processor
 
 Array = np.ndarray[Any, Any]
 BATCH_SIZES = (1, 4, 16)

@@ -34,16 +34,14 @@ from patchline.pipeline.data.reading.pillow_decoding import mapped_pixels
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.data.value_ranges.value_fit import RangeFits
 from patchline.pipeline.models.onnx_session import open_session
-from patchline.pipeline.packaging.chosen_labels import (
+from patchline.pipeline.packaging.answers import (
     SETS_ARE_FOR_ONE_LABEL,
-    label_answer,
-    thresholds_of,
-)
-from patchline.pipeline.packaging.judging import (
     AnswerJudge,
     JudgedImage,
     SizedPixels,
     attention_map,
+    label_answer,
+    thresholds_of,
 )
 from patchline.pipeline.packaging.package_digests import check_digests
 

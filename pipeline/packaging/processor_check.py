@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.workers.host.this_processor import this_processor
+from patchline.pipeline.workers.host.processors import this_processor
 
 Array = np.ndarray[Any, Any]
 Answers = Callable[[Array], Array]

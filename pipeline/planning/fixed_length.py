@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from patchline.pipeline.planning.facts import PlanFacts, Speed
+from patchline.pipeline.planning.facts import PlanFacts, Speed, UserSettings
 from patchline.pipeline.planning.recipes import MOST_TRAINING_SHARE, Length
-from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.terminal_words import counted, duration
 

@@ -9,9 +9,8 @@ import math
 from typing import Any, NamedTuple
 
 from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
-from patchline.pipeline.planning.facts import PlanFacts
+from patchline.pipeline.planning.facts import PlanFacts, UserSettings
 from patchline.pipeline.planning.fixed_length import length_is_set, longest_set
-from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.config import TrainingConfig

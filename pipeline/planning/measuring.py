@@ -1,6 +1,10 @@
 """Measure how fast candidates train, by a few real steps in a process of its own.
 
 The number of threads and the precision of the training are those that are the fastest here.
+
+The threads of an operation wait for each other. Where other programs use the cores, one of them
+waits for a core most of the time, and all others wait for it: then fewer threads are several times
+faster. The number decides the last bits of the weights, so it is chosen once and recorded.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,15 +34,8 @@ from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.planning.plan import BUSY_CORES
 from patchline.pipeline.planning.recipes import SMALLER, batch_of_images
-from patchline.pipeline.planning.thread_choice import (
-    WORTH_CHANGING,
-    OtherPrograms,
-    Trial,
-    measured_rates,
-    numbers_of_threads,
-    threads_are_set,
-)
 from patchline.pipeline.planning.tiers import OWN
+from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.speed.precision import MOST_SECONDS, Chooser, Precision
@@ -52,6 +49,97 @@ from patchline.pipeline.training.speed.trial_steps import (
 )
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.plugin_api import ImageSpec
+
+Trial = Callable[[int], Iterator[float]]
+"""Takes a number of images; the iterator does a step with each `next` and yields its seconds."""
+
+WORTH_CHANGING = 1.15
+"""How many times faster another number has to be."""
+_MOST_ROUNDS = 20
+
+
+def threads_are_set(training: TrainingConfig) -> bool:
+    """Return whether the user has set the number of threads."""
+    return training.threads is not None or "OMP_NUM_THREADS" in os.environ
+
+
+def numbers_of_threads(most: int) -> list[int]:
+    """Return the numbers to compare: all threads, half of them, and so on down to one."""
+    return [most >> halvings for halvings in range(most.bit_length())]
+
+
+def measured_rates(
+    trial: Trial,
+    numbers: list[int],
+    images: int,
+    seconds: float,
+) -> dict[int, float]:
+    """Return the images per second with each number of threads; torch keeps its number.
+
+    The numbers take turns, and the mean counts: on a busy machine, the fastest step only says that
+    the other programs were waiting.
+
+    Args:
+        trial: does the steps.
+        numbers: to compare.
+        images: of a step.
+        seconds: how long this should take; each number has a step at least.
+    """
+    before = torch.get_num_threads()
+    taken = dict.fromkeys(numbers, 0.0)
+    try:
+        with torch.random.fork_rng():
+            steps = trial(images)
+            next(steps)  # warms up caches
+            began, rounds = time.monotonic(), 0
+            while not rounds or (rounds < _MOST_ROUNDS and time.monotonic() - began < seconds):
+                for number in numbers:
+                    torch.set_num_threads(number)
+                    taken[number] += next(steps)
+                rounds += 1
+    finally:
+        torch.set_num_threads(before)
+    return {number: rounds * images / max(taken[number], 1e-9) for number in numbers}
+
+
+class OtherPrograms:
+    """How many CPU cores everything except a process and its children uses.
+
+    Args:
+        process: by default this one.
+    """
+
+    def __init__(self, process: psutil.Process | None = None) -> None:
+        self._process = process or psutil.Process()
+        self._last = self.sample()
+
+    def cores(self) -> float:
+        """Return the mean number of cores since the last call."""
+        before, self._last = self._last, self.sample()
+        seconds, others = (now - then for now, then in zip(self._last, before, strict=True))
+        return max(0.0, others / seconds) if seconds > 0 else 0.0
+
+    def sample(self) -> tuple[float, float]:
+        """Return the time, and the CPU seconds of other programs since the machine started."""
+        own = sum(map(_cpu_seconds, [self._process, *self._process.children(recursive=True)]))
+        return time.monotonic(), busy_seconds() - own
+
+
+def busy_seconds() -> float:
+    """Return the CPU seconds of all programs since the machine started."""
+    times = psutil.cpu_times()
+    waiting = times.idle + getattr(times, "iowait", 0.0)
+    counted_twice = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return float(sum(times) - waiting - counted_twice)
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # it has ended
+        return 0.0
+    return float(times.user + times.system)
+
 
 _BATCH, _LARGER_BATCH = 32, 128
 """Images of a step on a CPU; the larger number where there is time for it."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from patchline.pipeline.data.image_size import default_image_size
-from patchline.pipeline.planning import recipes, speed
-from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning import recipes, tiers
+from patchline.pipeline.planning.facts import Plan, PlanFacts, UserSettings
 from patchline.pipeline.planning.fixed_length import (
     EpochImages,
     aim,
@@ -36,10 +36,9 @@ from patchline.pipeline.planning.tiers import (
     tiers_for,
     tokens,
 )
-from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import duration, epochs_in_words
-from patchline.pipeline.training.part import images_of_fits
+from patchline.pipeline.training.job import images_of_fits
 
 Settings = dict[str, Any]
 _SMALLEST_WHITENED = 5
@@ -128,7 +127,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any], *, follows: bool = 
     if user.leaves_augmentation:
         settings["augmentation"] = augmentation
     loaded = next((each for each in facts.speeds if each.candidate == chosen.name), None)
-    workers = speed.workers(facts.machine, loaded) if loaded else 0
+    workers = tiers.workers(facts.machine, loaded) if loaded else 0
     if workers:
         settings["data"] = {**settings.get("data", {}), "workers": workers}
     window, why_windows = recipes.shuffle_window(facts, chosen.side)
@@ -145,7 +144,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any], *, follows: bool = 
     reasons += [why] if user.leaves_augmentation else []
     reasons += _why_mirrored(settings.get("model", {}), facts, user)
     if loaded and "workers" in settings.get("data", {}):
-        reasons.append(speed.why_workers(facts.machine, workers, loaded.loaded_per_second))
+        reasons.append(tiers.why_workers(facts.machine, workers, loaded.loaded_per_second))
     reasons += [why_windows] if "shuffle_window" in settings.get("training", {}) else []
     too_short = [] if follows else _too_short(facts, user, length, batch)
     return Plan(
@@ -354,7 +353,7 @@ def _length(facts: PlanFacts, candidate: Candidate, user: UserSettings) -> Lengt
     fits = images_by_training(facts, user)
     images, share = fits[0], fits[0] / sum(fits)
     models = _tiers(facts, user)
-    rate = speed.images_per_second(facts, candidate.tier, models, candidate.name)
+    rate = tiers.images_per_second(facts, candidate.tier, models, candidate.name)
     overhead = epoch_overhead(facts, candidate.name, rate, _epoch_images(facts, user))
     length = Length(0.0, 0.0, rate, overhead)
     knots = user.get("record.step_plan")
@@ -466,7 +465,7 @@ def _why_model(facts: PlanFacts, chosen: Candidate, user: UserSettings, *, follo
 def _why_length(
     facts: PlanFacts, chosen: Candidate, length: Length, whole: Length, user: UserSettings
 ) -> str:
-    verb = "measured" if speed.is_measured(facts, chosen.name) else "estimated"
+    verb = "measured" if tiers.is_measured(facts, chosen.name) else "estimated"
     machine = facts.machine
     where = machine.computes_on
     vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""

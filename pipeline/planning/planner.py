@@ -24,8 +24,21 @@ from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.evaluation.metrics.mean_average_precision import certain_positives
-from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
-from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
+from patchline.pipeline.planning.facts import (
+    DataFacts,
+    MachineFacts,
+    Plan,
+    PlanFacts,
+    Speed,
+    UserSettings,
+)
+from patchline.pipeline.planning.fine_tuning import (
+    FEATURES,
+    encoder_plan,
+    fine_tuning_plan,
+    warm_start_plan,
+    with_rate,
+)
 from patchline.pipeline.planning.measuring_job import (
     MODULE,
     MeasuredCandidate,
@@ -41,8 +54,6 @@ from patchline.pipeline.planning.plan import (
 )
 from patchline.pipeline.planning.pretraining import pretraining_plan
 from patchline.pipeline.planning.tiers import OWN
-from patchline.pipeline.planning.user_settings import UserSettings
-from patchline.pipeline.planning.warm_start import encoder_plan, warm_start_plan, with_rate
 from patchline.pipeline.planning.weights_choice import (
     WeightsChoice,
     WeightsRequest,
@@ -54,13 +65,13 @@ from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.distillation.job import views_of
 from patchline.pipeline.training.distillation.teacher import teacher_folder
-from patchline.pipeline.training.distillation.views import views_of
 from patchline.pipeline.training.initial_weights import local_weights, recipe
 from patchline.pipeline.training.initial_weights.record import InitialWeights
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workers.host.this_processor import this_processor
+from patchline.pipeline.workers.host.processors import this_processor
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import cache_limit

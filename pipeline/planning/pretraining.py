@@ -12,8 +12,8 @@ from typing import Any
 
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.planning import speed
-from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning import tiers
+from patchline.pipeline.planning.facts import Plan, PlanFacts, UserSettings
 from patchline.pipeline.planning.fixed_length import (
     EpochImages,
     aim,
@@ -25,7 +25,6 @@ from patchline.pipeline.planning.fixed_length import (
 )
 from patchline.pipeline.planning.recipes import Length
 from patchline.pipeline.planning.tiers import OWN, TIERS
-from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import duration, epochs_in_words
 from patchline.pipeline.training.initial_weights import recipe
@@ -55,10 +54,10 @@ def pretraining_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
         settings = config_files.merged(settings, own)
     reasons = [_why_length(facts, user, length, most)]
     measured = next((each for each in facts.speeds if each.candidate == OWN), None)
-    workers = speed.workers(facts.machine, measured) if measured else 0
+    workers = tiers.workers(facts.machine, measured) if measured else 0
     if measured and workers and "data.workers" not in user:
         settings = config_files.merged(settings, {"data": {"workers": workers}})
-        reasons.append(speed.why_workers(facts.machine, workers, measured.loaded_per_second))
+        reasons.append(tiers.why_workers(facts.machine, workers, measured.loaded_per_second))
     return Plan(
         settings=user.without_set(settings),
         summary=_summary(user, settings, length, starts=starts),
@@ -75,7 +74,7 @@ def _most_epochs(facts: PlanFacts, user: UserSettings, *, starts: bool) -> int:
 
 
 def _length(facts: PlanFacts, user: UserSettings, most: int) -> Length:
-    rate = speed.images_per_second(facts, TIERS[1], TIERS, OWN)
+    rate = tiers.images_per_second(facts, TIERS[1], TIERS, OWN)
     images = max(1, facts.data.training_images)
     fit = EpochImages(images, facts.data.validation_images)
     length = Length(0.0, 0.0, rate, epoch_overhead(facts, OWN, rate, fit))
@@ -113,7 +112,7 @@ def _summary(
 
 
 def _why_length(facts: PlanFacts, user: UserSettings, length: Length, most: int) -> str:
-    verb = "measured" if speed.is_measured(facts, OWN) else "estimated"
+    verb = "measured" if tiers.is_measured(facts, OWN) else "estimated"
     known = (
         f"{verb} {number(length.images_per_second)} images/s "
         f"({facts.machine.computes_on}) on {facts.data.training_images:,} training images"

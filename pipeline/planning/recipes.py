@@ -9,9 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from patchline.pipeline.planning.facts import PlanFacts
+from patchline.pipeline.planning.facts import PlanFacts, UserSettings
 from patchline.pipeline.planning.tiers import LARGEST_UNSHRUNK, Tier, activations
-from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.workspace import cache_limit
 
 MOST_TRAINING_SHARE = 0.9

@@ -16,10 +16,9 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.errors import ConfigError, PluginError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
+from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed, UserSettings
 from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan, why_no_blocks
 from patchline.pipeline.planning.measuring_job import Measurement
-from patchline.pipeline.planning.user_settings import UserSettings
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.initial_weights import local_weights

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from patchline.pipeline.evaluation.metrics.multi_label.names import ALL_METRICS as METRICS
+from patchline.pipeline.evaluation.metrics.names import ALL_METRICS as METRICS
 from patchline.pipeline.frozen_model import FrozenModel
 
 BOTH = "both"

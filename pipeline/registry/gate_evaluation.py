@@ -20,11 +20,11 @@ from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
     compare_label_sets,
 )
 from patchline.pipeline.evaluation.promotion_decision import GateResult
-from patchline.pipeline.models.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import promotion_gates
-from patchline.pipeline.registry.champion_gates import champion_gates
 from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.promotion_gates import champion_gates
 from patchline.pipeline.registry.registered_models import ModelReference, few_names, resolve
 from patchline.pipeline.registry.version_records import (
     VersionRecords,

@@ -13,7 +13,7 @@ from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FI
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference, run_of
 from patchline.pipeline.workers.host.system_errors import system_error
-from patchline.pipeline.workspace.files.path_uris import artifact_path
+from patchline.pipeline.workspace.files.paths import artifact_path
 from patchline.pipeline.workspace.tracking.tracking_store import client
 
 

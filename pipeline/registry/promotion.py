@@ -16,12 +16,19 @@ from patchline.pipeline.errors import ModelReferenceError, TrackingError
 from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
 from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
 from patchline.pipeline.packaging.clean_process_check import check_package
-from patchline.pipeline.registry import history
-from patchline.pipeline.registry.alias_lock import claimed, machine_lock
-from patchline.pipeline.registry.approval.answer import ApprovalAnswer
+from patchline.pipeline.registry import aliases
+from patchline.pipeline.registry.aliases import (
+    CHALLENGER,
+    CHAMPION,
+    Action,
+    AliasChange,
+    Proposal,
+    claimed,
+    machine_lock,
+)
+from patchline.pipeline.registry.approval_answer import ApprovalAnswer
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.gate_evaluation import GateEvaluation, evaluate_gates
-from patchline.pipeline.registry.history import CHALLENGER, CHAMPION, Action, AliasChange, Proposal
 from patchline.pipeline.registry.package_download import open_package, package_folder
 from patchline.pipeline.registry.registered_models import (
     DECISION_RECORD,
@@ -103,10 +110,10 @@ def promote(
     place = f"promotion/{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%SZ}"
     with machine_lock(name, lambda: on_note(_waiting(name))):
         for _ in range(_ATTEMPTS):
-            champion = history.alias_of(store, name, CHAMPION)
+            champion = aliases.alias_of(store, name, CHAMPION)
             if not request.holds_against(champion):
                 return None, None
-            if request.only_first and history.had_champion(store, name):
+            if request.only_first and aliases.had_champion(store, name):
                 on_note(f"'{name}' had a champion before, so `patchline promote` chooses the next")
                 return None, None
             evaluation = _evaluate(request, champion, on_note)
@@ -143,8 +150,8 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
     with machine_lock(name, lambda: on_note(_waiting(name))):
         for _ in range(_ATTEMPTS):
             with claimed(name):
-                entries = history.settle(store, name)
-            present = history.alias_of(store, name, CHAMPION)
+                entries = aliases.settle(store, name)
+            present = aliases.alias_of(store, name, CHAMPION)
             target = _earlier_champion(name, present, entries)
             default_reason = f"rolled back from version {present} to the previous champion"
             proposal = Proposal(
@@ -155,8 +162,8 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
                 gates={"package": True},
             )
             with claimed(name) as still_held:
-                if history.alias_of(store, name, CHAMPION) == present:
-                    return history.change_alias(store, name, proposal, still_held)
+                if aliases.alias_of(store, name, CHAMPION) == present:
+                    return aliases.change_alias(store, name, proposal, still_held)
             on_note("the champion changed; looking for the previous one again")
     raise _keeps_changing(name)
 
@@ -164,7 +171,7 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
 def _earlier_champion(name: str, present: str | None, entries: list[AliasChange]) -> ModelReference:
     """Return the previous champion, after checking its package."""
     there = version_numbers(name)
-    earlier = [v for v in history.earlier_champions(entries) if v != present and v in there]
+    earlier = [v for v in aliases.earlier_champions(entries) if v != present and v in there]
     if present is None or not earlier:
         raise ModelReferenceError(
             f"'{name}' has no previous champion to roll back to. Choose a version with `patchline "
@@ -210,14 +217,14 @@ def assign_aliases(
 def make_challenger(name: str, version: str, on_note: OnNote = lambda _: None) -> None:
     """Give a new version the alias challenger, as the newest one."""
     with changing(name, on_note) as (store, still_held):
-        history.settle(store, name)
+        aliases.settle(store, name)
         proposal = Proposal(
             alias=CHALLENGER,
             to_version=version,
             action="registered",
             reason="the newest version is the challenger",
         )
-        history.change_alias(store, name, proposal, still_held)
+        aliases.change_alias(store, name, proposal, still_held)
 
 
 @contextmanager
@@ -336,8 +343,8 @@ def _make_champion(
     """
     name = promotion.name
     with claimed(name) as still_held:
-        history.settle(store, name)
-        if history.alias_of(store, name, CHAMPION) != promotion.champion:
+        aliases.settle(store, name)
+        if aliases.alias_of(store, name, CHAMPION) != promotion.champion:
             return None
         action: Action = "forced" if promotion.forced else "promoted"
         proposal = Proposal(
@@ -348,7 +355,7 @@ def _make_champion(
             gates={gate.name: gate.passed for gate in promotion.gates},
             artifact=artifact,
         )
-        return history.change_alias(store, name, proposal, still_held)
+        return aliases.change_alias(store, name, proposal, still_held)
 
 
 def _upload(store: MlflowClient, run_id: str | None, folder: Path, place: str) -> str | None:

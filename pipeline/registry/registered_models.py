@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.models.provenance.provenance import UNKNOWN
+from patchline.pipeline.models.provenance import UNKNOWN
 from patchline.pipeline.redaction import redacted
-from patchline.pipeline.registry.history import CHAMPION, AliasChange, alias_of, read_changes
-from patchline.pipeline.registry.model_reference import parsed
+from patchline.pipeline.registry.aliases import (
+    CHAMPION,
+    AliasChange,
+    alias_of,
+    parsed,
+    read_changes,
+)
 from patchline.pipeline.workspace.tracking.tracked_run import FLOW_RUN_TAG
 from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists, use_store
 

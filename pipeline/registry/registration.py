@@ -21,7 +21,7 @@ from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
-from patchline.pipeline.models.provenance.weights_record import provenance_of
+from patchline.pipeline.models.provenance import provenance_of
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.package_files import ARTIFACTS, OPTIONAL, SERVER_FILE
 from patchline.pipeline.packaging.standalone_file import requirements
@@ -38,7 +38,7 @@ from patchline.pipeline.registry.registered_models import (
     task_tag,
 )
 from patchline.pipeline.workers.host.interruption import signals_held
-from patchline.pipeline.workspace.files.path_uris import artifact_uri
+from patchline.pipeline.workspace.files.paths import artifact_uri
 from patchline.pipeline.workspace.tracking import busy_server, provenance
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun, check_owner
 from patchline.pipeline.workspace.tracking.tracking_store import client

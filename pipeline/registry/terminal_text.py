@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from patchline.pipeline.evaluation.headline import MAIN_METRICS
 from patchline.pipeline.evaluation.promotion_decision import verdict
-from patchline.pipeline.registry.history import CHAMPION, AliasChange
+from patchline.pipeline.registry.aliases import CHAMPION, AliasChange
 from patchline.pipeline.registry.promotion import Promotion
 from patchline.pipeline.registry.registered_models import ModelSummary, VersionSummary
 from patchline.pipeline.terminal_words import short_path

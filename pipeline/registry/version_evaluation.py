@@ -21,7 +21,7 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.own_columns import check_slices, own_columns
+from patchline.pipeline.data.manifests.manifest import check_slices, own_columns
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
 from patchline.pipeline.errors import ConfigError, DataError
@@ -34,32 +34,33 @@ from patchline.pipeline.evaluation.answers_report import (
     checked_answers,
 )
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
-from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.evaluation.metrics.temperature import recorded
-from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
-    LabelSetPredictions,
-    with_label_sets,
-)
 from patchline.pipeline.evaluation.multi_label.label_set_report import (
     MultiLabelReport,
     evaluate_label_sets,
 )
-from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
-from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
+from patchline.pipeline.evaluation.predictions import (
+    LabelSetPredictions,
+    Predictions,
+    image_groups,
+    with_label_sets,
+    with_probabilities,
+)
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from patchline.pipeline.evaluation.robustness import (
     VERSIONS,
     CorruptionJob,
+    LabelSetRobustness,
     Robustness,
+    robustness_of,
     sampled_rows,
 )
-from patchline.pipeline.evaluation.robustness_by_task import robustness_of
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE, load_reference_images
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import GIVEN, ModelReference

@@ -20,9 +20,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import holds, root_image_bytes
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.models.provenance.provenance import Provenance
-from patchline.pipeline.models.provenance.seen_images import CONTENT
-from patchline.pipeline.models.provenance.weights_record import provenance_of
+from patchline.pipeline.models.provenance import CONTENT, Provenance, provenance_of
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.package_download import open_package, package_folder
 from patchline.pipeline.registry.registered_models import CHECKED_TAG, ModelReference

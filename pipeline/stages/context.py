@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients, StageMemory
 
 Inputs = TypeVar("Inputs")

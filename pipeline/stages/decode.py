@@ -10,7 +10,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.store import prepared_store
-from patchline.pipeline.data.value_ranges import range_memory
+from patchline.pipeline.data.value_ranges import range_choice
 from patchline.pipeline.registry import registered_models
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
@@ -105,7 +105,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
     ) -> None:
         """Remember the range of values for later runs; the images themselves are not logged."""
         data = inputs.data
-        range_memory.remember(data.pixel_values, data.root, context.memory.workspace)
+        range_choice.remember(data.pixel_values, data.root, context.memory.workspace)
 
 
 def _streaming(config: RunConfig, data: IngestedData) -> str:

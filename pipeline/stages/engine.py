@@ -18,7 +18,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import AnyStage
-from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 

@@ -1,4 +1,4 @@
-"""Package the classifier and check the package."""
+"""Package the classifier or the encoder, and check the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThreshol
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import LabelMetrics
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
-from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel
@@ -29,7 +29,7 @@ from patchline.pipeline.training.initial_weights.starting_point import StartingP
 from patchline.pipeline.training.parts import run_parts
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.files.file_digest import digest_of
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
@@ -197,3 +197,21 @@ def _card(config: RunConfig, inputs: TrainedInputs) -> CardFacts:
 
 
 PACKAGE = PackageModel()
+
+
+@dataclass(frozen=True)
+class PackageEncoderInputs(TrainedInputs):
+    """The report has the loss of the test images."""
+
+    evaluated: PretrainingEvaluated
+
+
+class PackageEncoder(PackageStage[PackageEncoderInputs]):
+    """Leaves the package of an encoder, whose features are compared with those in torch."""
+
+    task = "Package the encoder"
+    reads = PackageEncoderInputs
+    rehearsal = "Packaging the encoder and checking the package"
+
+
+PACKAGE_ENCODER = PackageEncoder()

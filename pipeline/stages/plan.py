@@ -19,7 +19,7 @@ from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.training.initial_weights.record import InitialWeights
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
-from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.tracking import tracked_run

@@ -59,3 +59,23 @@ class Promote(Stage[PromoteInputs, Promoted]):
 
 
 PROMOTE = Promote()
+
+
+class Challenge(Promote):
+    """Leaves no decision: nothing compares encoders."""
+
+    task = "Assign the version's alias"
+
+    def title(self, context: Context, inputs: PromoteInputs) -> str:
+        """Return what is done."""
+        return "Assigning the alias"
+
+    def compute(self, context: Context, inputs: PromoteInputs) -> Promoted:
+        """Assign the alias."""
+        tracked_run.check_owner(inputs.run)
+        registered = inputs.registered
+        promotion.make_challenger(registered.name, registered.version, context.reporting.note)
+        return Promoted(promotion=None)
+
+
+CHALLENGE = Challenge()

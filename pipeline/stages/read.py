@@ -8,8 +8,7 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.data.labels.label_words import by_task
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, by_task
 from patchline.pipeline.data.manifests.earlier_manifests import UNLABELLED_FOLDER
 from patchline.pipeline.data.unlabelled_images import check_unlabelled
 from patchline.pipeline.stages.context import Context

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Find the teacher of a run, if it names one, and compare its classes with those of the data."""
+"""Find the teacher of a run, if it names one, and let it predict the images to train on."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
 from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.training.distillation.class_columns import class_columns
-from patchline.pipeline.training.distillation.finding_teacher import (
+from patchline.pipeline.training.distillation.job import MODULE, ImagesToTeach, Taught, TeachingJob
+from patchline.pipeline.training.distillation.teacher import (
+    Teacher,
+    check_teacher,
     seen_before,
     teacher_for,
     with_teacher,
 )
-from patchline.pipeline.training.distillation.teacher import Teacher, check_teacher
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
+from patchline.pipeline.training.machine import cached_machine, choose_device
+from patchline.pipeline.workers.launcher import Resources
+from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workers.worker_start import Worker
+from patchline.pipeline.workspace.files.workspace_folder import PREDICTIONS
+from patchline.pipeline.workspace.run_memory import stage_keys
+from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
@@ -81,3 +92,141 @@ class FindTeacher(Stage[TeacherInputs, Teacher]):
 
 
 FIND_TEACHER = FindTeacher()
+
+
+@dataclass(frozen=True)
+class TeachInputs:
+    """The teacher, and the images; validation and test images are not among those it predicts."""
+
+    data: IngestedData
+    teacher: Teacher | None
+    run: TrackedRun
+
+
+class Teach(Stage[TeachInputs, Taught]):
+    """Leaves the teacher's predictions, which all runs with the same images and teacher share."""
+
+    name = "teach"
+    task = "Predict with the teacher"
+    reads = TeachInputs
+    output = Taught
+    worker = Worker(MODULE)
+    code = (f"{MODULE}.__main__", "patchline.pipeline.models.layers")
+    shared = True
+    rehearsal = "Predicting two batches with the teacher"
+
+    def applies(self, config: RunConfig) -> bool:
+        """Return whether there is a teacher."""
+        return bool(config.training.teacher)
+
+    def title(self, context: Context, inputs: TeachInputs) -> str:
+        """Return who predicts, and how many images."""
+        teacher = _teacher(inputs)
+        return f"Predicting {_count(context.config, inputs.data):,} images with {teacher.name}"
+
+    def task_run(self, context: Context, inputs: TeachInputs) -> str:
+        """Return how many images are predicted."""
+        return f"Predict {_count(context.config, inputs.data):,} images with the teacher"
+
+    def key(self, context: Context, inputs: TeachInputs) -> Ingredients:
+        """Return everything that determines the predictions."""
+        data, job = inputs.data, _job(context, inputs)
+        further = {UNLABELLED: data.unlabelled.fingerprint} if data.unlabelled else {}
+        return {
+            "data": data.fingerprint,
+            **further,
+            "splits": ", ".join(job.images[0].splits),
+            "classes": repr(job.classes),
+            "teacher": job.sha256,
+            "views": f"{job.views}, {'mirrored' if job.mirrored else 'not mirrored'}",
+            "device": job.device,
+            "threads": str(job.threads),
+            "code": stage_keys.code(*self.code),
+            **stage_keys.package_versions(),
+        }
+
+    def folder(self, context: Context, inputs: TeachInputs, result: Taught | None) -> Path:
+        """Return the folder of the predictions; before it is known, that of all."""
+        return result.file.parent if result else context.memory.workspace / PREDICTIONS
+
+    def compute(self, context: Context, inputs: TeachInputs) -> Taught:
+        """Predict what is not stored yet, in a worker process."""
+        from patchline.pipeline.training.distillation.listed_images import launcher_for, write_list
+
+        folder = inputs.run.folder / "teaching"
+        job = _job(context, inputs)
+        write_list(job, folder)
+        resources = Resources.for_device(context.config.training.device)
+        with launcher_for(job):
+            return run_worker(MODULE, folder, job, Taught, context.reporting.event, resources)
+
+    def reuse(self, config: RunConfig) -> str:
+        """Return what is used again."""
+        return "the teacher's predictions are used again"
+
+    def after(self, context: Context, inputs: TeachInputs, result: Taught) -> None:
+        """Say how far the teacher and the labels agree; the data then tells who taught."""
+        data, weight = inputs.data, context.config.training.teacher_weight
+        context.reporting.note(result.sentence(data.seen_before))
+        taught_by = f"{_teacher(inputs).described()}: {result.share_in_targets(weight)}"
+        context.put(data.model_copy(update={"taught_by": taught_by}))
+
+    def tags(self, context: Context, inputs: TeachInputs, result: Taught) -> dict[str, str]:
+        """Return how many images the teacher has predicted."""
+        measure = "map" if result.task == MULTI_LABEL else "agreement"
+        return {
+            "training.teacher_images": str(result.images),
+            "training.teacher_unlabelled": str(result.unlabelled),
+            f"training.teacher_{measure}": f"{result.agreement:.4f}",
+        }
+
+
+def _teacher(inputs: TeachInputs) -> Teacher:
+    if inputs.teacher is None:
+        raise TypeError("A run with a teacher has not found it.")
+    return inputs.teacher
+
+
+def _splits(config: RunConfig) -> tuple[str, ...]:
+    """Return the splits that a fit of the run trains on."""
+    several = config.training.folds or config.training.refit
+    return ("train", "validation") if several else ("train",)
+
+
+def _count(config: RunConfig, data: IngestedData) -> int:
+    return sum(data.counts[split] for split in _splits(config)) + data.counts.get(UNLABELLED, 0)
+
+
+def _job(context: Context, inputs: TeachInputs) -> TeachingJob:
+    config, data, teacher = context.config, inputs.data, _teacher(inputs)
+    images = [
+        ImagesToTeach(
+            manifest_file=data.manifest_file.resolve(),
+            root=data.root,
+            splits=_splits(config),
+        )
+    ]
+    if further := data.unlabelled:
+        images.append(
+            ImagesToTeach(
+                manifest_file=further.manifest_file.resolve(),
+                root=further.root,
+                splits=(UNLABELLED,),
+            )
+        )
+    return TeachingJob(
+        teacher=teacher.folder.resolve(),
+        name=teacher.name,
+        sha256=teacher.sha256,
+        classes=data.classes,
+        task=data.task,
+        images=tuple(images),
+        views=config.training.teacher_views,
+        mirrored=data.mirror.is_symmetric,
+        device=choose_device(config.training, cached_machine()),
+        threads=config.training.threads,
+        workspace=context.memory.workspace.resolve(),
+    )
+
+
+TEACH = Teach()

@@ -19,10 +19,10 @@ from patchline.pipeline.training.parts import launching, run_parts
 from patchline.pipeline.training.parts.launching import TrainingInputs, job_of
 from patchline.pipeline.training.parts.run_parts import RunParts
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import prewarm
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.prewarm import Worker
 from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 _REHEARSED_STEPS = 2
@@ -78,7 +78,7 @@ class Train(Stage[TrainInputs, TrainResult]):
     def compute(self, context: Context, inputs: TrainInputs) -> TrainResult:
         """Train in separate processes; towards the end, the later stages' workers start."""
         on_event, note = context.reporting.event, context.reporting.note
-        follow = prewarm.prewarm_before_the_end(on_event, context.next_workers)
+        follow = worker_start.prewarm_before_the_end(on_event, context.next_workers)
         needs = TrainingInputs(
             context.config,
             inputs.data,
@@ -93,7 +93,7 @@ class Train(Stage[TrainInputs, TrainResult]):
     def rehearse(self, context: Context, inputs: TrainInputs) -> TrainResult:
         """Train two steps, of the first training."""
         training, note = context.config.training, context.reporting.note
-        prewarm.prewarm_while_others_compute(context.next_workers)
+        worker_start.prewarm_while_others_compute(context.next_workers)
         if training.folds or training.refit:
             note("folds and a refit repeat this fit and are not rehearsed")
         length = {"time_limit": None, "step_plan": ((0, 0.0, _REHEARSED_STEPS),)}

@@ -41,12 +41,11 @@ def _is_one_fit(job: TrainingJob) -> bool:
 
 
 def _train_here(job: TrainingJob, events: EventWriter) -> FrozenModel:
-    from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
     from patchline.pipeline.training.loop import Training
-    from patchline.pipeline.training.parts.ensemble_members import combine_members
+    from patchline.pipeline.training.out_of_memory import explain_out_of_memory
+    from patchline.pipeline.training.parts.after_folds import Refit, combine_members
     from patchline.pipeline.training.parts.fine_tuning import fit_head_first
     from patchline.pipeline.training.parts.probe import probe, refit_head
-    from patchline.pipeline.training.parts.refit import Refit
 
     part, trainable = job.part, job.config.training.trainable
     with explain_out_of_memory():
@@ -73,7 +72,7 @@ def _train_last_blocks(job: TrainingJob, events: EventWriter) -> FrozenModel:
 
 
 def _between_both(job: TrainingJob, trained: TrainResult) -> FrozenModel:
-    from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
+    from patchline.pipeline.training.out_of_memory import explain_out_of_memory
     from patchline.pipeline.training.parts.fine_tuning import between_both
 
     with explain_out_of_memory():

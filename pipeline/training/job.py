@@ -1,7 +1,13 @@
-"""The input of the training process."""
+"""The input of the training process, and which of the run's fits it computes.
+
+All parts of a run share its settings. They differ in the images that they use, and later parts
+follow the plan of the first one.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +15,134 @@ import numpy as np
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.step_plan import Knot, StepPlan
 from patchline.plugin_api import ImageSpec
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class TrainingPart(FrozenModel):
+    """Which images one training of a run uses, and whose plan it follows."""
+
+    fold: int | None = None
+    """The fold to validate on, counted from 1; None without folds."""
+    folds: int | None = None
+    """Number of folds."""
+    refit: bool = False
+    """Whether to train on the training and validation images together, without validation."""
+    plan_steps_per_epoch: int | None = None
+    """Steps per epoch of the training that the step plan was made for; None for this one's own."""
+    epochs: float | None = None
+    """Stop after this many epochs of the plan; None for all of it."""
+    regularization: float | None = None
+    """C of a head that is fitted without validation; None to choose it."""
+    share: float | None = None
+    """Of the way from that head to the weights that are trained from it; None to choose it."""
+    members: tuple[Path, ...] = ()
+    """Weights of each fold, which become one ensemble; nothing is trained then."""
+
+    @property
+    def stage(self) -> str:
+        """Name of the part in the stage memory."""
+        if self.members:
+            return "ensemble"
+        if self.refit:
+            return "refit"
+        return f"fold-{self.fold}" if self.fold else "train"
+
+    @property
+    def folder(self) -> str:
+        """Name of the part's folder inside the folder of its MLflow run."""
+        return self.stage if self.refit or self.members else "training"
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether it ends at an epoch of the plan to be continued later, so nothing is final."""
+        return self.epochs is not None and not self.refit
+
+    def rows(self, rows: pd.DataFrame, seed: int) -> tuple[Integers, Integers]:
+        """Return the row numbers to train on, and those to validate on.
+
+        Args:
+            rows: the usable rows of the manifest.
+            seed: the split seed.
+        """
+        from patchline.pipeline.data.splits import folds
+
+        if self.refit:
+            return folds.used_rows(rows), np.zeros(0, np.int64)
+        if self.fold and self.folds:
+            return folds.rows_of_fold(rows, self.fold, self.folds, seed)
+        split = rows["split"]
+        return np.flatnonzero(split == "train"), np.flatnonzero(split == "validation")
+
+    def plan(self, knots: Sequence[Knot], steps_per_epoch: int) -> tuple[Knot, ...]:
+        """Return the knots of the plan for this part's own number of steps per epoch.
+
+        At each epoch, the progress is that of the plan; a part with fewer epochs ends before the
+        progress reaches 1.
+        """
+        before = self.plan_steps_per_epoch or steps_per_epoch
+        scaled_knots = scaled(knots, steps_per_epoch, before)
+        if self.epochs is None:
+            return scaled_knots
+        last = min(scaled_knots[-1][2], max(1, math.floor(self.epochs * steps_per_epoch + 0.5)))
+        plan = StepPlan(scaled_knots)
+        plan.end_after(last, 0)
+        return tuple(plan.knots)
+
+    def validations(
+        self, steps: Sequence[tuple[int, int]], steps_per_epoch: int
+    ) -> tuple[tuple[int, int], ...]:
+        """Return recorded validations (step, images) for this part's own steps per epoch."""
+        before = self.plan_steps_per_epoch or steps_per_epoch
+        return tuple((moved(step, steps_per_epoch, before), images) for step, images in steps)
+
+
+def images_of_fits(
+    train: int,
+    validation: int,
+    *,
+    folds: int | None,
+    refit: bool,
+    ensemble: bool,
+    unlabelled: int = 0,
+) -> list[float]:
+    """Return the number of images that each training of a run has in an epoch.
+
+    Args:
+        train: images of the training split.
+        validation: images of the validation split.
+        folds: as `training.folds`.
+        refit: as `training.refit`; with folds, the ensemble alone decides.
+        ensemble: as `training.ensemble`.
+        unlabelled: images that every training has besides.
+    """
+    everything = train + validation
+    if folds is None:
+        labelled: list[float] = [train, everything] if refit else [train]
+    else:
+        each = [everything * (folds - 1) / folds] * folds
+        labelled = each if ensemble else [*each, everything]
+    return [images + unlabelled for images in labelled]
+
+
+def moved(step: int, numerator: int, denominator: int) -> int:
+    """Return a step times a fraction, rounded."""
+    return (2 * step * numerator + denominator) // (2 * denominator)
+
+
+def scaled(knots: Sequence[Knot], numerator: int, denominator: int) -> tuple[Knot, ...]:
+    """Return a plan whose steps are multiplied by a fraction; knots that coincide are merged."""
+    knots_by_step: dict[int, Knot] = {}
+    for step, progress, end in knots:
+        start, until = (moved(each, numerator, denominator) for each in (step, end))
+        knots_by_step[start] = (start, progress, max(1, start, until))
+    return tuple(knots_by_step.values())
 
 
 class ExtendedTraining(FrozenModel):

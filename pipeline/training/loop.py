@@ -20,38 +20,33 @@ from pathlib import Path
 from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.models.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance import Provenance
+from patchline.pipeline.training import checkpoint, faults
 from patchline.pipeline.training.augmentation_preview import draw_preview
-from patchline.pipeline.training.checkpoints import best_weights
-from patchline.pipeline.training.checkpoints.checkpoint import Checkpoints
+from patchline.pipeline.training.checkpoint import Checkpoints
 from patchline.pipeline.training.device import make_repeatable, wait_for
-from patchline.pipeline.training.faults import data_workers
-from patchline.pipeline.training.faults.divergence import (
+from patchline.pipeline.training.faults import (
     Diverged,
     batch_files,
     save_batch,
 )
-from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.length.run_length import RunLength
 from patchline.pipeline.training.machine import choose_device, detect_machine
-from patchline.pipeline.training.processes.batch_parts import DividedOrder
-from patchline.pipeline.training.processes.ranks import Ranks
-from patchline.pipeline.training.processes.shared_clock import SharedClock
+from patchline.pipeline.training.out_of_memory import explain_out_of_memory
+from patchline.pipeline.training.processes.ranks import Ranks, SharedClock
 from patchline.pipeline.training.recipe.objectives import save_trained
 from patchline.pipeline.training.recipe.optimizer import averages_itself
 from patchline.pipeline.training.recipe.weight_averaging import (
     LastWeights,
     measure_batch_norm_often,
 )
+from patchline.pipeline.training.run_length import RunLength
 from patchline.pipeline.training.speed.compilation import compile_model
-from patchline.pipeline.training.speed.compute_share import ComputeShare
-from patchline.pipeline.training.speed.recent_rate import RecentRate
-from patchline.pipeline.training.start.initial_step import initial_step
-from patchline.pipeline.training.start.starting_state import log_history, take_over
+from patchline.pipeline.training.speed.training_speed import ComputeShare, RecentRate
+from patchline.pipeline.training.start import initial_step, log_history, take_over
 from patchline.pipeline.training.train_result import AverageRecord, EpochRecord, TrainResult
 from patchline.pipeline.training.trained_model import description_of, provenance_of_job
-from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.training.training_data import DividedOrder, open_data
 from patchline.pipeline.training.validation import Validator
 from patchline.pipeline.workers.event_log import EventWriter
 
@@ -107,7 +102,7 @@ class Training:
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""
         self._begin()
-        with data_workers.dead_workers_named(), explain_out_of_memory():
+        with faults.dead_workers_named(), explain_out_of_memory():
             while not self.is_finished:
                 try:
                     self._train()
@@ -194,7 +189,7 @@ class Training:
         self.own_order.order.first_step = self.state.step
         workers, plan = self.config.data.workers, self.state.plan
         if workers:
-            data_workers.survive_kills()
+            faults.survive_kills()
         return self.data.batches(self.own_order, workers, self.step.device, lambda: plan.last_step)
 
     # -- progress ------------------------------------------------------------------------------
@@ -313,7 +308,7 @@ class Training:
             return
         self.last_weights.add(state.step, state.average.model)
         if is_best:
-            folder = best_weights.folder_of(self.job.folder, record.step)
+            folder = checkpoint.folder_of(self.job.folder, record.step)
             save_trained(folder, self.step.objective, state.average.model, *self._described)
             self.checkpoints.keep_best(record.step)
 

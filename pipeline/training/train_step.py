@@ -24,8 +24,7 @@ from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.models.inference import autocast, normalised
 from patchline.pipeline.training.device import DeterministicKernels
-from patchline.pipeline.training.faults.divergence import FiniteCheck
-from patchline.pipeline.training.processes.batch_parts import BatchPart
+from patchline.pipeline.training.faults import FiniteCheck
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.recipe.losses import one_hot
 from patchline.pipeline.training.recipe.mixing import (
@@ -34,11 +33,11 @@ from patchline.pipeline.training.recipe.mixing import (
     mixed_images,
     mixed_targets,
 )
-from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from patchline.pipeline.training.recipe.optimizer import averages_itself
-from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.recipe.progressive_learning import ModelSchedules, ProgressiveSize
 from patchline.pipeline.training.recipe.schedule import learning_rate
 from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.training.training_data import BatchPart
 from patchline.plugin_api import ImageSpec, Objective
 
 
@@ -151,7 +150,7 @@ class TrainStep:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight.
 
         Where that fails for want of memory or of a deterministic kernel, it is undone, and done in
-        another way; see `patchline.pipeline.training.faults.out_of_memory`.
+        another way; see `patchline.pipeline.training.out_of_memory`.
 
         Args:
             batch: what this rank has loaded.

@@ -19,12 +19,9 @@ from patchline.pipeline.models.model_description import (
     describe_plugins,
 )
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.models.provenance.provenance import Provenance, together
-from patchline.pipeline.models.provenance.seen_images import SeenImages
-from patchline.pipeline.models.provenance.weights_record import provenance_of
+from patchline.pipeline.models.provenance import Provenance, SeenImages, provenance_of, together
 from patchline.pipeline.training.initial_weights.record import stored_provenance
-from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.job import TrainingJob, TrainingPart
 
 
 def save_model_of(job: TrainingJob, model: nn.Module, folder: Path) -> None:

@@ -4,30 +4,127 @@ Requests from pages of other origins, requests under other host names, and reque
 credentials are refused before Prefect or MLflow sees them. Credentials are the folder's secret
 (programs: HTTP Basic, as Prefect's and MLflow's clients send it) or a session cookie (browsers),
 which a link with a one-time code sets.
+
+A server that takes more waits for connections that its own other requests hold: MLflow opens a
+second one while it holds the first, so that with a pool of 15 connections 32 writers stop each
+other until SQLAlchemy gives up ("QueuePool limit"). Requests that wait here hold nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hmac
 import json
+import secrets
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qs
 
-from patchline.pipeline.local_login import USER
-from patchline.pipeline.local_services import HOST
-from patchline.pipeline.web.browser_sessions import CODES, LOGIN, Sessions
-from patchline.pipeline.web.gate_answers import GateResponse, refusal, sign_in_page
+from patchline.pipeline.local_services import HOST, USER
 from patchline.pipeline.web.request_headers import (
     READING,
     Headers,
     Scope,
     cross_origin_reason,
 )
-from patchline.pipeline.web.websocket_login import FirstMessage
+from patchline.pipeline.web.sign_in import CODES, LOGIN, FirstMessage, Sessions
+
+_FIXED = {
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_TITLES = {"unknown": "Sign in to Patchline", "used": "This link is no longer valid"}
+_WORDS = {
+    "unknown": "Run <code>patchline up</code> in the folder of these servers and open one of the "
+    "links that it prints; running servers are not restarted. This page then reloads.",
+    "used": "A link works once, within an hour. Run <code>patchline up</code> again in the folder "
+    "of these servers to get new links.",
+}
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style nonce="{nonce}">
+body {{ font: 17px/1.5 system-ui, sans-serif; color: #1f2933; background: #f5f7fa; margin: 0; }}
+main {{ max-width: 34em; margin: 18vh auto; padding: 0 1.5em; }}
+h1 {{ font-size: 1.5em; }}
+code {{ background: #e4e7eb; padding: .1em .35em; border-radius: .25em; }}
+@media (prefers-color-scheme: dark) {{
+  body {{ color: #e4e7eb; background: #1f2933; }} code {{ background: #3e4c59; }}
+}}
+</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+<p>{text}</p>
+</main>
+<script nonce="{nonce}">
+async function look() {{
+  try {{
+    const answer = await fetch("/patchline/session", {{ cache: "no-store" }});
+    if (answer.status === 204) {{
+      if (location.pathname === "/patchline/login") location.replace("/"); else location.reload();
+      return;
+    }}
+  }} catch {{ /* the server is restarting */ }}
+  setTimeout(look, 1500);
+}}
+look();
+</script>
+</body>
+</html>
+"""
+
+
+@dataclass
+class GateResponse:
+    """A short answer to a request."""
+
+    status: HTTPStatus
+    text: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def send(self, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+        """Send it; browsers do not store it, and linked pages do not learn its address."""
+        body = self.text.encode()
+        length = {"content-length": str(len(body))} if self.status != HTTPStatus.NO_CONTENT else {}
+        headers = [
+            (name.encode("latin-1"), value.encode("latin-1"))
+            for name, value in {**_FIXED, **self.headers, **length}.items()
+        ]
+        await send({"type": "http.response.start", "status": int(self.status), "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def refusal(status: HTTPStatus, reason: str) -> GateResponse:
+    """Return the refusal of a request, as JSON."""
+    return GateResponse(
+        status, json.dumps({"detail": reason}), {"content-type": "application/json"}
+    )
+
+
+def sign_in_page(why: Literal["unknown", "used"]) -> GateResponse:
+    """Return the page that explains how to sign in and reloads once the browser is signed in."""
+    nonce = secrets.token_urlsafe(12)
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+        "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    )
+    return GateResponse(
+        HTTPStatus.UNAUTHORIZED,
+        _PAGE.format(title=_TITLES[why], text=_WORDS[why], nonce=nonce),
+        {"content-type": "text/html; charset=utf-8", "content-security-policy": policy},
+    )
+
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -204,3 +301,64 @@ def _without_secret(scope: Scope) -> Scope:
     """Return the request without the secret, which nothing behind the gate needs."""
     kept = [pair for pair in scope["headers"] if pair[0].lower() != b"authorization"]
     return {**scope, "headers": kept}
+
+
+_GOODBYE_SECONDS = 3
+"""How long open connections, such as those of a page in a browser, delay the shutdown."""
+
+
+def serve(
+    guarded: Guarded,
+    secret: str,
+    log_level: str = "warning",
+    lifespan: Literal["auto", "on", "off"] = "auto",
+    listening: socket.socket | None = None,
+) -> None:
+    """Serve until a signal arrives.
+
+    Args:
+        guarded: the application and its port.
+        secret: what clients authenticate with.
+        log_level: of the server's own log.
+        lifespan: whether the application has start-up and shutdown code, as uvicorn takes it.
+        listening: a socket that already listens on the port.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(
+        Gate(guarded, secret),
+        host=HOST,
+        port=guarded.port,
+        log_level=log_level,
+        access_log=False,
+        proxy_headers=False,  # a client's own claim about its address is not trusted
+        lifespan=lifespan,
+        timeout_graceful_shutdown=_GOODBYE_SECONDS,
+    )
+    uvicorn.Server(config).run(sockets=None if listening is None else [listening])
+
+
+_WITHOUT_DATABASE = ("/health", "/version")
+_TRANSFERS = "artifact"
+"""In the paths of requests that transfer files, which may take long."""
+_MOST_TRANSFERS = 32
+_NESTED = 2
+"""Connections that one request may hold at the same time."""
+
+
+class Limited:
+    """An ASGI application that passes on a limited number of requests at a time."""
+
+    def __init__(self, app: App, connections: int) -> None:
+        self._app = app
+        self._requests = asyncio.Semaphore(max(1, connections // _NESTED))
+        self._transfers = asyncio.Semaphore(_MOST_TRANSFERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a request once it is its turn."""
+        path = scope.get("path", "")
+        if scope["type"] != "http" or path.endswith(_WITHOUT_DATABASE):
+            await self._app(scope, receive, send)
+            return
+        async with self._transfers if _TRANSFERS in path else self._requests:
+            await self._app(scope, receive, send)

@@ -1,19 +1,50 @@
-"""Read the body of a request within limits of size, of time and of memory for all requests."""
+"""Bodies: read within limits of size, time and memory, written as JSON; why one is refused."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from patchline.pipeline.web.config import MEBIBYTE
-from patchline.pipeline.web.refusal import Refusal, bad_request, busy
+
+
+class Refusal(Exception):  # noqa: N818 - the word for it; nothing is wrong with the server
+    """A request that is answered with an error.
+
+    Args:
+        status: of the answer.
+        sentence: the value, the rule, the remedy.
+        headers: further headers of the answer.
+    """
+
+    def __init__(
+        self, status: HTTPStatus, sentence: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+        self.headers = dict(headers or {})
+
+
+def bad_request(sentence: str) -> Refusal:
+    """Return the refusal of a malformed request."""
+    return Refusal(HTTPStatus.BAD_REQUEST, sentence)
+
+
+def busy(sentence: str, retry_after_seconds: float = 1.0) -> Refusal:
+    """Return the refusal of a request that may be repeated later."""
+    seconds = max(1, round(retry_after_seconds))
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, sentence, {"retry-after": str(seconds)})
+
 
 _SILENT_SECONDS = 10.0
 """How long a client may send nothing."""
@@ -195,4 +226,39 @@ def _too_slow() -> Refusal:
         HTTPStatus.REQUEST_TIMEOUT,
         "The body arrived too slowly. Send it again over a faster connection, or smaller.",
         {"connection": "close"},
+    )
+
+
+VERSION_HEADER = "patchline-model-version"
+
+
+def media_type(content_type: str) -> str:
+    """Return the type in a Content-Type header, without parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """Return an object in JSON.
+
+    Half a surrogate pair that a client has sent, which has no UTF-8, becomes its escape again.
+    """
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="backslashreplace")
+
+
+def json_response(
+    content: Mapping[str, Any],
+    version: str | None = None,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return a JSON answer; its header names the version of the model, too."""
+    body = json_bytes(content)
+    named = {VERSION_HEADER: version} if version is not None else {}
+    return Response(
+        body,
+        status,
+        {"cache-control": "no-store", **named, **(headers or {})},
+        media_type="application/json",
     )

@@ -1,19 +1,24 @@
-"""Run a worker for each part of a large job, as many at a time as the launcher has room for."""
+"""Run a worker for each part of a large job, as many at a time as the launcher has room for.
+
+Names that are not UTF-8 survive: JSON escapes what a settings file could not hold.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources, RunningWorker
 from patchline.pipeline.workers.worker_process import WorkerFolder, task_of
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 Result = TypeVar("Result", bound=FrozenModel)
 _POLL_SECONDS = 0.05
@@ -89,3 +94,17 @@ def run_parts(
                 shown += 1
             if running:
                 time.sleep(_POLL_SECONDS)
+
+
+def write_lines(file: Path, lines: Iterable[Any]) -> Path:
+    """Write each value as a line, create the folder if needed, and return the file."""
+    make_folder(file.parent)
+    with file.open("w", encoding="utf-8") as opened:
+        opened.writelines(json.dumps(line) + "\n" for line in lines)
+    return file
+
+
+def read_lines(file: Path) -> Iterator[Any]:
+    """Yield the value of each line; tuples have become lists."""
+    with file.open(encoding="utf-8") as opened:
+        yield from map(json.loads, opened)

@@ -5,6 +5,9 @@ the run (`launcher.py`), by default on this machine. The folder holds `job.json`
 `events.jsonl`, `result.json` and `worker.log`. The parent keeps the worker's standard input open;
 when the parent ends, however it ends, that pipe closes and the worker ends itself and everything
 that it started.
+
+Signals reach the main thread alone. A thread that waits for a worker looks here several times a
+second, and stops its worker as on any other exception.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from patchline.pipeline import redaction
 from patchline.pipeline.errors import WorkerError, error_class
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workers import cancellation, worker_start
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
 from patchline.pipeline.workers.host import interruption
 from patchline.pipeline.workers.host.system_errors import system_error
@@ -36,6 +40,36 @@ from patchline.pipeline.workers.worker_start import LOG_FILE, WAIT, WAIT_TO_LEAD
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
+
+
+class CancelledError(BaseException):
+    """The block that a thread works for has ended; nobody but that block catches it."""
+
+
+_cancelled: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+
+
+@contextmanager
+def cancellable() -> Iterator[threading.Event]:
+    """Let threads that begin in the block, in a copy of its context, be cancelled by an event."""
+    event = threading.Event()
+    token = _cancelled.set(event)
+    try:
+        yield event
+    finally:
+        _cancelled.reset(token)
+
+
+def check_cancelled() -> None:
+    """Raise if the work of this thread was cancelled.
+
+    Raises:
+        CancelledError: if so.
+    """
+    event = _cancelled.get()
+    if event is not None and event.is_set():
+        raise CancelledError
+
 
 Result = TypeVar("Result", bound=FrozenModel)
 Job = TypeVar("Job", bound=FrozenModel)
@@ -129,7 +163,7 @@ def run_worker(
             for event in shared.new_events():
                 on_event(event)
             if code is None:
-                cancellation.check_cancelled()
+                check_cancelled()
                 time.sleep(_POLL_SECONDS)
     finally:
         worker.stop()

@@ -33,13 +33,13 @@ from patchline.pipeline.workspace.address import (
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.workspace.files.data_kinds import DataKind, data_kind
 from patchline.pipeline.workspace.files.data_names import TAR_SUFFIXES
+from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.files.placeholders import (
     FOLDER,
     PARTS_FOLDER,
     placeholder,
     write_placeholder,
 )
-from patchline.pipeline.workspace.files.safe_paths import safe_join
 from patchline.pipeline.workspace.files.workspace_folder import make_folder, place
 from patchline.pipeline.workspace.object_store import Address, ObjectInfo, ObjectStore
 from patchline.pipeline.workspace.remote_index import (

@@ -22,10 +22,15 @@ from pathlib import Path
 from patchline.pipeline.errors import DamagedFileError, PipelineError
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.atomic_files import replacing
-from patchline.pipeline.workspace.files.safe_paths import safe_join, unsafe_reason
+from patchline.pipeline.workspace.files.paths import safe_join, unsafe_reason
 from patchline.pipeline.workspace.files.sealed_files import read_metadata
-from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
-from patchline.pipeline.workspace.files.workspace_layout import LAST_CHECKPOINT, PROGRESS, RUNS
+from patchline.pipeline.workspace.files.workspace_folder import (
+    LAST_CHECKPOINT,
+    PROGRESS,
+    RUNS,
+    WORKSPACE,
+    make_folder,
+)
 from patchline.pipeline.workspace.shared_files import (
     NAMES,
     DamagedObjectError,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace import lease
-from patchline.pipeline.workspace.files.workspace_layout import RUNS
+from patchline.pipeline.workspace.files.workspace_folder import RUNS
 from patchline.pipeline.workspace.run_folders import CHECKPOINT
 from patchline.pipeline.workspace.shared_files import (
     FILES,

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from patchline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
-from patchline.plugins.augmentations import crop_and_flip
-from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
+from patchline.plugins.augmentations import standard
+from patchline.plugins.augmentations.standard import CropAndFlipConfig, build_batch
 
 INVERTED = "inverted bright values (solarize)"
 
@@ -36,7 +36,7 @@ def build(config: RandAugmentConfig, context: AugmentationContext) -> Any:
 def assumptions(config: RandAugmentConfig) -> Assumptions:
     """Return what must keep the class; rotations are of 30 degrees at most."""
     solarized = (INVERTED,) if config.magnitude else ()
-    return Assumptions(changes=(*solarized, *crop_and_flip.assumptions(config).changes))
+    return Assumptions(changes=(*solarized, *standard.assumptions(config).changes))
 
 
 plugin = AugmentationPlugin(

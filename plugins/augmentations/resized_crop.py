@@ -58,8 +58,7 @@ class ResizedCropConfig(PluginConfig):
 def build_batch(config: ResizedCropConfig, _context: AugmentationContext) -> BatchTransform:
     """Build the transform of whole batches."""
     from patchline.plugins.augmentations.affine_module import as_bytes, as_floats
-    from patchline.plugins.augmentations.batch_module import erase
-    from patchline.plugins.augmentations.resized_crop_module import enlarged, recolored, windows
+    from patchline.plugins.augmentations.batch_module import enlarged, erase, recolored, windows
 
     def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
         windows_B4 = windows(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from patchline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
 from patchline.plugins.augmentations import randaugment, trivialaugment
-from patchline.plugins.augmentations.crop_and_flip import build_batch
+from patchline.plugins.augmentations.standard import build_batch
 
 
 class StrongConfig(randaugment.RandAugmentConfig):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from patchline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
-from patchline.plugins.augmentations import crop_and_flip
-from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
+from patchline.plugins.augmentations import standard
 from patchline.plugins.augmentations.randaugment import INVERTED
+from patchline.plugins.augmentations.standard import CropAndFlipConfig, build_batch
 
 
 class TrivialAugmentConfig(CropAndFlipConfig):
@@ -30,7 +30,7 @@ def build(_config: TrivialAugmentConfig, context: AugmentationContext) -> Any:
 def assumptions(config: CropAndFlipConfig) -> Assumptions:
     """Return what must keep the class."""
     rotations = "rotations of up to 135 degrees"  # of trivialaugment_ranges, which needs cv2
-    return Assumptions(changes=(rotations, INVERTED, *crop_and_flip.assumptions(config).changes))
+    return Assumptions(changes=(rotations, INVERTED, *standard.assumptions(config).changes))
 
 
 plugin = AugmentationPlugin(

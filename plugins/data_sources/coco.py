@@ -23,8 +23,8 @@ from patchline.plugin_api import (
     coco_files,
     split_named,
 )
-from patchline.plugins.data_sources.cell_text import shown
 from patchline.plugins.data_sources.named_images import ImagePlaces, find_images, image_root
+from patchline.plugins.data_sources.table_formats import shown
 from patchline.plugins.data_sources.tool_labels import (
     BOXES,
     MalformedError,

@@ -29,8 +29,8 @@ from patchline.plugin_api import (
     check_branches,
     innermost_paths,
 )
-from patchline.plugins.data_sources.cell_text import joined, shown
-from patchline.plugins.data_sources.named_images import find_images, image_root
+from patchline.plugins.data_sources.named_images import find_images, image_root, readings
+from patchline.plugins.data_sources.table_formats import joined, shown
 from patchline.plugins.data_sources.tool_labels import (
     BOXES,
     MalformedError,
@@ -40,7 +40,6 @@ from patchline.plugins.data_sources.tool_labels import (
     json_of,
     tool_listing,
 )
-from patchline.plugins.data_sources.written_names import readings
 
 _REGIONS = frozenset({
     "rectanglelabels", "ellipselabels", "polygonlabels", "brushlabels", "keypointlabels",

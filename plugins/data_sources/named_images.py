@@ -2,21 +2,78 @@
 
 Nothing is fetched: of an address, only the path counts, and it is searched for below a folder. The
 file whose path ends like the address is its image.
+
+A name is first what is written. It is decoded, once, only if nothing has that name.
+
+`my photo (1).jpg` becomes `0a1b2c3d-my_photo_1.jpg`: spaces are underscores, and what is neither a
+letter, a digit, `-`, `_` nor `.` is left out (Django's `get_valid_filename`).
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from unicodedata import normalize
+from urllib.parse import unquote, unquote_plus
 
 from patchline.plugin_api import DataError, ReadingRules, walk_files
-from patchline.plugins.data_sources.cell_text import joined, shown
-from patchline.plugins.data_sources.uploaded_names import original_name, stored_name
-from patchline.plugins.data_sources.written_names import readings
+from patchline.plugins.data_sources.table_formats import joined, shown
+
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*")
+_LOCAL = "?d="
+"""What Label Studio writes before the path of a local file."""
+
+
+class Readings(NamedTuple):
+    """The paths that a name may mean, with forward slashes, the likeliest first."""
+
+    written: list[str]
+    ends: list[str]
+    """Those that another path may end with."""
+    decoded: list[str]
+
+
+def readings(name: str) -> Readings:
+    """Return what a name may mean."""
+    plain = name.strip()
+    _, local, place = plain.rpartition(_LOCAL)
+    address = ADDRESS.match(plain)
+    if local:
+        ends = [place]
+    elif address or plain.startswith("/data/"):
+        path = plain[address.end() :] if address else plain
+        bare = re.split("[?#]", path, maxsplit=1)[0]
+        ends = [bare] if "/" in path[len(bare) :] else [path, bare]
+    else:
+        ends = [plain.replace("\\", "/")]
+    written = _distinct([name, plain, *ends])
+    decoded = _distinct([*map(unquote, ends), *([unquote_plus(place)] if local else [])])
+    return Readings(written, _distinct(ends), [each for each in decoded if each not in written])
+
+
+def _distinct(paths: list[str]) -> list[str]:
+    return [path for path in dict.fromkeys(paths) if path.strip() and "\0" not in path]
+
+
+_UPLOADED = re.compile(r"[0-9a-f]{8}-(?P<name>.+)")
+_LEFT_OUT = re.compile(r"[^-\w.]")
+
+
+def original_name(name: str) -> str:
+    """Return the part of a stored file name that its image had, made safe; empty if it has none."""
+    uploaded = _UPLOADED.fullmatch(name)
+    return stored_name(uploaded["name"]) if uploaded else ""
+
+
+def stored_name(name: str) -> str:
+    """Return what becomes of the name of a file that is uploaded, without upper case."""
+    safe = normalize("NFC", name).strip().replace(" ", "_")
+    return _LEFT_OUT.sub("", safe).casefold()
+
 
 _MOST_MISSING = 0.1
 

@@ -10,8 +10,10 @@ is obvious.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from patchline.plugin_api import (
     TABLE_SUFFIXES,
@@ -26,23 +28,122 @@ from patchline.plugin_api import (
     are_answers,
     metadata_files,
     open_archive,
+    split_named,
     stem_of,
     table_parts,
     valid_name,
 )
-from patchline.plugins.data_sources.cell_text import shown
 from patchline.plugins.data_sources.embedded_images import extracted, image_names
-from patchline.plugins.data_sources.joined_tables import JoinedTables
-from patchline.plugins.data_sources.split_lists import ask_about_lists
-from patchline.plugins.data_sources.table_columns import Columns, chosen_columns
+from patchline.plugins.data_sources.table_columns import NO_COLUMN, Columns, chosen_columns
 from patchline.plugins.data_sources.table_files import find_files
+from patchline.plugins.data_sources.table_formats import joined, shown
 from patchline.plugins.data_sources.table_reading import (
+    SPLIT,
     ParquetTable,
     PartedTable,
     Table,
     read_table,
 )
 from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
+
+
+class JoinedTables:
+    """Tables in the folders of splits, one after the other; their paths begin with the folder.
+
+    Args:
+        folder: around the splits.
+        tables: one for each split, with the same columns.
+
+    Raises:
+        DataError: if their columns differ.
+    """
+
+    def __init__(self, folder: Path, tables: Sequence[Table]) -> None:
+        self.file, self.tables = folder, tables
+        first, *others = tables
+        for other in others:
+            if set(other.names) != set(first.names):
+                odd = sorted(set(other.names) ^ set(first.names))
+                raise DataError(
+                    f"{other.file} and {first.file} have different columns: {joined(odd)}. Give "
+                    "both the same ones."
+                )
+        self.notes = [note for table in tables for note in table.notes]
+        self.embedded: frozenset[str] = frozenset()
+        self.class_names = first.class_names
+        self._splits = [split_named(table.file.parent.name) for table in tables]
+        has_split = SPLIT in first.names or not all(self._splits)
+        self.names = [*first.names, *([] if has_split else [SPLIT])]
+        self._has_split = has_split
+
+    def column(self, name: str) -> list[str]:
+        """Return the values of a column."""
+        if name == SPLIT and not self._has_split:
+            pairs = zip(self.tables, self._splits, strict=True)
+            return [str(split) for table, split in pairs for _ in self._rows(table)]
+        return [value for table in self.tables for value in table.column(name)]
+
+    def paths(self, name: str) -> list[str]:
+        """Return the values of the column of images, from the folder on."""
+        return [
+            value if not value.strip() or value.startswith("/") or ":" in value
+            else f"{table.file.parent.relative_to(self.file).as_posix()}/{value}"
+            for table in self.tables
+            for value in table.column(name)
+        ]  # fmt: skip
+
+    def _rows(self, table: Table) -> list[str]:
+        return table.column(table.names[0])
+
+
+_SPLIT_WORD = re.compile(r"(?:^|[^a-z])(?:train|val|dev|test)", re.IGNORECASE)
+_SUFFIXES = (".txt", ".lst", ".list")
+
+
+def ask_about_lists(file: Path, images: Collection[str]) -> None:
+    """Ask about lists that name images of a table, which has no column of splits.
+
+    Args:
+        file: the table, or the folder of its parts.
+        images: their paths or names.
+
+    Raises:
+        DataError: if there is such a list.
+    """
+    folder = file if file.is_dir() else file.parent
+    lists = sorted(
+        each
+        for each in folder.iterdir()
+        if each.suffix.lower() in _SUFFIXES and _SPLIT_WORD.search(each.stem) and each.is_file()
+    )
+    own = {name for image in images for name in _names(image)} if lists else set()
+    for each in lists:
+        lines = list(_lines(each))
+        named = sum(bool(own.intersection(_names(line))) for line in lines)
+        if 2 * named > len(lines):
+            raise DataError(
+                f"{file} has no column of splits, and {each.name} beside it lists {named:,} of its "
+                f"{len(set(images)):,} images. Add a column split with train, validation and test, "
+                f"or set --data.split-column {NO_COLUMN} to have Patchline split all of them."
+            )
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """Yield the first word of each line: a number of the class may follow the name."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read ({error.strerror}). Check its permissions, or move it away."
+        ) from error
+    return (line.split()[0] for line in text.splitlines() if line.strip())
+
+
+def _names(path: str) -> tuple[str, str]:
+    """Return the file's name of a path, and that without its suffix."""
+    plain = PurePosixPath(path.strip().replace("\\", "/"))
+    return plain.name, plain.stem
+
 
 _COMMON_NAMES = (
     "labels",

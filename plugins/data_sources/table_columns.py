@@ -21,7 +21,7 @@ from patchline.plugin_api import (
     are_answers,
     split_named,
 )
-from patchline.plugins.data_sources.cell_text import joined, shown
+from patchline.plugins.data_sources.table_formats import joined, shown
 from patchline.plugins.data_sources.table_reading import Table
 
 _IMAGE_NAMES = (

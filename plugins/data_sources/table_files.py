@@ -11,9 +11,14 @@ from typing import NamedTuple
 from unicodedata import normalize
 
 from patchline.plugin_api import IMAGE_SUFFIXES, DataError, walk_files
-from patchline.plugins.data_sources.cell_text import shown
-from patchline.plugins.data_sources.uploaded_names import original_name, stored_name
-from patchline.plugins.data_sources.written_names import ADDRESS, Readings, readings
+from patchline.plugins.data_sources.named_images import (
+    ADDRESS,
+    Readings,
+    original_name,
+    readings,
+    stored_name,
+)
+from patchline.plugins.data_sources.table_formats import shown
 
 _DRIVE = re.compile(r"[A-Za-z]:/")
 

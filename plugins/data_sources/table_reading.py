@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from patchline.plugin_api import DataError, split_named, table_parts
-from patchline.plugins.data_sources.cell_text import shown
-from patchline.plugins.data_sources.csv_reading import csv_columns
-from patchline.plugins.data_sources.text_encoding import opened_text
-from patchline.plugins.data_sources.workbook import workbook_columns
+from patchline.plugins.data_sources.table_formats import (
+    csv_columns,
+    opened_text,
+    shown,
+    workbook_columns,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

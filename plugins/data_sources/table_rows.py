@@ -24,7 +24,6 @@ from patchline.plugin_api import (
     is_several,
     read_set_cells,
 )
-from patchline.plugins.data_sources.cell_text import joined, shown
 from patchline.plugins.data_sources.table_columns import (
     ABSENT,
     PRESENT,
@@ -33,6 +32,7 @@ from patchline.plugins.data_sources.table_columns import (
     is_uncertain,
     splits_of,
 )
+from patchline.plugins.data_sources.table_formats import joined, shown
 from patchline.plugins.data_sources.table_reading import Table
 
 

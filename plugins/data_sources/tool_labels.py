@@ -19,8 +19,8 @@ from patchline.plugin_api import (
     stem_of,
     valid_name,
 )
-from patchline.plugins.data_sources.cell_text import joined, shown
 from patchline.plugins.data_sources.named_images import ImagePlaces
+from patchline.plugins.data_sources.table_formats import joined, shown
 
 _MOST_BYTES = 1 << 30
 _COMMON_NAMES = frozenset({

@@ -10,9 +10,12 @@ a field of a member `json`.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from patchline.plugin_api import (
+    IMAGE_SUFFIXES,
     DataError,
     DataSourcePlugin,
     ImageListing,
@@ -22,14 +25,237 @@ from patchline.plugin_api import (
     SourceContext,
     open_archive,
     readable_archive,
+    sample_key,
     shard_index,
     shards_in,
+    split_named,
     stem_of,
     valid_name,
 )
-from patchline.plugins.data_sources.shard_table import LABEL, SPLIT, ShardTable
 from patchline.plugins.data_sources.table_columns import Columns, chosen_columns
+from patchline.plugins.data_sources.table_formats import shown
 from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
+
+IMAGE, LABEL, SPLIT = "image", "cls", "split"
+_JSON = "json"
+_TEXTS = frozenset({LABEL, "index", "id", "txt"})
+_MOST_BYTES = 1 << 20
+"""Of a member that is read as text."""
+_CLASS_NAMES = ("classnames.txt", "classes.txt")
+_LONGEST_NUMBER = 9
+"""Digits of a class number; longer labels are names."""
+
+
+class _UnreadableError(Exception):
+    """A text or JSON member that cannot be read; says why."""
+
+
+class ShardTable:
+    """A table of samples.
+
+    The columns are `image`, or one for each kind of image if a sample has several; the text members
+    (`cls`); the fields of the JSON members; and `split` if the shards or their folders are named
+    for splits, instead of a field of that name.
+
+    Args:
+        place: the folder of the shards, or a single one.
+        shards: uncompressed tar files, by names that tell their splits.
+
+    Raises:
+        DataError: if a shard is damaged, or only some are named for a split.
+    """
+
+    def __init__(self, place: Path, shards: dict[str, Path]) -> None:
+        self.file = place
+        self.keys: list[str] = []
+        """The name of each sample, as its members' paths begin."""
+        self.left_out: list[LeftOutFile] = []
+        """Samples whose text or JSON members cannot be read."""
+        self._rows: list[dict[str, str]] = []
+        """The facts of each sample, and the paths of its images."""
+        splits = _splits(place, list(shards))
+        self.splits_by_name = any(splits)
+        """Whether the shards or their folders are named for splits."""
+        image_kinds: set[str] = set()
+        most_images = 0
+        for (name, shard), split in zip(shards.items(), splits, strict=True):
+            for key, kinds in _samples(place, name, shard).items():
+                images = {kind: f"{name}/{path}" for kind, path in kinds.items() if _is_image(kind)}
+                try:
+                    facts = _facts(shard, kinds)
+                except _UnreadableError as error:
+                    example = next(iter(images.values()), f"{name}/{key}")
+                    self.left_out.append(LeftOutFile(example, str(error)))
+                    continue
+                self.keys.append(f"{name}/{key}")
+                self._rows.append({**facts, **({SPLIT: split} if split else {}), **images})
+                image_kinds |= images.keys()
+                most_images = max(most_images, len(images))
+        if most_images == 1:
+            self._rename(image_kinds)
+            image_kinds = {IMAGE}
+        self.embedded = frozenset(image_kinds)
+        self.notes: list[str] = []
+        self.names = list(dict.fromkeys(name for row in self._rows for name in row))
+        self.class_names = _class_names(place, self._rows)
+
+    def column(self, name: str) -> list[str]:
+        """Return the values of a column; of an image, its path."""
+        return [row.get(name, "") for row in self._rows]
+
+    def add(self, name: str) -> None:
+        """Add an empty column."""
+        self.names.append(name)
+
+    def _rename(self, kinds: set[str]) -> None:
+        """Call the only image of each sample `image`, whatever its suffix."""
+        for row in self._rows:
+            image = next((row.pop(kind) for kind in kinds & row.keys()), None)
+            row.pop(IMAGE, None)  # a field of the JSON member
+            if image is not None:
+                row[IMAGE] = image
+
+
+def _is_image(kind: str) -> bool:
+    return PurePosixPath(f"x.{kind}").suffix in IMAGE_SUFFIXES
+
+
+def _samples(place: Path, name: str, shard: Path) -> dict[str, dict[str, str]]:
+    """Return the paths of the members of each sample, by their kinds.
+
+    Raises:
+        DataError: if a sample has two members of a kind, so that one would be lost.
+    """
+    archive = open_archive(shard)
+    repeated = list(archive.repeated)
+    samples: dict[str, dict[str, str]] = {}
+    for path in archive.paths:
+        key, kind = sample_key(path)
+        if kind and samples.setdefault(key, {}).setdefault(kind, path) != path:
+            repeated.append(path)
+    if repeated:
+        raise DataError(
+            f"The shard {name} of {place} has {len(repeated):,} members twice, such as "
+            f"{repeated[0]}, so images would be lost. Shards that are each numbered from the start "
+            "cannot be joined: keep them as separate files, or number the samples throughout."
+        )
+    return samples
+
+
+def _facts(shard: Path, kinds: dict[str, str]) -> dict[str, str]:
+    """Return what the text and JSON members of a sample say."""
+    facts: dict[str, str] = {}
+    for kind, path in kinds.items():
+        if kind in _TEXTS:
+            facts[kind] = _text(shard, path, kind).strip()
+        elif kind == _JSON:
+            facts |= _fields(_text(shard, path, kind))
+    return facts
+
+
+def _text(shard: Path, path: str, kind: str) -> str:
+    archive = open_archive(shard)
+    size = archive.size_of(path)
+    if size > _MOST_BYTES:
+        raise _UnreadableError(
+            f"its {kind} has {size:,} bytes, and at most {_MOST_BYTES:,} are read"
+        )
+    try:
+        with archive.open(path) as opened:
+            return opened.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _UnreadableError(f"its {kind} is not UTF-8 text") from error
+
+
+def _fields(text: str) -> dict[str, str]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _UnreadableError(f"its {_JSON} is not valid ({error})") from error
+    if isinstance(content, dict):
+        return {str(name): _plain(value) for name, value in content.items()}
+    return {_JSON: _plain(content)}
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _splits(place: Path, names: list[str]) -> list[str | None]:
+    """Return the split of each shard, told by its folder or the first word of its name.
+
+    If that tells none, a word further inside does (`imagenet1k-train-0000.tar`), provided that it
+    does for every shard, and that there are several splits.
+    """
+    splits = [_split_of(name) for name in names]
+    if not any(splits):
+        inside = [_split_inside(name) for name in names]
+        return inside if all(inside) and len(set(inside)) > 1 else splits
+    if not all(splits):
+        odd, known = (
+            names[splits.index(None)],
+            next(n for n, s in zip(names, splits, strict=True) if s),
+        )
+        raise DataError(
+            f"{known} in {place} is named for a split, but {odd} is not. Rename it, or move it "
+            "away."
+        )
+    return splits
+
+
+def _split_of(name: str) -> str | None:
+    folder, _, file = name.rpartition("/")
+    told = map(_split_in_word, (*folder.split("/"), _words(file)[0]))
+    return next((split for split in told if split), None)
+
+
+def _split_inside(name: str) -> str | None:
+    """Return the only split that the words of a shard's name mean."""
+    found = set(map(_split_in_word, _words(name.rpartition("/")[2]))) - {None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _words(file: str) -> list[str]:
+    return file.replace("_", "-").replace(".", "-").split("-")
+
+
+def _split_in_word(word: str) -> str | None:
+    return split_named(word.rstrip("0123456789"))
+
+
+def _class_names(place: Path, rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    """Return the names of class numbers, from a text file beside the shards."""
+    values = {row.get(LABEL, "") for row in rows} - {""}
+    if not values or not all(each.isdecimal() and len(each) <= _LONGEST_NUMBER for each in values):
+        return {}
+    folder = place if place.is_dir() else place.parent
+    for file in (folder / name for name in _CLASS_NAMES):
+        if not file.is_file():
+            continue
+        try:
+            names = file.read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is not UTF-8 text. Save it as UTF-8.") from error
+        largest = max(map(int, values))
+        if largest >= len(names):
+            raise DataError(
+                f"{file} has {len(names)} lines, but the shards have class {largest}. "
+                "Write one name for each class number, from 0."
+            )
+        names = [name.strip() for name in names]
+        lines: dict[str, int] = {}
+        for line, name in enumerate(names, start=1):
+            if name and lines.setdefault(name, line) != line:
+                raise DataError(
+                    f"{file} has the name '{shown(name)}' in the lines {lines[name]} and {line}, "
+                    "which would make one class of two. Write another name in one of them."
+                )
+        return {LABEL: names}
+    return {}
 
 
 class WebDatasetConfig(PluginConfig):

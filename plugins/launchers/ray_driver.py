@@ -31,8 +31,7 @@ from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError, 
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from patchline.plugins.launchers.ray_environment import environment_of_nodes
-from patchline.plugins.launchers.ray_host import Host, exposed_folder, facts
+from patchline.plugins.launchers.ray_host import Host, environment_of_nodes, exposed_folder, facts
 
 _POLL_SECONDS, _START_POLL_SECONDS = 0.1, 0.02
 """Between two looks at workers that run, and at some that are being started."""

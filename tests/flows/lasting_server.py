@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 
 from patchline.flows.prefect_api.temporary_server import TemporaryServer
-from patchline.pipeline.local_login import USER
-from patchline.pipeline.local_services import answers
+from patchline.pipeline.local_services import USER, answers
 from tests.conftest import PREFECT_DATABASE, SERVER_SECRET
 from tests.patience import patient
 from tests.process_owners import VARIABLE, owned_by

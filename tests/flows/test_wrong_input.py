@@ -11,7 +11,7 @@ from PIL import Image
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.sorting import FlowRunSort
 
-from patchline.pipeline.data.store.earlier_stores import DRAFT_FILE
+from patchline.pipeline.data.store.store_builds import DRAFT_FILE
 from patchline.pipeline.workspace.run_memory import live_runs
 from tests.conftest import Finished, patchline_here, write_photos
 from tests.small_disks import small_disk as mounted

@@ -10,7 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from patchline.pipeline.models.answer_rules import AnswerRules, SetThreshold
+from patchline.pipeline.models.model_description import AnswerRules, SetThreshold
 from patchline.pipeline.packaging.packaged_model import REFERENCE_FILE, PackagedModel
 from tests.pipeline.conftest import Exported
 

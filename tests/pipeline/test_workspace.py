@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from patchline.flows.command_line import run_command_line
-from patchline.flows.prefect_api import database_secrets
+from patchline.flows.prefect_api import prefect_database
 from patchline.pipeline.workspace.files import atomic_files, workspace_folder
 
 
@@ -63,9 +63,9 @@ def test_a_place_that_cannot_be_narrowed_is_said(
 def test_the_key_to_a_new_database_is_kept_apart(tmp_path: Path) -> None:
     """Database and key are the owner's alone; another process gets the same key."""
     database = tmp_path / ".patchline/prefect.db"
-    given = database_secrets.key_environment(database)
+    given = prefect_database.key_environment(database)
     assert given == {"PREFECT_SERVER_ENCRYPTION_KEY": database.with_suffix(".key").read_text()}
-    assert database_secrets.key_environment(database) == given
+    assert prefect_database.key_environment(database) == given
     assert mode(database) == mode(database.with_suffix(".key")) == 0o600
     assert mode(database.parent) == 0o700
 
@@ -77,6 +77,6 @@ def test_a_database_that_is_there_is_narrowed_and_keeps_its_own_key(tmp_path: Pa
     for name in ("prefect.db", "prefect.db-wal"):
         (database.parent / name).write_bytes(b"not empty")
         (database.parent / name).chmod(0o644)
-    assert database_secrets.key_environment(database) == {}
+    assert prefect_database.key_environment(database) == {}
     assert mode(database) == mode(database.with_name("prefect.db-wal")) == 0o600
     assert not database.with_suffix(".key").exists()

@@ -11,7 +11,7 @@ from torchvision.transforms import RandAugment, TrivialAugmentWide
 from torchvision.transforms import functional as reference
 from torchvision.transforms.functional import InterpolationMode
 
-from patchline.plugins.augmentations import operations
+from patchline.plugins.augmentations import policy_module
 from patchline.plugins.augmentations.policy_module import (
     BINS,
     OPERATIONS,
@@ -49,25 +49,25 @@ def test_enhancements(name: str, theirs: Any, factor: float, channels: int) -> N
     """Brightness, contrast, colour and sharpness agree to one level."""
     photo = _photo(channels)
     expected = theirs(torch.from_numpy(photo).permute(2, 0, 1), factor)
-    assert _difference(getattr(operations, name)(photo, factor), expected).max() <= 1
+    assert _difference(getattr(policy_module, name)(photo, factor), expected).max() <= 1
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_tables(channels: int) -> None:
     """Posterize, solarize, autocontrast and equalize agree, the last two to one level."""
     photo, flat = _photo(channels), np.full((SIDE, SIDE, 3), 77, np.uint8)
-    assert np.array_equal(operations.autocontrast(flat), flat)
-    assert np.array_equal(operations.equalize(flat), flat)
+    assert np.array_equal(policy_module.autocontrast(flat), flat)
+    assert np.array_equal(policy_module.equalize(flat), flat)
     image = torch.from_numpy(photo).permute(2, 0, 1)
     for bits in (8, 5, 2):
         assert not _difference(
-            operations.posterize(photo, bits), reference.posterize(image, bits)
+            policy_module.posterize(photo, bits), reference.posterize(image, bits)
         ).any()
     for threshold in (0.0, 100.0, 255.0):
         expected = reference.solarize(image, threshold)
-        assert not _difference(operations.solarize(photo, threshold), expected).any()
-    assert _difference(operations.autocontrast(photo), reference.autocontrast(image)).max() <= 1
-    assert _difference(operations.equalize(photo), reference.equalize(image)).max() <= 1
+        assert not _difference(policy_module.solarize(photo, threshold), expected).any()
+    assert _difference(policy_module.autocontrast(photo), reference.autocontrast(image)).max() <= 1
+    assert _difference(policy_module.equalize(photo), reference.equalize(image)).max() <= 1
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -77,21 +77,21 @@ def test_translations_and_rotations(channels: int) -> None:
     image = torch.from_numpy(photo).permute(2, 0, 1)
     still: dict[str, Any] = {"angle": 0.0, "scale": 1.0, "shear": [0.0, 0.0], **BILINEAR}
     right = reference.affine(image, translate=[5, 0], **still)
-    assert _difference(operations.translate_x(photo, 5.0), right).max() <= 1
+    assert _difference(policy_module.translate_x(photo, 5.0), right).max() <= 1
     down = reference.affine(image, translate=[0, -7], **still)
-    assert _difference(operations.translate_y(photo, -7.0), down).max() <= 1
+    assert _difference(policy_module.translate_y(photo, -7.0), down).max() <= 1
     turned = reference.rotate(image, 30.0, **BILINEAR)
-    assert np.quantile(_difference(operations.rotate(photo, 30.0), turned), 0.9) <= 6
+    assert np.quantile(_difference(policy_module.rotate(photo, 30.0), turned), 0.9) <= 6
 
 
 def test_shears_move_lines_around_the_centre() -> None:
     """A row moves by its distance to the centre times the amount, and a column likewise."""
     stripe = np.full((33, 33, 1), 0, np.uint8)
     stripe[:, 16] = 200
-    sheared = operations.shear_x(stripe, 0.5)
+    sheared = policy_module.shear_x(stripe, 0.5)
     assert (sheared[16, 16, 0], sheared[16 + 8, 16 + 4, 0]) == (200, 200)
     assert sheared[16 - 8, 16 - 4, 0] == 200
-    across = operations.shear_y(stripe.transpose(1, 0, 2).copy(), 0.5)
+    across = policy_module.shear_y(stripe.transpose(1, 0, 2).copy(), 0.5)
     assert np.array_equal(across, sheared.transpose(1, 0, 2))
 
 

@@ -20,8 +20,7 @@ from torchvision.transforms.v2.functional import (
 )
 
 from patchline.pipeline.config import PluginChoice
-from patchline.pipeline.data.batches.augmentation import SeededAugmentation
-from patchline.pipeline.data.batches.counter_random import CounterRandom
+from patchline.pipeline.data.batches.augmentation import CounterRandom, SeededAugmentation
 from patchline.plugin_api import DataTraits, PluginConfig
 from patchline.plugins.augmentations.affine_module import (
     as_bytes,
@@ -33,11 +32,10 @@ from patchline.plugins.augmentations.affine_module import (
     moved_in_turn,
     placements,
 )
-from patchline.plugins.augmentations.batch_module import erase
-from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig
+from patchline.plugins.augmentations.batch_module import enlarged, erase, recolored, windows
 from patchline.plugins.augmentations.light import LightConfig
 from patchline.plugins.augmentations.resized_crop import ResizedCropConfig
-from patchline.plugins.augmentations.resized_crop_module import enlarged, recolored, windows
+from patchline.plugins.augmentations.standard import CropAndFlipConfig
 from tests.conftest import draw_photo
 from tests.plugins.model_parity import image_spec
 

@@ -17,7 +17,7 @@ from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
 from patchline.pipeline.workers.launcher import Resources
-from patchline.plugins.launchers.ray_environment import environment_of_nodes
+from patchline.plugins.launchers.ray_host import environment_of_nodes
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 _SILENT = """

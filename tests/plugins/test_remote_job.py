@@ -14,7 +14,7 @@ from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers.job_paths import SAME_PLACE, paths_of
 from patchline.pipeline.workers.launcher import WorkerTask
-from patchline.pipeline.workers.part_files import read_lines, write_lines
+from patchline.pipeline.workers.worker_parts import read_lines, write_lines
 from patchline.pipeline.workspace import chosen, remote_data
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.files.atomic_files import write_text

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from patchline.pipeline.data.manifests.label_task import with_task
+from patchline.pipeline.data.manifests.source_listing import with_task
 from patchline.pipeline.errors import DataError
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.plugins.listings import labels_of, listed, refused, table, touched

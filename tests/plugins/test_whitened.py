@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
-from patchline.pipeline.training.start.initial_model import initialise_from_images
+from patchline.pipeline.training.start import initialise_from_images
 from patchline.plugin_api import PatchEmbeddingContext
 from patchline.plugins.patch_embeddings.whitened_module import (
     WhitenedStem,

@@ -14,7 +14,7 @@ from cyclopts import CycloptsError
 
 from patchline.flows.commands.application import application
 from patchline.pipeline.data.labels.label_cells import NO_LABEL
-from patchline.pipeline.workspace.files.ignored_files import DEFAULT_PATTERNS
+from patchline.pipeline.workspace.files.folder_walk import DEFAULT_PATTERNS
 from tests.flows.training.runs import TINY
 from tests.structure.pages import PAGES, ROOT, blocks, commands, execute
 

@@ -29,7 +29,7 @@ def test_nothing_but_a_tool_names_its_modules(tmp_path: Path) -> None:
     assert tools_named(ROOT) == []
     for file, text in (
         ("plugins/tools/export/tool.py", ""),
-        ("flows/other.py", 'MODULE = "patchline.plugins.tools.export.latency"'),
+        ("flows/other.py", 'MODULE = "patchline.plugins.tools.export.comparison"'),
     ):
         (tmp_path / file).parent.mkdir(parents=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
@@ -116,15 +116,21 @@ def test_every_package_says_what_it_is_for() -> None:
         ("flows/training/stage_tasks.py", "from pipeline import config"),
         ("pipeline/models/inference.py", "import patchline.python_api"),
         (
-            "flows/schedules/retries.py",
+            "flows/schedules/deployment_runs.py",
             "from patchline.flows.training import run_messages",
         ),
         ("plugins/models/vit.py", "from patchline import plugin_checks"),
         ("plugins/models/vit.py", "from patchline.pipeline.workspace.tracking import client"),
         ("plugins/models/vit.py", "from patchline.flows import prefect_session"),
-        ("plugins/tools/export/latency.py", "from patchline.flows.training import training_flow"),
-        ("plugins/tools/export/latency.py", "from patchline.plugins.tools.monitor import shifts"),
-        ("plugins/tools/export/latency.py", "from patchline.plugins.models import vit"),
+        (
+            "plugins/tools/export/comparison.py",
+            "from patchline.flows.training import training_flow",
+        ),
+        (
+            "plugins/tools/export/comparison.py",
+            "from patchline.plugins.tools.monitor import shifts",
+        ),
+        ("plugins/tools/export/comparison.py", "from patchline.plugins.models import vit"),
         ("plugins/models/vit.py", "from patchline.plugins.tools.monitor import shifts"),
         ("pipeline/models/inference.py", "from patchline.plugins.tools.monitor import shifts"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from patchline.plugins.launchers.ray_settings import RayConfig
+from patchline.plugins.launchers.ray import RayConfig
 
 FILES = Path(__file__).resolve().parents[2] / "examples" / "ray"
 PAGE = FILES.parents[1] / "docs" / "how_to" / "ray.md"

@@ -1,21 +1,89 @@
 """Which images are in which batch: it depends only on (seed, epoch), so any step can be the first.
 
+Where all images are shuffled together, every epoch reads the whole store in random order. In
+windows, an epoch is a sequence of parts of the store, each of which is read once, ahead of its use:
+blocks of consecutive rows are assigned to windows by chance, then the rows of a window are
+shuffled. A store lists its images class by class, as a folder does, so a window of random blocks
+would have too many images of some classes. Each window therefore takes one of every few consecutive
+blocks, so that it is a sample of the whole store.
+
 An image is named by its draw: its row in the store, plus the number of the store's rows for each
 time that it has been drawn before in the same epoch. So each draw is augmented in its own way.
 
 The images of an epoch are shuffled all together, or, where they would not fit the memory, in
 windows (`shuffle_windows`).
+
+The batches are divided into pages (`local_pages`). While one is used, the next one is fetched in
+the background. Where images are shuffled in windows, no page holds batches of two windows, so that
+a page is a number of large pieces of the store. The batches themselves are those of the order,
+whatever the pages, and every process fetches only what it computes itself.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Self, TypeVar
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from patchline.pipeline.data.batches.shuffle_windows import Rows, ShuffleWindows
+from patchline.pipeline.data.store.opened_images import JoinedImages
+from patchline.pipeline.data.store.streamed_images import PagesFolder, StreamedImages
+from patchline.pipeline.data.store.streamed_records import StreamedRecords
+from patchline.pipeline.workspace.files.stored_images import StoredImages
+
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+BLOCK_BYTES = 1 << 22
+"""Bytes of images in a block, at most: 4 MiB, which disks and object stores read at full speed."""
+_FEWEST_BLOCKS = 256
+"""Blocks in a window, at least, so that it has about as many images of each class as any other."""
+
+
+@dataclass(frozen=True)
+class ShuffleWindows:
+    """How the rows of a store are divided into windows."""
+
+    count: int
+    """Windows in an epoch."""
+    stored: int
+    """Rows of the store."""
+    block_rows: int
+    """Consecutive rows that are always in one window."""
+
+    @classmethod
+    def of(cls, fraction: float, stored: int, image_bytes: int) -> ShuffleWindows | None:
+        """Return the windows of a store; None if one holds all images.
+
+        Args:
+            fraction: of the images that are shuffled together, at most.
+            stored: rows of the store.
+            image_bytes: of each row.
+        """
+        count = int(np.ceil(1 / fraction - 1e-9))
+        if count == 1:
+            return None
+        block_rows = min(BLOCK_BYTES // image_bytes, stored // (count * _FEWEST_BLOCKS))
+        return cls(count, stored, max(1, block_rows))
+
+    def sorted(self, shuffled: Rows, generator: np.random.Generator) -> tuple[Rows, Rows]:
+        """Return the draws of an epoch by window, and where each window ends.
+
+        Args:
+            shuffled: the draws in random order, which they keep within a window.
+            generator: assigns the blocks to windows.
+        """
+        blocks = -(-self.stored // self.block_rows)
+        rounds = np.tile(np.arange(self.count), (-(-blocks // self.count), 1))
+        window_of_block = generator.permuted(rounds, axis=1).ravel()
+        windows = window_of_block[shuffled % self.stored // self.block_rows]
+        sizes = np.bincount(windows, minlength=self.count)
+        by_window = shuffled[np.argsort(windows, kind="stable")]
+        return by_window, np.cumsum(sizes[sizes > 0])
+
 
 _Draws = TypeVar("_Draws", int, Rows)
 
@@ -167,3 +235,110 @@ class BalancedOrder(BatchOrder):
             for time in range(-(-count // len(rows)))
         ]
         return np.concatenate([*rounds, rows[:0]])[:count]
+
+
+Batch = list[tuple[int, int]]
+
+
+class StreamedOrder:
+    """Yields the batches of an order.
+
+    Args:
+        order: yields batches of (epoch, draw): all of `whole`, or a part of each.
+        whole: says where windows begin.
+        images: of the stores.
+        pages: where the pages are written.
+        last_step: returns the step before which the training ends, as far as it is known; nothing
+            is fetched ahead beyond it.
+    """
+
+    def __init__(
+        self,
+        order: Iterable[Batch],
+        whole: BatchOrder,
+        images: StoredImages,
+        pages: PagesFolder,
+        last_step: Callable[[], int],
+    ) -> None:
+        self._order, self._whole, self._images = order, whole, images
+        self._pages, self._last_step = pages, last_step
+        self._begins_window = False
+        self._ended = threading.Event()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches.
+
+        Raises:
+            StorageError: if the object store does not answer, or the disk is full.
+        """
+        self._ended.clear()
+        pages, fetcher = self._divided(), ThreadPoolExecutor(1, "pages")
+        try:
+            number, page = 0, next(pages)
+            ready = fetcher.submit(self._fetch, number, page)
+            while True:
+                ready.result()
+                self._pages.drop(number - 2)
+                following = next(pages)
+                next_ready: Future[None] = fetcher.submit(self._fetch, number + 1, following)
+                yield from page.batches
+                number, page, ready = number + 1, following, next_ready
+        finally:
+            self._ended.set()
+            fetcher.shutdown(wait=False, cancel_futures=True)
+
+    def _divided(self) -> Iterator[_OrderPage]:
+        """Yield pages; beyond the last step, of one batch each, which is not fetched ahead."""
+        self._whole.on_window = self._mark_window
+        batches, step = iter(self._order), self._whole.first_step
+        batch = next(batches)
+        while True:
+            is_ahead = step < self._last_step()
+            page, size = [batch], self._size_of(batch)
+            self._begins_window = False
+            while True:
+                batch, step = next(batches), step + 1
+                size += self._size_of(batch)
+                is_end = self._begins_window or size > self._pages.page_bytes
+                if is_end or not is_ahead or step == self._last_step():
+                    break
+                page.append(batch)
+            yield _OrderPage(page, is_ahead)
+
+    def _mark_window(self, _draws: Rows) -> None:
+        self._begins_window = True
+
+    def _size_of(self, batch: Batch) -> int:
+        rows = self._rows_of([batch])
+        return int(sum(records.sizes_of(own).sum() for _, records, own in self._parts(rows)))
+
+    def _rows_of(self, batches: list[Batch]) -> Rows:
+        draws = np.array([draw for batch in batches for _, draw in batch], np.int64)
+        return np.unique(draws % len(self._images))
+
+    def _parts(self, rows: Rows) -> Iterator[tuple[int, StreamedRecords, Rows]]:
+        """Yield the streamed stores that have some of the rows, with their own rows."""
+        for part, images, own in divided(self._images, rows):
+            if isinstance(images, StreamedImages):
+                yield part, images.records, own
+
+    def _fetch(self, number: int, page: _OrderPage) -> None:
+        if page.is_ahead:
+            for part, records, own in self._parts(self._rows_of(page.batches)):
+                self._pages.fetch(number, part, records, own, self._ended.is_set)
+
+
+class _OrderPage(NamedTuple):
+    batches: list[Batch]
+    is_ahead: bool
+    """Whether its images are fetched before they are needed."""
+
+
+def divided(images: StoredImages, rows: Rows) -> Iterator[tuple[int, StoredImages, Rows]]:
+    """Yield the number of each store that has some of the rows, its images, and its own rows."""
+    if isinstance(images, JoinedImages):
+        for part, _, own in images.divided(rows):
+            number = next(at for at, each in enumerate(images.parts) if each is part)
+            yield number, part, own
+    else:
+        yield 0, images, rows

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from patchline.pipeline.data.labels.reading_rules import AUTO, LIST, NONE, ReadingRules
-from patchline.pipeline.workspace.files.ignored_files import DEFAULT
+from patchline.pipeline.workspace.files.folder_walk import DEFAULT
 
 PATH, LABEL, ANSWER_GROUP = "path", "label", "group"
 ANSWER_COLUMNS = (

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.workspace.files.ignored_files import DEFAULT
+from patchline.pipeline.workspace.files.folder_walk import DEFAULT
 
 NO_LABEL = ("nan", "-nan", "<na>", "nat", "null", "#n/a", "#na", "?")
 """Cells that mean that there is no label, beside empty ones, in lower case."""

@@ -1,4 +1,4 @@
-"""Sets of labels as text and as numbers.
+"""Sets of labels as text and as numbers, and what the labels of a task are called in sentences.
 
 An image of multi-label data has a set of labels, which may be empty. The manifest's column `label`
 holds it as a JSON list of the sorted names, `["circle", "red"]`, so that equal sets are equal
@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
+
 
 Task = Literal["single_label", "multi_label"]
 """What a model answers: one class for each image, or a set of classes."""
@@ -106,3 +107,15 @@ def by_label(sets_NK: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64
     rank_N[first] = -1
     order_N: np.ndarray[Any, np.dtype[np.int64]] = np.argsort(rank_N, kind="stable")
     return order_N
+
+
+class LabelWords(NamedTuple):
+    """One of them, and several."""
+
+    one: str
+    several: str
+
+
+def by_task(task: Task) -> LabelWords:
+    """Return `class` where an image has one, and `label` where it has a set."""
+    return LabelWords("label", "labels") if task == MULTI_LABEL else LabelWords("class", "classes")

@@ -1,4 +1,4 @@
-"""Several labels in one cell: lists, and texts with a separator.
+"""Several labels in one cell: lists, texts with a separator, and paths of a taxonomy.
 
 A list in the notation of JSON, Python or NumPy, `["beach", "sunset"]`, is what it looks like. A
 text such as `beach|sunset` may be two labels or the name of one class. The cells themselves tell if
@@ -13,15 +13,53 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from patchline.pipeline.data.labels.label_cells import number_in, read_label_cells
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.data.labels.reading_rules import AUTO, LIST, NONE, SPACE, ReadingRules
-from patchline.pipeline.data.labels.taxonomy import TaxonomyPath, check_branches, innermost_paths
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.terminal_words import visible
+
+TaxonomyPath = tuple[str, ...]
+
+
+def innermost_paths(paths: Sequence[TaxonomyPath]) -> tuple[TaxonomyPath, ...]:
+    """Return the paths of an answer that no other one continues: a cat is said to be an animal."""
+    return tuple(
+        each
+        for each in paths
+        if not any(other != each and other[: len(each)] == each for other in paths)
+    )
+
+
+def check_branches(paths: Iterable[TaxonomyPath], place: str) -> list[str]:
+    """Return a note on a label that is a part of another label.
+
+    Args:
+        paths: of all labels.
+        place: where they are from, for messages.
+
+    Raises:
+        DataError: if one name is in two branches.
+    """
+    seen: dict[str, TaxonomyPath] = {}
+    for path in paths:
+        first = seen.setdefault(path[-1], path)
+        if first != path:
+            one, other = (visible(" > ".join(each)) for each in (first, path))
+            raise DataError(
+                f"{place} has the label '{visible(path[-1])}' in two branches, '{one}' and "
+                f"'{other}', which would make one class of two. Rename one of them."
+            )
+    nested = ((above, path[-1]) for path in seen.values() for above in path[:-1] if above in seen)
+    return [
+        f"'{visible(whole)}' is a class of its own beside its part '{visible(part)}', and an image "
+        "of the part may be called either"
+        for whole, part in list(nested)[:1]
+    ]
+
 
 _CANDIDATES = ("|", ";", ",", SPACE)
 _MOST_CELL = 20_000

@@ -11,10 +11,9 @@ import pandas as pd
 
 from patchline.pipeline.data.labels.class_names import identifiers, numbers
 from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.data.labels.label_words import by_task
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, by_task
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.exclusion import STATUS
+from patchline.pipeline.data.manifests.left_out import STATUS
 from patchline.pipeline.errors import DataError
 
 _FEWEST_EACH = 3

@@ -13,18 +13,11 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 
 from patchline.pipeline.data.manifests.describing import OnImage, Row, describe, describe_small
-from patchline.pipeline.data.manifests.describing_job import (
-    FEWEST_FILES_OF_PART,
-    MODULE,
-    RESOURCES,
-    DescribingJob,
-    PartDescribed,
-)
 from patchline.pipeline.data.reading.child_processes import (
     FEWEST_FILES,
     ChildProcesses,
@@ -34,11 +27,49 @@ from patchline.pipeline.data.reading.child_processes import (
 )
 from patchline.pipeline.data.reading.decoding import Pixels
 from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workers.job_paths import SAME_PLACE
+from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.missing_data import stays_here
-from patchline.pipeline.workers.part_files import read_lines, write_lines
-from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
+from patchline.pipeline.workers.worker_parts import (
+    JobPart,
+    number_of_parts,
+    read_lines,
+    run_parts,
+    write_lines,
+)
 from patchline.pipeline.workspace.files import workspace_folder
 from patchline.plugin_api import ListedImage
+
+MODULE = "patchline.pipeline.data.manifests.describing_worker"
+RESOURCES = Resources()
+"""All cores of one machine."""
+FEWEST_FILES_OF_PART = 2000
+"""With fewer, a part is described before its worker would have started."""
+
+
+class DescribingJob(FrozenModel):
+    """The files of a part."""
+
+    root: Annotated[Path, SAME_PLACE]
+    """The folder or archive that the paths are relative to, absolute."""
+    files: Path
+    """Lines of JSON: each file in its order, and whether it is wanted."""
+    rows: Path
+    """The file to write: a line of JSON for each file."""
+    kept: Path | None = None
+    """The array to write, uint8 (N, H, W, 3) with a row for each file: the decoded images."""
+    shape: tuple[int, int] | None = None
+    """Their height and width."""
+    resize: ResizePolicy | None = None
+    """How an image becomes a row of it."""
+
+
+class PartDescribed(FrozenModel):
+    """The file of rows is there."""
+
+    files: int
+
 
 _BATCH = 100
 _FILES_FILE, _ROWS_FILE, _IMAGES_FILE = "files.jsonl", "rows.jsonl", "images.npy"

@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from patchline.pipeline.data.manifests.describing import Row
-from patchline.pipeline.data.manifests.describing_job import DescribingJob, PartDescribed
-from patchline.pipeline.data.manifests.describing_processes import KeptImageArray, rows_in_process
+from patchline.pipeline.data.manifests.describing_processes import (
+    DescribingJob,
+    KeptImageArray,
+    PartDescribed,
+    rows_in_process,
+)
 from patchline.pipeline.data.reading.image_root import exists
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import missing_data
-from patchline.pipeline.workers.part_files import read_lines, write_lines
+from patchline.pipeline.workers.worker_parts import read_lines, write_lines
 from patchline.pipeline.workers.worker_process import worker_main
 from patchline.plugin_api import ListedImage
 

@@ -9,15 +9,20 @@ of a table are kept as `column:NAME`.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.table_cells import printable
+from patchline.plugin_api import ImageListing
 
 COLUMNS = [
     "path", "label", "split", "group", "sha256", "pixels", "width", "height", "mode", "values",
@@ -147,3 +152,36 @@ def examples(paths: Iterable[str], limit: int = 3) -> str:
     listed = list(paths)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more
+
+
+def own_columns(names: Iterable[str]) -> list[str]:
+    """Return those of some names that a data source has added."""
+    return [name for name in names if name.startswith(OWN_COLUMN)]
+
+
+def listed_columns(listing: ImageListing) -> list[str]:
+    """Return the names that the columns of a source get in the manifest."""
+    return [f"{OWN_COLUMN}{printable(name)}" for name in listing.columns]
+
+
+def check_slices(slices: Iterable[str], there: Iterable[str]) -> None:
+    """Refuse to slice the images by a column that the data does not have.
+
+    Args:
+        slices: the value of `evaluation.slices`.
+        there: the columns of the manifest.
+
+    Raises:
+        ConfigError: naming the columns that are there.
+    """
+    columns = own_columns(there)
+    for name in own_columns(slices):
+        if name in columns:
+            continue
+        close = difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
+        nearest = f"did you mean {close[0]}? " if close else ""
+        none = "only tables and shards have such columns, so remove it"
+        remedy = f"choose from: {', '.join(columns)}" if columns else none
+        raise ConfigError(
+            f"evaluation.slices names '{name}', but the data has no such column; {nearest}{remedy}."
+        )

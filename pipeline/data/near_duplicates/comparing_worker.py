@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from patchline.pipeline.data.near_duplicates.comparing_job import ComparingJob, PartCompared
-from patchline.pipeline.data.near_duplicates.matching import SEARCHES, matches
+from patchline.pipeline.data.near_duplicates.matching import (
+    SEARCHES,
+    ComparingJob,
+    PartCompared,
+    matches,
+)
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main

@@ -8,7 +8,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from patchline.pipeline.data.manifests.scan_memory import digest_of_root
+from patchline.pipeline.data.manifests.scanning import digest_of_root
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.run_memory import stage_keys

@@ -17,8 +17,12 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from patchline.pipeline.data.pixel_values.pixel_mapping import DeepFile, FileValues, Values
-from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
+    DeepFile,
+    FileValues,
+    UndecodableImageError,
+    Values,
+)
 
 _START = b"\xff\x4f\xff\x51"
 _FIELDS = ">HHIIIIIIIIH"

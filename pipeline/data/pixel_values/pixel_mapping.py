@@ -4,6 +4,8 @@ Copied into every packaged model, so that a package maps an image as its trainin
 image of 8 bits is not touched.
 
 H: height, W: width, N: samples per pixel as they are in the file, C: channels.
+
+This module is copied into every packaged model.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from PIL import Image
 
-from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
+
+class UndecodableImageError(ValueError):
+    """The bytes are not a complete image, or nothing says what their values mean."""
+
 
 Values = np.ndarray[Any, Any]
 

@@ -20,10 +20,10 @@ import numpy as np
 from patchline.pipeline.data.pixel_values.pixel_mapping import (
     DeepFile,
     FileValues,
+    UndecodableImageError,
     Values,
     orientation_in,
 )
-from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _INTERLACED = 28

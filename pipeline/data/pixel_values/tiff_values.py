@@ -22,8 +22,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from patchline.pipeline.data.pixel_values.pixel_mapping import DeepFile, FileValues, Values
-from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
+    DeepFile,
+    FileValues,
+    UndecodableImageError,
+    Values,
+)
 
 _TIFF_TYPES = dict(
     zip(

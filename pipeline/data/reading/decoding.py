@@ -29,12 +29,12 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
     DeepFile,
     FileValues,
     PixelMapping,
+    UndecodableImageError,
     ValueFit,
     orientation_in,
 )
 from patchline.pipeline.data.pixel_values.png_values import PlainPng, plain_png
 from patchline.pipeline.data.pixel_values.tiff_values import tiff_page
-from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of, why_not_read
 from patchline.pipeline.data.reading.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
 from patchline.pipeline.data.reading.pillow_decoding import (

@@ -21,9 +21,9 @@ from patchline.pipeline.workspace.files.access import is_readable
 from patchline.pipeline.workspace.files.archive_members import MemberError
 from patchline.pipeline.workspace.files.archives import open_archive
 from patchline.pipeline.workspace.files.atomic_files import replacing
-from patchline.pipeline.workspace.files.compression import READ_ERRORS
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
 from patchline.pipeline.workspace.files.file_digest import sha256_of
+from patchline.pipeline.workspace.files.tar_archive import READ_ERRORS
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,10 +14,10 @@ from PIL import Image
 from patchline.pipeline.data.pixel_values.pixel_mapping import (
     FileValues,
     PixelMapping,
+    UndecodableImageError,
     ValueFit,
     orientation_in,
 )
-from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 OnOpacity = Callable[[Pixels], None]

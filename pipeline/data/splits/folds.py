@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, Task
-from patchline.pipeline.data.labels.label_words import LabelWords, by_task
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, LabelWords, Task, by_task
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, column_of, units_of
 from patchline.pipeline.data.splits.class_coverage import NEW, Parts, spread

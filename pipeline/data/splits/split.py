@@ -20,8 +20,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.labels.label_pairs import LabelPairs, label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.data.labels.label_words import by_task
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, by_task
 from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.manifests.same_images import (
     FILE,

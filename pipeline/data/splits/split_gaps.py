@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
-from patchline.pipeline.data.labels.label_words import by_task
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task, by_task
 from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.splits.class_coverage import Parts, spread
 from patchline.pipeline.errors import DataError

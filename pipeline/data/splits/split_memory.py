@@ -26,7 +26,7 @@ from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.file_locks import try_lock
-from patchline.pipeline.workspace.shared_file import SharedFile
+from patchline.pipeline.workspace.shared_files import SharedFile
 
 _LOCK_SECONDS = 600
 """How long to wait for another run to assign its images."""

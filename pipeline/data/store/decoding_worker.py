@@ -9,12 +9,11 @@ import numpy as np
 
 from patchline.pipeline.data.reading.child_processes import FEWEST_FILES
 from patchline.pipeline.data.reading.image_root import exists
-from patchline.pipeline.data.store.decoding_job import DecodingJob, PartDecoded
-from patchline.pipeline.data.store.decoding_processes import decoder
+from patchline.pipeline.data.store.decoding_processes import DecodingJob, PartDecoded, decoder
 from patchline.pipeline.data.store.store_decoding import StoredImage
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import missing_data
-from patchline.pipeline.workers.part_files import read_lines
+from patchline.pipeline.workers.worker_parts import read_lines
 from patchline.pipeline.workers.worker_process import worker_main
 
 

@@ -36,7 +36,7 @@ from patchline.pipeline.data.store.store_shards import (
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files.atomic_files import replacing, write_text
 from patchline.pipeline.workspace.files.file_digest import digest_of
-from patchline.pipeline.workspace.files.finished_pieces import FinishedPieces, Piece
+from patchline.pipeline.workspace.files.resumable_work import FinishedPieces, Piece
 
 PACKED_FILE = "packed.json"
 _OFFSET = np.dtype("<u8")

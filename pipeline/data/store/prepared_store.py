@@ -18,9 +18,13 @@ import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import Progress
 from patchline.pipeline.data.reading.child_processes import FEWEST_FILES
-from patchline.pipeline.data.store.earlier_stores import lock_of
 from patchline.pipeline.data.store.opened_images import is_streamed, open_images
-from patchline.pipeline.data.store.store_builds import DecodedBuild, PackedBuild, StoreBuild
+from patchline.pipeline.data.store.store_builds import (
+    DecodedBuild,
+    PackedBuild,
+    StoreBuild,
+    lock_of,
+)
 from patchline.pipeline.data.store.store_shards import StoreSpec
 from patchline.pipeline.data.store.streamed_build import StreamedBuild, is_on
 from patchline.pipeline.data.store.streamed_records import StreamedIndex

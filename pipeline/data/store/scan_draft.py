@@ -21,15 +21,13 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.image_size import are_grey, default_image_size
 from patchline.pipeline.data.manifests.describing import Row
 from patchline.pipeline.data.manifests.describing_processes import Files, KeptImageArray
-from patchline.pipeline.data.manifests.scan_memory import digest_of_root
+from patchline.pipeline.data.manifests.scanning import digest_of_root
 from patchline.pipeline.data.pixel_values.file_summary import FileSummary
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoding import ImageHeader, UndecodableImageError, read_header
 from patchline.pipeline.data.reading.image_root import root_image_bytes
-from patchline.pipeline.data.store.decoded_files import DecodedFiles
-from patchline.pipeline.data.store.earlier_stores import DRAFT_FILE, lock_of
-from patchline.pipeline.data.store.store_builds import DecodedBuild
-from patchline.pipeline.data.store.store_shards import Pixels, StoreSpec
+from patchline.pipeline.data.store.store_builds import DRAFT_FILE, DecodedBuild, lock_of
+from patchline.pipeline.data.store.store_shards import DecodedFiles, Pixels, StoreSpec
 from patchline.pipeline.workspace import cache_limit
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.workspace_folder import make_folder

@@ -7,6 +7,7 @@ earlier store of the same format holds is copied.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -27,25 +28,70 @@ import pandas as pd
 from patchline.pipeline.data.manifests.manifest import Progress
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoder_version import decoder_version
-from patchline.pipeline.data.store.decoded_files import DecodedFiles
-from patchline.pipeline.data.store.decoding_job import (
+from patchline.pipeline.data.store.decoding_processes import (
     FEWEST_IMAGES_OF_PART,
     MODULE,
     RESOURCES,
     DecodingJob,
     PartDecoded,
+    decoder,
 )
-from patchline.pipeline.data.store.decoding_processes import decoder
-from patchline.pipeline.data.store.earlier_stores import BUILDING, earlier_stores, remove_drafts
 from patchline.pipeline.data.store.packed_files import PackedFiles, packed
 from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
-from patchline.pipeline.data.store.store_shards import Contents, Pixels, StoreShards, StoreSpec
+from patchline.pipeline.data.store.store_shards import (
+    Contents,
+    DecodedFiles,
+    Pixels,
+    StoreShards,
+    StoreSpec,
+    read_contents,
+)
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workers.missing_data import stays_here
-from patchline.pipeline.workers.part_files import write_lines
-from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
-from patchline.pipeline.workspace.files.earlier_rows import EarlierRows
-from patchline.pipeline.workspace.files.finished_pieces import Piece
+from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts, write_lines
+from patchline.pipeline.workspace.files import file_locks
+from patchline.pipeline.workspace.files.resumable_work import EarlierResult, EarlierRows, Piece
+
+BUILDING = ".building-"
+"""Start of the name of a store that is not complete; its key follows."""
+DRAFT_FILE = "from_a_scan"
+"""In a store that a scan has made; it is removed once its images are in another store."""
+_LOCKS = ".locks"
+
+
+def earlier_stores(
+    stores: Path,
+    key_of: Callable[[Contents], str],
+    files_of: Callable[[Path, int], StoreShards],
+    own: Path,
+) -> Iterator[EarlierResult]:
+    """Yield the stores of the format that is built.
+
+    Args:
+        stores: the folder of all stores.
+        key_of: returns the name of a store with these contents, in that format.
+        files_of: returns the files of a store with so many images.
+        own: the folder that is built.
+    """
+    for folder in sorted(stores.iterdir()) if stores.is_dir() else ():
+        contents = None if folder == own else read_contents(folder)
+        if contents is not None and key_of(contents) == folder.name.removeprefix(BUILDING):
+            files = files_of(folder, len(contents))
+            yield EarlierResult([bytes(each) for each in contents], files.finished, files.read)
+
+
+def lock_of(store: Path) -> Path:
+    """Return the file whose lock a process holds while it builds or repairs a store."""
+    return store.parent / _LOCKS / store.name.removeprefix(BUILDING)
+
+
+def remove_drafts(stores: Path) -> None:
+    """Remove the stores that scans have made and no run has completed."""
+    for marker in stores.glob(f"{BUILDING}*/{DRAFT_FILE}"):
+        with contextlib.suppress(OSError), file_locks.try_lock(lock_of(marker.parent)) as free:
+            if free:
+                shutil.rmtree(marker.parent)
+
 
 _PACKED = "-packed"
 _FILES_FILE, _IMAGES_FILE = "files.jsonl", "images.npy"

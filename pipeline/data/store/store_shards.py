@@ -1,10 +1,14 @@
-"""The format of a prepared store, and its shards: ranges of rows that are finished one by one.
+"""The format of a prepared store, its shards, and the files of a store of decoded images.
 
 `contents.npy` (N, 32) holds the SHA-256 digest of the file that each row comes from.
+
+`images.npy` holds all images, so that a shuffled batch is one read of one memory-mapped array. A
+shard is a range of its rows.
 """
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +20,7 @@ import numpy as np
 from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from patchline.pipeline.data.reading.resizing import ResizePolicy
 from patchline.pipeline.workspace.files.atomic_files import replacing
-from patchline.pipeline.workspace.files.finished_pieces import FinishedPieces, Piece
+from patchline.pipeline.workspace.files.resumable_work import FinishedPieces, Piece, ResumableArray
 
 SHARD_BYTES = 1 << 26
 """About so many bytes of decoded images are in a shard."""
@@ -106,3 +110,33 @@ def read_contents(folder: Path) -> Contents | None:
         return None
     usable = contents.dtype == np.uint8 and contents.ndim == 2 and contents.shape[1] == 32  # noqa: PLR2004 - bytes of SHA-256
     return contents if usable else None
+
+
+IMAGES_FILE = "images.npy"
+_MOST_OF_THE_DISK = 0.9
+
+
+class DecodedFiles(StoreShards):
+    """The array of a store that is complete, being built, or damaged.
+
+    Attributes:
+        images: the array of all images.
+    """
+
+    def __init__(self, folder: Path, shape: Shape) -> None:
+        super().__init__(folder, shape)
+        self.images = ResumableArray(folder / IMAGES_FILE, shape, np.uint8, ROWS)
+        self.finished = self.images.finished
+
+    def fit_the_disk(self, copies: int = 1) -> bool:
+        """Return whether so many of them would take at most nine tenths of the free space."""
+        place = self.folder if self.folder.is_dir() else self.folder.parent
+        free = shutil.disk_usage(place).free
+        return copies * self.images.bytes_to_allocate() <= _MOST_OF_THE_DISK * free
+
+    def read(self, shard: Piece) -> Pixels:
+        """Return the images of a shard."""
+        return self.images.read(shard)
+
+    def _begin(self, intact: list[Piece]) -> None:
+        self.images.begin(intact)

@@ -21,9 +21,8 @@ import pandas as pd
 
 from patchline.pipeline.data.manifests.manifest import Progress
 from patchline.pipeline.data.reading.child_processes import threads
-from patchline.pipeline.data.store.earlier_stores import BUILDING
 from patchline.pipeline.data.store.packed_files import packed
-from patchline.pipeline.data.store.store_builds import store_key
+from patchline.pipeline.data.store.store_builds import BUILDING, store_key
 from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
 from patchline.pipeline.data.store.store_shards import Contents, StoreSpec
 from patchline.pipeline.data.store.streamed_records import SHARDS, Rows, StreamedIndex

@@ -1,22 +1,225 @@
-"""The images of a streamed store, decoded when they are indexed."""
+"""The images of a streamed store, decoded when they are indexed, and the pages that are kept here.
+
+A page holds the images of some batches that follow each other. It is fetched before the first of
+them is needed, and removed when the training has moved on; so the space is bounded, whatever the
+size of the store. The process that trains fetches pages, and its data-loader workers read them.
+
+    .patchline/pages/0b1c…/page-000012-0/     rows.npy, starts.npy and the images: records.bin
+"""
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.resizing import Pixels
-from patchline.pipeline.data.store.local_pages import KeptImages, LocalPages
 from patchline.pipeline.data.store.packed_files import unpacked
 from patchline.pipeline.data.store.store_shards import Shape, StoreSpec
-from patchline.pipeline.data.store.streamed_records import Rows, StreamedRecords
+from patchline.pipeline.data.store.streamed_records import Bytes, Records, Rows, StreamedRecords
+from patchline.pipeline.workspace import cache_limit
+from patchline.pipeline.workspace.files import file_locks
+from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.workspace_folder import make_folder, place
+
+_FOLDER, _LOCK = "pages", "lock"
+_ROWS, _STARTS, _RECORDS = "rows.npy", "starts.npy", "records.bin"
+_AT_ONCE = 64 << 20
+"""Bytes of a page in memory."""
+_PARTS = round(cache_limit.PAGES_SHARE / cache_limit.PAGE_SHARE)
+"""Of the space: three pages, being used up, used, and fetched; and the images that are kept."""
+_MOST_OF_THE_DISK = 0.9
+
+
+class PagesFolder:
+    """The pages of one training process, in a folder that goes with it.
+
+    Attributes:
+        page_bytes: bytes of a page, at most.
+    """
+
+    def __init__(self) -> None:
+        top = place() / _FOLDER
+        with storage_errors(top):
+            make_folder(top)
+            _remove_abandoned(top)
+            self.folder = Path(tempfile.mkdtemp(dir=top))
+        self._lock = file_locks.acquire(self.folder / _LOCK)
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        free = shutil.disk_usage(top).free * _MOST_OF_THE_DISK
+        space = min(cache_limit.limit() * cache_limit.PAGES_SHARE, free) / processes
+        self.page_bytes = max(1, int(space / _PARTS))
+
+    def fetch(
+        self,
+        number: int,
+        part: int,
+        records: StreamedRecords,
+        rows: Rows,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Write a page with some rows of a store.
+
+        Args:
+            number: of the page.
+            part: which of the stores, if there are several.
+            records: of the store.
+            rows: each once.
+            is_over: returns whether nobody needs the page any more.
+
+        Raises:
+            StorageError: if the object store does not answer, or the disk is full.
+        """
+        target = self.folder / _name(number, part)
+        building = self.folder / f".{target.name}"
+        ordered = records.in_order(rows)
+        ends = np.cumsum(records.sizes_of(ordered))
+        cuts = np.searchsorted(ends, np.arange(_AT_ONCE, ends[-1] if len(ends) else 0, _AT_ONCE))
+        with storage_errors(building):
+            building.mkdir(exist_ok=True)
+            with (building / _RECORDS).open("wb") as opened:
+                for piece in np.split(ordered, cuts):
+                    if is_over():
+                        return
+                    opened.write(records.read(piece).data.data)
+            np.save(building / _ROWS, ordered, allow_pickle=False)
+            np.save(building / _STARTS, np.concatenate(([0], ends)), allow_pickle=False)
+            building.rename(target)
+
+    def drop(self, number: int) -> None:
+        """Remove a page; a process that has it open can read it until it closes it."""
+        for page in self.folder.glob(f"page-{number:06}-*"):
+            shutil.rmtree(page, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove all pages."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
+
+
+class LocalPages:
+    """The pages in a folder that hold images of one store, for a process that reads them.
+
+    Args:
+        folder: of the pages.
+        part: which of the stores.
+    """
+
+    def __init__(self, folder: Path, part: int) -> None:
+        self.folder, self.part = folder, part
+        self._open: dict[str, _Page] = {}
+
+    def find(self, rows: Rows) -> dict[int, memoryview]:
+        """Return what the pages hold of some rows, by row."""
+        found = dict(self._find(rows))
+        if len(found) < len(rows):
+            self._refresh()
+            found = dict(self._find(rows))
+        return found
+
+    def _find(self, rows: Rows) -> Iterator[tuple[int, memoryview]]:
+        for page in reversed(self._open.values()):
+            yield from page.find(rows)
+
+    def _refresh(self) -> None:
+        """Open new pages, and close those that were removed."""
+        there = sorted(each.name for each in self.folder.glob(f"page-*-{self.part}"))
+        for name in self._open.keys() - set(there):
+            del self._open[name]
+        for name in there:
+            if name not in self._open:
+                with contextlib.suppress(OSError):  # it was removed just now
+                    self._open[name] = _Page.opened(self.folder / name)
+
+
+class KeptImages:
+    """Images that are kept from their first use on, such as those to validate on.
+
+    Args:
+        rows: which may be kept.
+        records: of the store.
+        file: is created.
+        most_bytes: that are kept.
+    """
+
+    def __init__(self, rows: Rows, records: StreamedRecords, file: Path, most_bytes: int) -> None:
+        self._bytes_left = most_bytes
+        self._rows = np.unique(rows)
+        self._starts = np.concatenate(([0], np.cumsum(records.sizes_of(self._rows))))
+        self._is_there = np.zeros(len(self._rows), bool)
+        with storage_errors(file):
+            self._data: Bytes = np.memmap(file, np.uint8, "w+", shape=max(1, self._starts[-1]))
+
+    def find(self, rows: Rows) -> dict[int, memoryview]:
+        """Return what is there of some rows, by row."""
+        places, known = _places(self._rows, rows)
+        known &= self._is_there[places]
+        return {
+            row: self._data.data[self._starts[at] : self._starts[at + 1]]
+            for row, at in zip(rows[known].tolist(), places[known].tolist(), strict=True)
+        }
+
+    def keep(self, records: Records) -> None:
+        """Keep those of some images that may be kept."""
+        places, known = _places(self._rows, records.rows)
+        for number in np.flatnonzero(known):
+            place, size = places[number], records.starts[number + 1] - records.starts[number]
+            if self._is_there[place] or size > self._bytes_left:
+                continue
+            self._bytes_left -= int(size)
+            data = records.data[records.starts[number] : records.starts[number + 1]]
+            self._data[self._starts[place] : self._starts[place + 1]] = data
+            self._is_there[place] = True
+
+
+class _Page:
+    def __init__(self, rows: Rows, starts: Rows, data: Bytes) -> None:
+        order = np.argsort(rows)
+        self._rows, self._begins, self._ends = rows[order], starts[:-1][order], starts[1:][order]
+        self._data = data
+
+    @classmethod
+    def opened(cls, folder: Path) -> Self:
+        rows, starts = (np.load(folder / name) for name in (_ROWS, _STARTS))
+        return cls(rows, starts, np.memmap(folder / _RECORDS, np.uint8, "r"))
+
+    def find(self, rows: Rows) -> Iterator[tuple[int, memoryview]]:
+        places, known = _places(self._rows, rows)
+        view = self._data.data
+        for row, at in zip(rows[known].tolist(), places[known].tolist(), strict=True):
+            yield row, view[self._begins[at] : self._ends[at]]
+
+
+def _places(ordered: Rows, rows: Rows) -> tuple[Rows, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Return the places of rows in ordered ones, and whether they are there."""
+    if not len(ordered):
+        return np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
+    places = np.minimum(np.searchsorted(ordered, rows), len(ordered) - 1)
+    return places, ordered[places] == rows
+
+
+def _name(number: int, part: int) -> str:
+    return f"page-{number:06}-{part}"
+
+
+def _remove_abandoned(top: Path) -> None:
+    """Remove the pages of processes that were killed."""
+    for folder in top.iterdir():
+        if (folder / _LOCK).exists():  # else it was made just now
+            with file_locks.try_lock(folder / _LOCK) as free:
+                if free:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 class StreamedImages:

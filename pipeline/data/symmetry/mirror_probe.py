@@ -22,9 +22,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.special import bdtrc, stdtr
 
-from patchline.pipeline.data.symmetry.mirror_answer import Answer
+from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.data.manifests.same_images import FILE, column_of
+from patchline.pipeline.data.symmetry.assumed_symmetries import Answer
 
 Array = np.ndarray[Any, Any]
 
@@ -352,3 +356,31 @@ def _at_most_zero(values_U: Array, size: int = 0) -> float:
         return 1.0
     error = values_U.std(ddof=1) / np.sqrt(size) + 1e-9
     return float(1 - stdtr(size - 1, values_U.mean() / error))
+
+
+NONE = "no label"
+"""Stands for images without a label, which may differ from their mirror images, too."""
+
+
+def with_one_label(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
+    """Return images with one label each: of a set, the one that the fewest images have so far.
+
+    So an image counts once, and every label has images. A probe of whole sets would find hardly
+    any image of the same one. The contents of the images decide, not their order.
+
+    Args:
+        rows: usable images.
+        task: whether an image has one class, or a set of labels.
+    """
+    if task == SINGLE_LABEL:
+        return rows
+    pairs = label_pairs(rows["label"], task)
+    own = np.split(pairs.labels, np.searchsorted(pairs.images, np.arange(1, len(rows))))
+    counts = [0] * len(pairs.names)
+    labels = np.full(len(rows), NONE, dtype=object)
+    for row in np.argsort(column_of(rows, FILE).to_numpy(str), kind="stable").tolist():
+        if len(own[row]):
+            label = min(own[row].tolist(), key=lambda each: (counts[each], each))
+            counts[label] += 1
+            labels[row] = pairs.names[label]
+    return rows.assign(label=labels)

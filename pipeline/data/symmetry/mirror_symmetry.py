@@ -24,8 +24,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, deco
 from patchline.pipeline.data.reading.image_quality import shrunk
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
-from patchline.pipeline.data.symmetry.assumed_symmetries import mirroring_settings
-from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from patchline.pipeline.data.symmetry.assumed_symmetries import MirrorSymmetry, mirroring_settings
 from patchline.pipeline.data.symmetry.mirror_probe import (
     FEWEST,
     SIDE,

@@ -9,17 +9,38 @@ The rule, for each type of values:
 - Everything else, and everything of which these would leave fewer than 32 of the 256 grey levels:
   the percentiles 0.5 and 99.5, rounded outwards. Single values far from all others, which stand for
   missing pixels or are defects of a sensor, do not count.
+
+A range that is found follows the data. When it changes as data grows, the same file looks different
+to the new model than to the earlier one; each package keeps the range of its own training.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from pydantic import ValidationError
 
-from patchline.pipeline.data.pixel_values.pixel_mapping import FLOAT, Values, number, scaled
+from patchline.pipeline.data.manifests.scanning import digest_of_root
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
+    FLOAT,
+    FileValues,
+    Values,
+    chosen_bands,
+    kind_words,
+    number,
+    scaled,
+)
+from patchline.pipeline.data.reading.child_processes import threads
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, deep_values
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
+from patchline.plugin_api import PixelValues, ValueRange
 
 _FEW_LEVELS = 32
 _CORE = (0.5, 99.5)
@@ -201,3 +222,85 @@ def _rounded_out(low: float, high: float) -> tuple[float, float]:
         round(math.floor(low / step) * step, digits),
         round(math.ceil(high / step) * step, digits),
     )
+
+
+_FILES, _VALUES = 256, 4096
+Listed = tuple[str, str]
+"""The path of a file and its SHA-256."""
+
+
+def value_sample(root: Path, files: Sequence[Listed], bands: tuple[int, ...]) -> Values:
+    """Return known values of some files in ascending order, as 64-bit floating-point numbers.
+
+    Args:
+        root: the folder or archive that the paths are relative to.
+        files: with values of one type; those whose digests come first are read.
+        bands: which count; empty for all but opacity.
+    """
+    chosen = sorted(files, key=lambda listed: listed[1])[:_FILES]
+
+    def some(listed: Listed) -> Values:
+        try:
+            with root_image_bytes(root, listed[0]) as data, deep_values(data) as values:
+                return _some(values, bands) if values else np.empty(0)
+        except UndecodableImageError:  # gone since it was described, which decoding will say
+            return np.empty(0)
+
+    pool: ThreadPoolExecutor
+    with threads() as pool:
+        parts = list(pool.map(some, [chosen[place] for place in range(len(chosen))]))
+    return np.sort(np.concatenate([np.empty(0), *parts]))
+
+
+def _some(values: FileValues, bands: tuple[int, ...]) -> Values:
+    samples = values.samples_HWN
+    if bands:
+        samples = chosen_bands(samples, bands)
+    elif values.opacity:
+        samples = np.delete(samples, values.colors, axis=2)
+    flat = samples.reshape(-1)
+    kept = flat[:: max(1, -(-flat.size // _VALUES))]
+    kept = kept[~values.missing(kept)]
+    return kept.astype(np.float64)
+
+
+_FORMAT = "value ranges 1"
+
+
+def notes_on_change(values: PixelValues, root: Path, workspace: Path) -> list[str]:
+    """Say which ranges differ from those of the last run.
+
+    Args:
+        values: of this run.
+        root: the folder or archive of the images.
+        workspace: the folder `.patchline`.
+    """
+    earlier = _remembered(_file(root, workspace)) if values.ranges else ()
+    before = {each.kind: (each.low, each.high) for each in earlier}
+    return [
+        f"the range of {kind_words(each.kind)} values was {number(before[each.kind][0])} to "
+        f"{number(before[each.kind][1])} in the last run on these images; to keep it, set "
+        f"--data.value-range {before[each.kind][0]:g} {before[each.kind][1]:g}"
+        for each in values.ranges
+        if before.get(each.kind, (each.low, each.high)) != (each.low, each.high)
+    ]
+
+
+def remember(values: PixelValues, root: Path, workspace: Path) -> None:
+    """Remember the ranges of a run that trains on these images, for the next one."""
+    file = _file(root, workspace)
+    if values.ranges and _remembered(file) != values.ranges:
+        with storage_errors(file):
+            make_folder(file.parent)
+            write_text(file, values.model_dump_json())
+
+
+def _file(root: Path, workspace: Path) -> Path:
+    return workspace / "value_ranges" / f"{digest_of_root(root, _FORMAT)}.json"
+
+
+def _remembered(file: Path) -> tuple[ValueRange, ...]:
+    try:
+        return PixelValues.model_validate_json(file.read_bytes()).ranges
+    except (OSError, ValidationError):  # there is none, or it is damaged
+        return ()

@@ -25,7 +25,7 @@ from patchline.pipeline.data.reading.image_quality import (
     limits_among,
 )
 from patchline.pipeline.data.value_ranges.data_values import summaries
-from patchline.pipeline.evaluation.inspection.finding import (
+from patchline.pipeline.evaluation.inspection.findings import (
     Finding,
     Kind,
     Severity,

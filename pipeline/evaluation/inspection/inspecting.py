@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data import ingestion
+from patchline.pipeline.data import ingestion, unlabelled_images
 from patchline.pipeline.data.ingestion import ScannedData
 from patchline.pipeline.data.ingestion_notes import notes_on_held_out, notes_on_size
 from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.data.manifests import exclusion, overlap
+from patchline.pipeline.data.manifests import left_out
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, unreadable_classes
 from patchline.pipeline.data.manifests.source_listing import uses_labels
@@ -33,14 +33,16 @@ from patchline.pipeline.data.splits import random_draws, split
 from patchline.pipeline.data.splits.leakage import given_splits, notes_on_patients
 from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
+from patchline.pipeline.data.symmetry.mirror_probe import with_one_label
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
-from patchline.pipeline.data.symmetry.probe_labels import with_one_label
 from patchline.pipeline.data.unlabelled_images import read_unlabelled
 from patchline.pipeline.data.value_ranges.data_values import DataValues, summaries
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.inspection.class_findings import (
+    co_occurrence,
     finding_on_mirror_images,
     findings_on_classes,
+    findings_on_sets,
 )
 from patchline.pipeline.evaluation.inspection.file_findings import (
     findings_on_format,
@@ -50,7 +52,7 @@ from patchline.pipeline.evaluation.inspection.file_findings import (
     findings_on_size,
     findings_on_status,
 )
-from patchline.pipeline.evaluation.inspection.finding import (
+from patchline.pipeline.evaluation.inspection.findings import (
     KINDS,
     SEVERITIES,
     Finding,
@@ -59,13 +61,15 @@ from patchline.pipeline.evaluation.inspection.finding import (
     Sizes,
     finding_on_files,
 )
-from patchline.pipeline.evaluation.inspection.label_errors import Judgement, findings_on_labels
-from patchline.pipeline.evaluation.inspection.label_set_errors import findings_on_label_sets
+from patchline.pipeline.evaluation.inspection.label_errors import (
+    Judgement,
+    findings_on_label_sets,
+    findings_on_labels,
+)
 from patchline.pipeline.evaluation.inspection.same_image_findings import (
     finding_on_unlabelled,
     findings_on_duplicates,
 )
-from patchline.pipeline.evaluation.inspection.set_findings import co_occurrence, findings_on_sets
 from patchline.pipeline.terminal_words import counted
 
 _MAPPED = (
@@ -184,8 +188,8 @@ def inspect_data(
     manifest, notes = scanned.manifest, [*scanned.source_notes, *_unused(config)]
     data = config.data
     if data.exclude is not None:
-        excluded = exclusion.read_exclusion(Path(data.exclude))
-        manifest, more = exclusion.with_exclusion(manifest, excluded, alone=data.unlabelled is None)
+        excluded = left_out.read_exclusion(Path(data.exclude))
+        manifest, more = left_out.with_exclusion(manifest, excluded, alone=data.unlabelled is None)
         notes += more
     rows = manifests.usable(manifest)
     near = np.zeros(0, np.int64)
@@ -206,7 +210,7 @@ def inspect_data(
         )
         unlabelled = int((further["status"] == "ok").sum())
         more = [*more, f"data.unlabelled: {counted(unlabelled, 'image')} without labels", *of_files]
-        findings += finding_on_unlabelled(overlap.copied_held_out(further, rows))
+        findings += finding_on_unlabelled(unlabelled_images.copied_held_out(further, rows))
     if len(rows):
         measured = pd.concat([rows, measures.table(rows["path"])], axis=1)
         given = given_splits(manifest).reset_index(drop=True)

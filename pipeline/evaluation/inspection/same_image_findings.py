@@ -11,7 +11,7 @@ import pandas as pd
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
 from patchline.pipeline.data.splits.leakage import GROUP_OF_COPIES, augmented_photographs
-from patchline.pipeline.evaluation.inspection.finding import Finding, Severity, finding_on_files
+from patchline.pipeline.evaluation.inspection.findings import Finding, Severity, finding_on_files
 from patchline.pipeline.terminal_words import by_number, counted
 
 Array = np.ndarray[Any, Any]

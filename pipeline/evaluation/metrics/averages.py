@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.evaluation.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, with_effective_size
 

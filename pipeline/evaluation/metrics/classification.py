@@ -16,8 +16,8 @@ from patchline.pipeline.evaluation.metrics.calibration import (
     class_shares,
     expected_calibration_error,
 )
-from patchline.pipeline.evaluation.metrics.class_areas import Areas
-from patchline.pipeline.evaluation.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
+from patchline.pipeline.evaluation.metrics.curve_areas import Areas
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share, share_of_some
 from patchline.pipeline.evaluation.metrics.image_groups import shares as grouped_shares
 from patchline.pipeline.evaluation.metrics.intervals import (

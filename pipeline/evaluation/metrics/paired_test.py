@@ -4,7 +4,7 @@ Images of one group are not independent, so groups are tested as a whole. If eac
 image, that is McNemar's test.
 
 `is_better` decides the promotion gate `better_than_champion`, in
-`pipeline/registry/champion_gates.py`.
+`pipeline/registry/promotion_gates.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import pandas as pd
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.label_calibration import (
     LabelCalibration,
@@ -21,16 +20,17 @@ from patchline.pipeline.evaluation.metrics.label_thresholds import (
 )
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import label_set_map
-from patchline.pipeline.evaluation.multi_label.label_set_predictions import (
-    LabelSetPredictions,
-    checked_labels,
-    with_label_sets,
-)
 from patchline.pipeline.evaluation.multi_label.label_set_report import (
     MultiLabelReport,
     evaluate_label_sets,
 )
-from patchline.pipeline.evaluation.predictions import stacked
+from patchline.pipeline.evaluation.predictions import (
+    LabelSetPredictions,
+    checked_labels,
+    image_groups,
+    stacked,
+    with_label_sets,
+)
 from patchline.pipeline.training.train_result import EnsembleResult
 
 

@@ -10,21 +10,21 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from patchline.pipeline.evaluation.compared_models import (
+from patchline.pipeline.evaluation.comparison import (
     ComparedImages,
     ComparedModels,
     PairedValues,
 )
-from patchline.pipeline.evaluation.metrics import ranking
+from patchline.pipeline.evaluation.metrics import curve_areas
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.multi_label.names import MAIN
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
     PairedMetric,
     ThresholdedScores,
     paired_metrics,
 )
-from patchline.pipeline.models.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.evaluation.metrics.names import MAIN
+from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 
 Array = np.ndarray[Any, Any]
 
@@ -103,10 +103,10 @@ def compare_label_sets(
                 name=name,
                 images=int(labels_NK[:, k].sum()),
                 groups=_groups_with(labels_NK[:, k], groups),
-                champion=ranking.average_precision(
+                champion=curve_areas.average_precision(
                     before.probabilities_NK[:, k], labels_NK[:, k] > 0, groups
                 ),
-                challenger=ranking.average_precision(
+                challenger=curve_areas.average_precision(
                     now.probabilities_NK[:, k], labels_NK[:, k] > 0, groups
                 ),
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchline.pipeline.evaluation.config import meaning_of
+from patchline.pipeline.evaluation.galleries import LabelSetImage
 from patchline.pipeline.evaluation.html_page import (
     picture,
     render,
@@ -17,8 +18,7 @@ from patchline.pipeline.evaluation.html_page import (
 from patchline.pipeline.evaluation.html_report import PixelsOf, ReportPage, WhereItLooked, by_column
 from patchline.pipeline.evaluation.metrics.label_calibration import listed
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import LabelMetrics
-from patchline.pipeline.evaluation.metrics.multi_label.names import MULTI_LABEL_METRICS
-from patchline.pipeline.evaluation.multi_label.label_set_galleries import LabelSetImage
+from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.plots import (
     CURVES,

@@ -1,18 +1,22 @@
 """The evaluation report of a multi-label model on one split.
 
 Everything is computed from calibrated probabilities, so that a run and `patchline evaluate` agree.
+
+Shapes: N images, K labels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from patchline.pipeline.data.manifests.manifest import contents_fingerprint
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
-from patchline.pipeline.evaluation.grouped_images import image_groups
+from patchline.pipeline.evaluation.galleries import LabelSetImage
 from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.metrics.calibration import (
     calibration_error_of,
@@ -32,28 +36,90 @@ from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import 
     pairs,
     samples_f1,
 )
-from patchline.pipeline.evaluation.metrics.multi_label.names import MAIN
-from patchline.pipeline.evaluation.model_report import ModelReport
-from patchline.pipeline.evaluation.multi_label import label_set_galleries
-from patchline.pipeline.evaluation.multi_label.co_occurrence import (
-    ConfusedLabels,
-    LabelPair,
-    confused_labels,
-    label_pairs,
-)
-from patchline.pipeline.evaluation.multi_label.label_set_galleries import LabelSetImage
-from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
-from patchline.pipeline.evaluation.multi_label.label_set_robustness import LabelSetRobustness
+from patchline.pipeline.evaluation.metrics.names import MAIN
+from patchline.pipeline.evaluation.predictions import LabelSetPredictions, image_groups
+from patchline.pipeline.evaluation.report import ModelReport
+from patchline.pipeline.evaluation.robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.slices import (
     ImageSubset,
     groups_within,
     measured_parts,
     undivided,
 )
-from patchline.pipeline.models.answer_rules import AnswerRules
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
+_MOST_PAIRS = 20
+
+
+class ConfusedLabels(FrozenModel):
+    """A label that is missed on images for which another one is wrongly predicted."""
+
+    missed: str
+    """A label of the images that is not predicted."""
+    predicted: str
+    """A label that is predicted instead, which they do not have."""
+    images: int
+    """Number of images with both errors."""
+    of: int
+    """Number of images with the missed label but without the other one."""
+
+
+class LabelPair(FrozenModel):
+    """Two labels that images have together, or are predicted to have."""
+
+    first: str
+    second: str
+    images: int
+    """Number of images that have both."""
+    predicted: int
+    """Number of images for which both are predicted."""
+
+
+def confused_labels(
+    labels_NK: Array, predicted_NK: Array, classes: Sequence[str]
+) -> tuple[ConfusedLabels, ...]:
+    """Return the pairs of a missed label and one predicted in its place, most images first."""
+    has, said = labels_NK.astype(np.float32), predicted_NK.astype(np.float32)
+    images_KK = (has * (1 - said)).T @ ((1 - has) * said)
+    without_KK = has.T @ (1 - has)
+    order = np.argsort(-images_KK, axis=None, kind="stable")[:_MOST_PAIRS]
+    rows, columns = np.unravel_index(order, images_KK.shape)
+    return tuple(
+        ConfusedLabels(
+            missed=classes[row],
+            predicted=classes[column],
+            images=int(images_KK[row, column]),
+            of=int(without_KK[row, column]),
+        )
+        for row, column in zip(rows, columns, strict=True)
+        if images_KK[row, column]
+    )
+
+
+def label_pairs(
+    labels_NK: Array, predicted_NK: Array, classes: Sequence[str]
+) -> tuple[LabelPair, ...]:
+    """Return the pairs of labels whose number of images differs most from the predicted number."""
+    has, said = labels_NK.astype(np.float32), predicted_NK.astype(np.float32)
+    images_KK, predicted_KK = has.T @ has, said.T @ said
+    rows, columns = np.triu_indices(len(classes), 1)
+    gaps = np.abs(images_KK - predicted_KK)[rows, columns]
+    order = np.argsort(-gaps, kind="stable")[:_MOST_PAIRS]
+    return tuple(
+        LabelPair(
+            first=classes[row],
+            second=classes[column],
+            images=int(images_KK[row, column]),
+            predicted=int(predicted_KK[row, column]),
+        )
+        for row, column in zip(rows[order], columns[order], strict=True)
+        if images_KK[row, column] or predicted_KK[row, column]
+    )
+
+
 _NONE_RANKED = "no label is on some and not on others of"
 
 
@@ -228,10 +294,10 @@ def evaluate_label_sets(
         )
     config, groups = config or EvaluationConfig(), image_groups(predictions.table)
     wrong, missed = (
-        label_set_galleries.false_positives(predictions),
-        label_set_galleries.false_negatives(predictions),
+        galleries.false_positives(predictions),
+        galleries.false_negatives(predictions),
     )
-    lacking = label_set_galleries.missing_labels(predictions)
+    lacking = galleries.missing_labels(predictions)
     before = pairs(calibration.uncalibrated_probabilities(probabilities), labels)
     of_pairs = groups_of_pairs(groups, len(classes))
 
@@ -244,9 +310,9 @@ def evaluate_label_sets(
         f"{before_image(split)}image",
     )
 
-    def shown(pairs_M: label_set_galleries.Pairs) -> tuple[LabelSetImage, ...]:
+    def shown(pairs_M: galleries.Pairs) -> tuple[LabelSetImage, ...]:
         chosen = pairs_M.of_one_image_each(config.gallery_size)
-        return label_set_galleries.described(predictions, classes, thresholds.values, chosen)
+        return galleries.described(predictions, classes, thresholds.values, chosen)
 
     return MultiLabelReport(
         name=name,

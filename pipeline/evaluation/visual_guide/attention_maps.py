@@ -1,4 +1,12 @@
-"""Where a model looked: one map over the image, of its attention or, without it, of its gradient.
+"""Where a model looked: maps over an image, from its attention, its gradients and covered parts.
+
+Shapes: L layers, A attention heads, N tokens, n patches among them, P tokens before the patches.
+
+Both return the rise of the cross-entropy, -log of a class's probability, for each cell of a grid
+over the image. Covered pixels get the mean colour of the training images, which is 0 after
+normalisation.
+
+Shapes: B batch, C channels, H height, W width, K classes; h, w the grid of cells.
 
 Shapes: B batch, C channels, H height, W width, L layers, A attention heads, N tokens; h, w the
 grid of patches, or of cells.
@@ -6,23 +14,246 @@ grid of patches, or of cells.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
+from torch.nn import functional
 
-from patchline.pipeline.evaluation.visual_guide.attention_statistics import rollout
-from patchline.pipeline.evaluation.visual_guide.attributions import cell_grid, gradient_maps
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
+from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.evaluation.visual_guide.covering_result import MapKind
 from patchline.pipeline.evaluation.visual_guide.traced_image import Pixels, trace
+from patchline.pipeline.models.calibrated_models import calibrated_logits
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.layers.intermediate_values import recorded
-from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_description import Calibration, ModelDescription
 
 Array = np.ndarray[Any, Any]
+
+
+def rollout(attention_LANN: Array) -> Array:
+    """Return how much of each input token reaches each output token (arXiv 2005.00928, section 3).
+
+    The heads of a layer are averaged; the identity is added for the residual connection, and the
+    rows are divided by their sum; the layers are multiplied. Row i belongs to output token i and
+    sums to 1: (N, N).
+    """
+    tokens = attention_LANN.shape[-1]
+    flow_NN = np.eye(tokens, dtype=np.float64)
+    for weights_NN in attention_LANN.mean(axis=1, dtype=np.float64):
+        mixed_NN = weights_NN + np.eye(tokens)
+        flow_NN = mixed_NN / mixed_NN.sum(axis=1, keepdims=True) @ flow_NN
+    return flow_NN
+
+
+def mean_distances(attention_LANN: Array, grid: tuple[int, int]) -> Array:
+    """Return how far each head looks on average, in patches (arXiv 2010.11929, appendix D.7).
+
+    The distance from a patch to every patch is averaged with the attention weights, then over the
+    patches. Tokens before the patches have no place and are left out: (L, A).
+    """
+    rows, columns = grid
+    first = attention_LANN.shape[-1] - rows * columns
+    y, x = np.divmod(np.arange(rows * columns), columns)
+    distances_nn = np.hypot(y[:, None] - y, x[:, None] - x)
+    between_LAnn = attention_LANN[:, :, first:, first:]
+    totals_LAn = between_LAnn.sum(axis=-1, dtype=np.float64)
+    reached_LAn = (between_LAnn * distances_nn).sum(axis=-1)
+    distances_LA: Array = (reached_LAn / np.maximum(totals_LAn, 1e-12)).mean(axis=-1)
+    return distances_LA
+
+
+def most_selective_head(weights_AN: Array) -> int:
+    """Return the head whose weights are the furthest from uniform, by their entropy."""
+    entropy_A = -(weights_AN * np.log(np.maximum(weights_AN, 1e-12))).sum(axis=1)
+    return int(entropy_A.argmin())
+
+
+def rank_correlation(first: Array, second: Array) -> float | None:
+    """Return Spearman's rank correlation of two maps; None if one of them is constant."""
+    ranks = pd.DataFrame([first.ravel(), second.ravel()]).rank(axis=1).to_numpy()
+    if np.ptp(ranks, axis=1).min() == 0:
+        return None
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+MOST_CELLS = 8
+"""Cells along a side of the image, at most."""
+_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Attributions:
+    """How the cross-entropy of one class depends on each part of an image."""
+
+    label: int
+    """Number of the class."""
+    gradient_hw: Array
+    """The rise that the gradient predicts if a cell is covered: the sum of gradient times pixel."""
+    occlusion_hw: Array | None
+    """The rise that was measured by covering each cell; None if it was not measured."""
+    probabilities_hw: Array | None
+    """The probability of the class while each cell is covered."""
+    seconds: float
+    """What the covering took."""
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of cells."""
+        rows, columns = self.gradient_hw.shape
+        return rows, columns
+
+    @property
+    def agreement(self) -> float | None:
+        """Rank correlation of the two maps, from -1 to 1; None if there is none."""
+        if self.occlusion_hw is None:
+            return None
+        return rank_correlation(self.gradient_hw, self.occlusion_hw)
+
+
+def cell_grid(size: tuple[int, int], patches: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Return the grid of cells: whole patches, at most 8 along a side."""
+
+    def cells(side: int, patches_there: int) -> int:
+        fitting = [n for n in range(1, MOST_CELLS + 1) if patches_there % n == 0]
+        aligned = fitting[-1] > MOST_CELLS // 2 or patches_there <= MOST_CELLS
+        return fitting[-1] if aligned else min(side, MOST_CELLS - 1)
+
+    (height, width), (rows, columns) = size, patches or size
+    return cells(height, rows), cells(width, columns)
+
+
+def attribute(
+    model: nn.Module,
+    input_CHW: torch.Tensor,
+    label: int,
+    grid: tuple[int, int],
+    *,
+    calibration: Calibration = UNRECORDED,
+    occlusion: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Attributions:
+    """Return how the cross-entropy of a class depends on each cell of a grid.
+
+    Args:
+        model: in evaluation mode.
+        input_CHW: the normalised image.
+        label: number of the class.
+        grid: rows and columns of cells.
+        calibration: of the logits.
+        occlusion: whether to cover the cells, which runs the model once for each.
+        on_progress: called with the cells that are done, and all.
+    """
+
+    def losses(images_BCHW: torch.Tensor) -> torch.Tensor:
+        logits_BK = calibrated_logits(model(images_BCHW), calibration)
+        if isinstance(calibration, LabelCalibration):
+            return functional.softplus(-logits_BK[:, label])
+        targets_B = torch.full((len(images_BCHW),), label)
+        return functional.cross_entropy(logits_BK, targets_B, reduction="none")
+
+    [gradient_hw] = _by_gradient(losses, input_CHW[None], grid)
+    if not occlusion:
+        return Attributions(label, gradient_hw, None, None, 0.0)
+    start = time.perf_counter()
+    occluded_hw, before = _by_occlusion(losses, input_CHW, grid, on_progress)
+    return Attributions(
+        label=label,
+        gradient_hw=gradient_hw,
+        occlusion_hw=occluded_hw - before,
+        probabilities_hw=np.exp(-occluded_hw),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def gradient_maps(
+    model: nn.Module,
+    inputs_BCHW: torch.Tensor,
+    labels_B: torch.Tensor | None,
+    grid: tuple[int, int],
+    *,
+    is_multi_label: bool = False,
+) -> Array:
+    """Return the rise of the loss that the gradient predicts if a cell is covered, (B, h, w).
+
+    Args:
+        model: in evaluation mode; its images do not affect each other.
+        inputs_BCHW: normalised images.
+        labels_B: number of the class of each; None for the predicted ones.
+        grid: rows and columns of cells.
+        is_multi_label: whether each label's probability is a sigmoid of its own.
+    """
+
+    def losses(images_BCHW: torch.Tensor) -> torch.Tensor:
+        logits_BK = model(images_BCHW).float()
+        targets_B = logits_BK.argmax(dim=1) if labels_B is None else labels_B
+        if is_multi_label:
+            return functional.softplus(-logits_BK.gather(1, targets_B[:, None])[:, 0])
+        return functional.cross_entropy(logits_BK, targets_B, reduction="none")
+
+    return _by_gradient(losses, inputs_BCHW, grid)
+
+
+def covered(input_CHW: torch.Tensor, cells_hw: Array) -> torch.Tensor:
+    """Return the normalised image with the marked cells of a grid in the mean colour."""
+    rows, columns = cells_hw.shape
+    _, height, width = input_CHW.shape
+    tall, wide = _spans(height, rows), _spans(width, columns)
+    result_CHW = input_CHW.clone()
+    for row, column in np.argwhere(cells_hw):
+        result_CHW[:, tall[row], wide[column]] = 0
+    return result_CHW
+
+
+def _by_gradient(
+    losses: Callable[[torch.Tensor], torch.Tensor], inputs_BCHW: torch.Tensor, grid: tuple[int, int]
+) -> Array:
+    """Return the rises of the loss (B, h, w)."""
+    images_BCHW = inputs_BCHW.clone().requires_grad_()
+    with torch.enable_grad():
+        [gradient_BCHW] = torch.autograd.grad(losses(images_BCHW).sum(), images_BCHW)
+    # Covering a pixel changes it by minus its value, and so the loss by about minus the product.
+    rise_BHW = -(gradient_BCHW * images_BCHW.detach()).sum(dim=1).numpy()
+    rows, columns = grid
+    sums_Bhw = np.zeros((len(rise_BHW), *grid))
+    for row, tall in enumerate(_spans(rise_BHW.shape[1], rows)):
+        for column, wide in enumerate(_spans(rise_BHW.shape[2], columns)):
+            sums_Bhw[:, row, column] = rise_BHW[:, tall, wide].sum(axis=(1, 2))
+    return sums_Bhw
+
+
+def _by_occlusion(
+    losses: Callable[[torch.Tensor], torch.Tensor],
+    input_CHW: torch.Tensor,
+    grid: tuple[int, int],
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[Array, float]:
+    """Return the loss with each cell covered, and with none."""
+    rows, columns = grid
+    cells = np.eye(rows * columns, dtype=bool).reshape(-1, rows, columns)
+    effects: list[float] = []
+    with torch.inference_mode():
+        before = float(losses(input_CHW[None])[0])
+        for start in range(0, len(cells), _BATCH):
+            batch = cells[start : start + _BATCH]
+            covered_BCHW = torch.stack([covered(input_CHW, cell_hw) for cell_hw in batch])
+            effects += losses(covered_BCHW).tolist()
+            if on_progress:
+                on_progress(len(effects), len(cells))
+    return np.array(effects).reshape(grid), before
+
+
+def _spans(side: int, parts: int) -> list[slice]:
+    edges = [round(part * side / parts) for part in range(parts + 1)]
+    return [slice(start, end) for start, end in itertools.pairwise(edges)]
+
 
 _MOST_WEIGHTS = 20_000_000
 """Attention weights in memory at once, about."""

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats
-from patchline.pipeline.evaluation.visual_guide.attention_maps import attention_maps
-from patchline.pipeline.evaluation.visual_guide.attributions import (
+from patchline.pipeline.evaluation.visual_guide.attention_maps import (
+    attention_maps,
     cell_grid,
     covered,
     gradient_maps,
@@ -30,7 +30,7 @@ from patchline.pipeline.evaluation.visual_guide.covering_result import (
     MapKind,
 )
 from patchline.pipeline.evaluation.visual_guide.traced_image import Pixels
-from patchline.pipeline.models.class_probabilities import class_probabilities
+from patchline.pipeline.models.calibrated_models import class_probabilities
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_description import ModelDescription
 

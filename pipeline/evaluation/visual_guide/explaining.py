@@ -17,12 +17,13 @@ from patchline.pipeline.data.reading.image_file import image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.evaluation.visual_guide.attention_statistics import (
+from patchline.pipeline.evaluation.visual_guide.attention_maps import (
+    attribute,
+    cell_grid,
     mean_distances,
     most_selective_head,
     rollout,
 )
-from patchline.pipeline.evaluation.visual_guide.attributions import attribute, cell_grid
 from patchline.pipeline.evaluation.visual_guide.guide_page import render_guide
 from patchline.pipeline.evaluation.visual_guide.patch_projection import projection_of
 from patchline.pipeline.evaluation.visual_guide.pictures import Picture, photo_uri

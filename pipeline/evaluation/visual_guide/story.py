@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from patchline.pipeline.evaluation.visual_guide.attributions import Attributions
+from patchline.pipeline.evaluation.visual_guide.attention_maps import Attributions
 from patchline.pipeline.evaluation.visual_guide.patch_projection import PatchProjection
 from patchline.pipeline.evaluation.visual_guide.pictures import Picture
 from patchline.pipeline.evaluation.visual_guide.traced_image import TracedImage, TracedTransformer

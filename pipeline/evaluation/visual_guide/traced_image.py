@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchline.pipeline.models.class_probabilities import class_probabilities
-from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.calibrated_models import Ensemble, class_probabilities
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.layers.class_token import ClassToken
 from patchline.pipeline.models.layers.intermediate_values import BlockValues, recorded

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import torch
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.pretrained.assembling import (
@@ -22,19 +25,62 @@ from patchline.pipeline.models.pretrained.assembling import (
     name_head,
     place_tokens,
 )
-from patchline.pipeline.models.pretrained.clip_layout import CLIP_LAYOUTS
 from patchline.pipeline.models.pretrained.companion_files import (
     CompanionFacts,
     PixelStatistics,
     facts_beside,
 )
-from patchline.pipeline.models.pretrained.converted import ConvertedWeights
-from patchline.pipeline.models.pretrained.jax_layout import JAX
 from patchline.pipeline.models.pretrained.layout import Layout, Parts, UnsupportedWeightsError
-from patchline.pipeline.models.pretrained.timm_layout import TIMM_LAYOUTS
-from patchline.pipeline.models.pretrained.torchvision_layout import TORCHVISION
-from patchline.pipeline.models.pretrained.transformers_layout import TRANSFORMERS_LAYOUTS
+from patchline.pipeline.models.pretrained.library_layouts import (
+    CLIP_LAYOUTS,
+    JAX,
+    TIMM_LAYOUTS,
+    TORCHVISION,
+    TRANSFORMERS_LAYOUTS,
+)
 from patchline.pipeline.models.pretrained.weights_file import FileTensors, read_tensors
+
+
+@dataclass(frozen=True)
+class ConvertedWeights:
+    """The weights of a file under the parameter names of a model plugin, with its settings."""
+
+    layout: str
+    """The layout of the file, such as "timm ViT"."""
+    model: str
+    """The model plugin: "vit" or "vit_registers"."""
+    settings: dict[str, Any]
+    """Settings of that plugin, its patch embedding included."""
+    weights: dict[str, torch.Tensor]
+    """By the plugin's parameter names; the head is included if the file has one."""
+    grid: tuple[int, int]
+    """Rows and columns of the position embeddings."""
+    patch_size: int
+    """In pixels."""
+    channels: int
+    """Of the images."""
+    mean: tuple[float, ...]
+    """Subtracted from each channel of the images that the weights were trained with."""
+    std: tuple[float, ...]
+    """Divided by, per channel."""
+    num_classes: int | None
+    """Outputs of the head; None without one."""
+    classes: tuple[str, ...] | None
+    """Names of the outputs, if they are beside the file."""
+    sources: dict[str, tuple[str, ...]]
+    """The names in the file from which each of ours was made; none for zeros."""
+    skipped: dict[str, str]
+    """The names in the file that were not used, each with the reason."""
+    resizing: str = "antialiased"
+    """How the authors resize the position embeddings, as `layers.grid_resizing` names it."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what had to be assumed."""
+
+    @property
+    def image_size(self) -> int:
+        """Height in pixels of the images that the positions are for."""
+        return self.grid[0] * self.patch_size
+
 
 LAYOUTS: tuple[Layout, ...] = (
     TORCHVISION,

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.calibrated_models import Ensemble
 from patchline.pipeline.models.probing.linear_head import classifying_head
 from patchline.plugin_api import ImageSpec
 

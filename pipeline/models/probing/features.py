@@ -1,15 +1,19 @@
 """The features of a frozen model: the input of its head for each image, computed once and kept.
 
 Shapes: N images, B images of a batch, H, W and C of an image, D features.
+
+Beside each array lies an index: with what its features were computed, and the digest of what each
+row holds. So images that were added to a folder do not make the features of the others worthless.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +24,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.models.fitting_batches import fitting_batches
-from patchline.pipeline.models.inference import Transfers, logits_of_batch
-from patchline.pipeline.models.probing.earlier_features import (
-    earlier_features,
-    feature_array,
-    write_index,
-)
+from patchline.pipeline.models.inference import Transfers, fitting_batches, logits_of_batch
 from patchline.pipeline.models.probing.linear_head import evaluating
 from patchline.pipeline.models.probing.shared_batches import (
     BatchGroup,
@@ -35,12 +33,84 @@ from patchline.pipeline.models.probing.shared_batches import (
     locked_for,
     wait_for_lock,
 )
-from patchline.pipeline.workspace.files.earlier_rows import EarlierRows
-from patchline.pipeline.workspace.files.finished_pieces import Piece
-from patchline.pipeline.workspace.files.resumable_array import ResumableArray
+from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.resumable_work import (
+    EarlierResult,
+    EarlierRows,
+    Piece,
+    ResumableArray,
+)
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.pipeline.workspace.workspace import workspace_of
 from patchline.plugin_api import ImageSpec
+
+_SUFFIX = ".images.json"
+
+
+def feature_array(folder: Path, name: str, shape: tuple[int, int]) -> ResumableArray:
+    """Return the array (N, D) of this name.
+
+    Args:
+        folder: of the array; `ResumableArray.begin` needs it to exist.
+        name: identifies the rows and what they are computed with.
+        shape: N and D, not 0.
+    """
+    return ResumableArray(folder / f"{name}.npy", shape, np.float32, "stored features")
+
+
+def write_index(
+    array: ResumableArray, computed_with: Sequence[Any], contents: Sequence[str]
+) -> None:
+    """Write the index of an array, unless it is there.
+
+    Args:
+        array: its name is unique for these images and what they were computed with.
+        computed_with: all that decides the features of an image, as JSON values.
+        contents: digest of what each row holds.
+    """
+    file = array.file.with_suffix(_SUFFIX)
+    if not file.exists():
+        with storage_errors(file):
+            index = {"with": list(computed_with), "contents": list(contents)}
+            write_text(file, json.dumps(index))
+
+
+def earlier_features(
+    own: Path, computed_with: Sequence[Any], dimensions: int
+) -> Iterator[EarlierResult]:
+    """Yield the arrays of features in the folders beside one, the latest first.
+
+    Args:
+        own: the folder that lies beside those to search.
+        computed_with: as for `write_index`.
+        dimensions: D.
+    """
+    for file in _newest_first(own):
+        contents = _contents(file, list(computed_with))
+        if contents:
+            name = file.name.removesuffix(_SUFFIX)
+            array = feature_array(file.parent, name, (len(contents), dimensions))
+            yield EarlierResult(contents, array.finished, array.mapped)
+
+
+def _newest_first(own: Path) -> Iterator[Path]:
+    """Yield the indexes in the folders beside one, the latest first."""
+    dated = []
+    for file in own.parent.glob(f"*/*{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if file.parent != own:
+                dated.append((file.stat().st_mtime, file))
+    return (file for _, file in sorted(dated, reverse=True))
+
+
+def _contents(file: Path, computed_with: list[Any]) -> list[str]:
+    """Return the digests in an index; none if it is unreadable, or belongs to other features."""
+    try:
+        index = json.loads(file.read_text(encoding="utf-8"))
+        return list(index["contents"]) if index["with"] == computed_with else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
 
 logger = logging.getLogger(__name__)
 

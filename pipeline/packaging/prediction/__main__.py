@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.packaging.prediction.batch_prediction import write_rows
+from patchline.pipeline.packaging.prediction.batch_prediction import (
+    PredictedPart,
+    PredictionJob,
+    write_rows,
+)
 from patchline.pipeline.packaging.prediction.image_files import ImageFile
-from patchline.pipeline.packaging.prediction.prediction_job import PredictedPart, PredictionJob
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import missing_data
-from patchline.pipeline.workers.part_files import read_lines
+from patchline.pipeline.workers.worker_parts import read_lines
 from patchline.pipeline.workers.worker_process import worker_main
 
 

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -28,7 +28,7 @@ from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.packaging.judging import JudgedImage
+from patchline.pipeline.packaging.answers import JudgedImage
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.prediction.image_files import (
     ImageFile,
@@ -36,13 +36,6 @@ from patchline.pipeline.packaging.prediction.image_files import (
     count_images,
     find_images,
     pixels_of,
-)
-from patchline.pipeline.packaging.prediction.prediction_job import (
-    FEWEST_IMAGES,
-    MODULE,
-    RESOURCES,
-    PredictedPart,
-    PredictionJob,
 )
 from patchline.pipeline.packaging.prediction.prediction_parts import (
     ARGUMENT,
@@ -54,12 +47,55 @@ from patchline.pipeline.packaging.prediction.prediction_parts import (
     parts_folder,
 )
 from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.job_paths import SAME_PLACE
+from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.missing_data import stays_here
-from patchline.pipeline.workers.part_files import read_lines, write_lines
-from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
+from patchline.pipeline.workers.worker_parts import (
+    JobPart,
+    number_of_parts,
+    read_lines,
+    run_parts,
+    write_lines,
+)
 from patchline.pipeline.workspace.files import workspace_folder
 from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.table_cells import printable, table_cell
+
+MODULE = "patchline.pipeline.packaging.prediction"
+RESOURCES = Resources()
+"""All cores of one machine: a packaged model computes on CPU cores alone."""
+FEWEST_IMAGES = 500
+"""With fewer images, a part is done before its worker would have started."""
+
+
+class PredictionJob(FrozenModel):
+    """The images of a part, and the packaged model."""
+
+    onnx_file: Path
+    description_file: Path
+    model_id: str
+    files: Path
+    """Lines of JSON: the images in their order, with absolute paths."""
+    archives: Annotated[tuple[Path, ...], SAME_PLACE] = ()
+    """Those that images are in, absolute."""
+    top_k: int
+    whole: bool
+    """Whether the rows have the probabilities of all classes, in a list."""
+    spread: bool = False
+    """Whether the rows have a column of probabilities for each label of a multi-label model."""
+    coverage: float | None = None
+    """Of the prediction sets; None for the package's own."""
+    rows: Path
+    """The Parquet file to write."""
+
+
+class PredictedPart(FrozenModel):
+    """What a worker has written."""
+
+    images: int
+    warning: str = ""
+    """Which images have values outside of the range that the model was trained with."""
+
 
 SUFFIXES = (".csv", ".parquet")
 _BATCH = 16

@@ -17,7 +17,7 @@ from patchline.pipeline.workspace.address import check_spelling
 from patchline.pipeline.workspace.files import workspace_folder
 from patchline.pipeline.workspace.files.data_kinds import DataKind, data_kind, table_parts
 from patchline.pipeline.workspace.files.data_names import ARCHIVE_SUFFIXES, may_be_image
-from patchline.pipeline.workspace.files.ignored_files import DEFAULT_IGNORED
+from patchline.pipeline.workspace.files.folder_walk import DEFAULT_IGNORED
 from patchline.pipeline.workspace.files.table_cells import printable
 from patchline.pipeline.workspace.remote_index import file_state
 

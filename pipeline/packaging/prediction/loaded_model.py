@@ -13,7 +13,7 @@ from PIL import Image as PillowImage
 
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.packaging.judging import JudgedImage
+from patchline.pipeline.packaging.answers import JudgedImage
 from patchline.pipeline.packaging.packaged_model import PackagedModel, images_of
 from patchline.pipeline.packaging.prediction.image_files import (
     ImageFile,

@@ -10,7 +10,7 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.seen_images import caveat_on_test_images
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.evaluation.metrics.multi_label.names import ALL_METRICS
+from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.packaging.model_card import escaped

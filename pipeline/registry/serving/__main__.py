@@ -21,10 +21,9 @@ from patchline.pipeline.registry.serving import server
 from patchline.pipeline.registry.serving.alias_watch import Registry
 from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, checked_package
 from patchline.pipeline.registry.serving.engine import cores
-from patchline.pipeline.web.access_token import check_access, given_token
-from patchline.pipeline.web.certificate import check_certificate
+from patchline.pipeline.web.access_control import check_access, given_token
 from patchline.pipeline.web.config import ServingConfig
-from patchline.pipeline.web.listening import listening_socket
+from patchline.pipeline.web.listening import check_certificate, listening_socket
 
 _SETTINGS: dict[str, type] = {
     "host": str,

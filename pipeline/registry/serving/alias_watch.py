@@ -13,8 +13,12 @@ import time
 
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.registry.registry_reader import RegistryReader, registry_reader
-from patchline.pipeline.registry.served_package import MissingExportError, served_package
+from patchline.pipeline.registry.served_package import (
+    MissingExportError,
+    RegistryReader,
+    registry_reader,
+    served_package,
+)
 from patchline.pipeline.registry.serving.checked_package import (
     Checked,
     PackageRefusedError,

@@ -6,20 +6,28 @@ decoded by a thread of their own, so that small ones do not wait behind them.
 
 An engine belongs to one version. The event loop creates requests and receives their answers; the
 threads see nothing of HTTP.
+
+The page sends the image that it got back with some patches covered, so that it only offers an image
+that the package would read again as it is.
+
+Shapes: B images, H, W and C of an image, L blocks, K classes; h, w the grid of patches.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+import cv2
 import numpy as np
 from starlette.requests import ClientDisconnect
 
@@ -27,9 +35,136 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, read
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.serving.checked_package import Checked
-from patchline.pipeline.registry.serving.fair_queue import FairQueue
-from patchline.pipeline.registry.serving.inside_view import inside_views
-from patchline.pipeline.registry.serving.request_options import Options
+
+TOP_K = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a request asks for beside the answer."""
+
+    top_k: int = TOP_K
+    """Number of classes in an answer."""
+    with_map: bool = False
+    """Whether an answer says where the model looked."""
+    coverage: float | None = None
+    """Probability that the set holds the true class; None for the package's own."""
+    with_inside: bool = False
+    """Whether an answer has what the server's page shows of each block."""
+    is_traffic: bool = True
+    """Whether the images are recorded, if the server records its traffic."""
+
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    """Waiting items in groups; `take` takes one of each group in turn. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[Hashable, deque[Item]] = OrderedDict()
+        self._count = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        """Return the number of items that wait."""
+        return self._count
+
+    def is_full_for(self, group: Hashable, most: int) -> bool:
+        """Return whether so many other groups wait already."""
+        with self._changed:
+            return group not in self._groups and len(self._groups) >= most
+
+    def put(self, group: Hashable, items: Iterable[Item]) -> None:
+        """Add items behind those of the same group."""
+        with self._changed:
+            waiting = self._groups.setdefault(group, deque())
+            before = len(waiting)
+            waiting.extend(items)
+            added = len(waiting) - before
+            if not waiting:
+                del self._groups[group]
+            self._count += added
+            if added:
+                self._changed.notify(added)
+
+    def take(self, most: int, takers: int = 1) -> list[Item]:
+        """Wait for items, and return some of them; none once the queue is closed and empty.
+
+        Args:
+            most: number of items to take.
+            takers: number of threads among which the waiting items are divided.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._count or self._closed)
+            number = min(most, -(-self._count // takers))
+            return [self._next() for _ in range(number)]
+
+    def close(self) -> None:
+        """Let `take` return nothing once the queue is empty."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _next(self) -> Item:
+        group, waiting = self._groups.popitem(last=False)
+        item = waiting.popleft()
+        if waiting:
+            self._groups[group] = waiting
+        self._count -= 1
+        return item
+
+
+_READ = 3
+"""Classes that are listed after each block."""
+_COLOURS = {1: cv2.COLOR_GRAY2BGR, 3: cv2.COLOR_RGB2BGR}
+"""By number of channels; images of other numbers have no picture."""
+
+
+def inside_views(
+    package: PackagedModel, pixels: Sequence[np.ndarray[Any, Any]]
+) -> list[dict[str, Any]]:
+    """Return for each decoded image (H, W, C) what its prediction looks like inside.
+
+    A view has `seen`, the image as a `data:` address, or None if it cannot be shown as it is; and
+    `blocks`, for each block its `attention` to the patches (h rows of w numbers) and the most
+    probable classes of its `reading`, each None where the package does not have it.
+    """
+    if not pixels:
+        return []
+    names = [name for name in ("attention", "readings") if name in package.output_names]
+    found = package.named_outputs(np.stack(pixels), names) if names else []
+    outputs = dict(zip(names, found, strict=True))
+    return [
+        {
+            "seen": _picture(package, image_HWC),
+            "blocks": _blocks(package, {name: values[row] for name, values in outputs.items()}),
+        }
+        for row, image_HWC in enumerate(pixels)
+    ]
+
+
+def _blocks(package: PackagedModel, of_image: dict[str, Any]) -> list[dict[str, Any]]:
+    attention_Lhw, readings_LK = of_image.get("attention"), of_image.get("readings")
+    count = max((len(values) for values in of_image.values()), default=0)
+    return [
+        {
+            "attention": None if attention_Lhw is None else attention_Lhw[block].tolist(),
+            "reading": None if readings_LK is None else package.ranked(readings_LK[block], _READ),
+        }
+        for block in range(count)
+    ]
+
+
+def _picture(package: PackagedModel, image_HWC: np.ndarray[Any, Any]) -> str | None:
+    colours = _COLOURS.get(image_HWC.shape[2])
+    if colours is None or not package.mapping.is_plain:
+        return None
+    written, file = cv2.imencode(".png", cv2.cvtColor(np.ascontiguousarray(image_HWC), colours))
+    encoded = base64.b64encode(file.tobytes()).decode()
+    return f"data:image/png;base64,{encoded}" if written else None
+
 
 logger = logging.getLogger(__name__)
 

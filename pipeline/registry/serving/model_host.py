@@ -17,13 +17,12 @@ from typing import Any
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.serving.checked_package import Checked
-from patchline.pipeline.registry.serving.engine import FAILED, Engine, Image, cores
-from patchline.pipeline.registry.serving.request_options import Options
+from patchline.pipeline.registry.serving.engine import FAILED, Engine, Image, Options, cores
 from patchline.pipeline.registry.serving.traffic_recorder import TrafficRecorder
-from patchline.pipeline.web.client_presence import Scope, while_present
 from patchline.pipeline.web.config import ServingConfig
-from patchline.pipeline.web.refusal import Refusal, bad_request, busy
+from patchline.pipeline.web.request_body import Refusal, bad_request, busy
 from patchline.pipeline.web.server_metrics import ServerMetrics
+from patchline.pipeline.web.uvicorn_server import Scope, while_present
 
 _FIRST_RATE = 50.0
 """Images per second, until it is measured."""

@@ -20,10 +20,10 @@ from patchline.pipeline.registry.serving.application import application
 from patchline.pipeline.registry.serving.checked_package import Checked
 from patchline.pipeline.registry.serving.model_host import ModelHost
 from patchline.pipeline.registry.serving.traffic_recorder import TrafficRecorder
-from patchline.pipeline.web.certificate import CertificateRenewal
 from patchline.pipeline.web.config import MEBIBYTE, ServingConfig
-from patchline.pipeline.web.ready_server import ReadyServer, uvicorn_config
+from patchline.pipeline.web.listening import CertificateRenewal
 from patchline.pipeline.web.server_metrics import ServerMetrics
+from patchline.pipeline.web.uvicorn_server import ReadyServer, uvicorn_config
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,13 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.reading.image_root import exists
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration, sigmoid
 from patchline.pipeline.evaluation.metrics.mean_average_precision import mean_average_precision
-from patchline.pipeline.models.class_probabilities import CalibratedModel
+from patchline.pipeline.models.calibrated_models import CalibratedModel
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.distillation.class_columns import class_columns
-from patchline.pipeline.training.distillation.job import Taught, TeachingJob
+from patchline.pipeline.training.distillation.job import Taught, TeachingJob, views_of
 from patchline.pipeline.training.distillation.listed_images import rows_of
 from patchline.pipeline.training.distillation.predictions import ImageToTeach, TeacherOutputs
-from patchline.pipeline.training.distillation.views import views_of
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import missing_data
 from patchline.pipeline.workers.worker_process import worker_main

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
-from patchline.pipeline.data.labels.label_words import by_task
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task, by_task
 from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.terminal_words import by_number, counted

@@ -1,15 +1,45 @@
-"""The input and the result of the process in which a teacher predicts."""
+"""The input and the result of the process in which a teacher predicts views of images."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from patchline.pipeline.data.ingested_data import SeenBefore
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workers.job_paths import SAME_PLACE
+
+_CROP = 7 / 8
+
+
+class View(NamedTuple):
+    """A part of the image, as fractions of its sides, and whether it is mirrored."""
+
+    top: float = 0.0
+    left: float = 0.0
+    side: float = 1.0
+    mirrored: bool = False
+
+
+_REST = 1 - _CROP
+VIEWS = (
+    View(),
+    View(mirrored=True),
+    View(0, 0, _CROP),
+    View(_REST, _REST, _CROP),
+    View(0, _REST, _CROP),
+    View(_REST, 0, _CROP),
+)
+"""In the order in which they are taken: crops lie in the corners, as much of an image as the usual
+augmentation keeps at least."""
+
+
+def views_of(count: int, *, mirrored: bool) -> tuple[View, ...]:
+    """Return the first views; without mirror images, one less where there is one among them."""
+    return tuple(view for view in VIEWS[:count] if mirrored or not view.mirrored)
+
 
 MODULE = "patchline.pipeline.training.distillation"
 """Of the worker."""

@@ -13,7 +13,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.training.distillation.job import ImagesToTeach, TeachingJob
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.missing_data import missing_data, stays_here
-from patchline.pipeline.workers.part_files import write_lines
+from patchline.pipeline.workers.worker_parts import write_lines
 from patchline.pipeline.workers.worker_start import LocalLauncher
 from patchline.pipeline.workspace import remote_data
 

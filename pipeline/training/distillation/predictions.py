@@ -28,21 +28,18 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
 from patchline.pipeline.data.store.store_shards import StoreSpec
-from patchline.pipeline.models.fitting_batches import fitting_batches
-from patchline.pipeline.models.inference import Transfers, normalised
-from patchline.pipeline.models.probing.earlier_features import (
+from patchline.pipeline.models.inference import Transfers, fitting_batches, normalised
+from patchline.pipeline.models.probing.features import (
     earlier_features,
     feature_array,
+    suitable_batch_size,
     write_index,
 )
-from patchline.pipeline.models.probing.features import suitable_batch_size
-from patchline.pipeline.training.distillation.views import View
+from patchline.pipeline.training.distillation.job import View
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
-from patchline.pipeline.workspace.files.earlier_rows import EarlierRows
 from patchline.pipeline.workspace.files.file_locks import locked
-from patchline.pipeline.workspace.files.resumable_array import ResumableArray
-from patchline.pipeline.workspace.files.workspace_folder import make_folder
-from patchline.pipeline.workspace.files.workspace_layout import PREDICTIONS
+from patchline.pipeline.workspace.files.resumable_work import EarlierRows, ResumableArray
+from patchline.pipeline.workspace.files.workspace_folder import PREDICTIONS, make_folder
 from patchline.plugin_api import ImageSpec
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Find the teacher of a run, and keep it in the workspace: a whole classifier with named classes.
+"""Find the teacher of a run, compare it with the data, and keep it in the workspace.
 
 It lies in a folder named after the digest of its weights, as every model of Patchline does:
 `model.safetensors` and `model.json`, whatever it was found as. So resuming and repeating a run
@@ -12,7 +12,10 @@ import shutil
 from pathlib import Path
 
 from patchline.pipeline.config import ModelChoice, RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.seen_images import count_seen_images
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import (
@@ -22,9 +25,9 @@ from patchline.pipeline.models.model_description import (
     describe_plugins,
     load_description,
 )
-from patchline.pipeline.models.provenance.provenance import Provenance
-from patchline.pipeline.models.provenance.weights_record import provenance_of
+from patchline.pipeline.models.provenance import Provenance, provenance_of, together
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
+from patchline.pipeline.training.distillation.class_columns import class_columns
 from patchline.pipeline.training.initial_weights import finding, recipe
 from patchline.pipeline.training.initial_weights.record import (
     InitialWeights,
@@ -32,6 +35,7 @@ from patchline.pipeline.training.initial_weights.record import (
     stored_provenance,
     weights_folder,
 )
+from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
 from patchline.pipeline.workspace.files.file_digest import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
@@ -295,3 +299,39 @@ def _tested(run_id: str, task: Task) -> tuple[str, float | None, str]:
         run.data.metrics.get(f"test/{_METRICS[task]}"),
         run.data.tags.get(TEST_IMAGES_TAG, ""),
     )
+
+
+def teacher_for(config: RunConfig, data: IngestedData, workspace: Path) -> Teacher:
+    """Return the teacher that a config names, which knows all classes of the data.
+
+    Raises:
+        ConfigError: if there is no such model, it is of another task, or does not know a class.
+    """
+    teacher = find_teacher(config, workspace)
+    check_task(teacher, data.task)
+    class_columns(teacher.name, teacher.classes, data.classes, data.task)
+    rows = manifests.usable(manifests.load(data.manifest_file))
+    own = manifests.contents_fingerprint(rows[rows["split"] == "test"])
+    known = bool(teacher.test_images)
+    return teacher.model_copy(
+        update={"same_test_images": teacher.test_images == own if known else None}
+    )
+
+
+def seen_before(
+    teacher: Teacher, start: StartingPoint | None, data: IngestedData, workspace: Path
+) -> SeenBefore:
+    """Return what the teacher, and the initial weights if there are some, have seen of the data."""
+    provenance, weights = teacher.provenance, "the teacher"
+    if start is not None and start.weights is not None:
+        initial = stored_provenance(weights_folder(workspace, start.weights.sha256))
+        provenance = together([initial, provenance])
+        weights = "the initial weights or the teacher"
+    return count_seen_images(data.manifest_file, provenance, weights)
+
+
+def with_teacher(config: RunConfig, teacher: Teacher) -> RunConfig:
+    """Return the config with the very teacher that was found, so that it can be repeated."""
+    training = config.training.model_copy(update={"teacher": teacher.reference})
+    record = config.record.model_copy(update={"teacher_sha256": teacher.sha256})
+    return config.model_copy(update={"training": training, "record": record})

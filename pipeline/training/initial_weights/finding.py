@@ -19,14 +19,16 @@ from patchline.pipeline.models.model_description import (
     load_description,
 )
 from patchline.pipeline.models.pretrained.companion_files import COMPANION_FILES
-from patchline.pipeline.models.provenance.provenance import Provenance, ProvenanceSummary, Published
-from patchline.pipeline.models.provenance.weights_record import (
+from patchline.pipeline.models.provenance import (
+    Provenance,
+    ProvenanceSummary,
+    Published,
     as_metadata,
     has_record,
     provenance_of,
 )
 from patchline.pipeline.registry import package_download, registered_models
-from patchline.pipeline.training.initial_weights.known_checksums import publisher_of
+from patchline.pipeline.training.initial_weights.named_weights import publisher_of
 from patchline.pipeline.training.initial_weights.recipe import display_name, is_file, is_name
 from patchline.pipeline.training.initial_weights.record import (
     RECORD_FILE,
@@ -49,7 +51,7 @@ from patchline.pipeline.workspace.workspace import workspace_of
 if TYPE_CHECKING:
     import torch
 
-    from patchline.pipeline.models.pretrained.converted import ConvertedWeights
+    from patchline.pipeline.models.pretrained.layouts import ConvertedWeights
 
 OWN_CHAMPION = "champion"
 """The champion of the run's own model, if there is one."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.registry import registered_models
-from patchline.pipeline.training.initial_weights.known_checksums import hub_cache
+from patchline.pipeline.training.initial_weights.named_weights import hub_cache
 from patchline.pipeline.workspace.tracking.tracking_store import sqlite_file
 
 VARIABLE = "PATCHLINE_WEIGHTS"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.workspace.files.user_folders import expanded
+from patchline.pipeline.workspace.files.paths import expanded
 
 _SUFFIXES = {".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz"}
 

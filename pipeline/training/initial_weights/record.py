@@ -9,8 +9,12 @@ from pydantic import Field, ValidationError
 
 from patchline.pipeline.errors import DamagedFileError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.models.provenance.provenance import UNKNOWN, Provenance, ProvenanceSummary
-from patchline.pipeline.models.provenance.weights_record import provenance_of
+from patchline.pipeline.models.provenance import (
+    UNKNOWN,
+    Provenance,
+    ProvenanceSummary,
+    provenance_of,
+)
 from patchline.pipeline.training.initial_weights.recipe import display_name
 
 FOLDER = "initial_weights"

@@ -39,18 +39,22 @@ from patchline.pipeline.models.probing.linear_fit import (
     held_out_folds,
 )
 from patchline.pipeline.terminal_words import duration
-from patchline.pipeline.training.checkpoints.best_weights import FINAL
+from patchline.pipeline.training.checkpoint import FINAL
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
-from patchline.pipeline.training.parts import interpolation
+from patchline.pipeline.training.parts import fine_tuning
 from patchline.pipeline.training.parts.fine_tuning import head_first
 from patchline.pipeline.training.parts.probe import FeatureNetwork, frozen_network, head_of_rows
-from patchline.pipeline.training.parts.stored_tokens import TokenStore
-from patchline.pipeline.training.parts.token_fit import TokenFit, fit_alone, fit_of_ranks
+from patchline.pipeline.training.parts.stored_tokens import (
+    TokenFit,
+    TokenStore,
+    fit_alone,
+    fit_of_ranks,
+)
 from patchline.pipeline.training.processes.machines import Machines
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.record import TrainingRecord
-from patchline.pipeline.training.start.initial_model import HEAD_FOLDER
+from patchline.pipeline.training.start import HEAD_FOLDER
 from patchline.pipeline.training.train_result import FineTuningRecord, RefitResult, TrainResult
 from patchline.pipeline.training.training_data import Integers, units_of_rows
 from patchline.pipeline.training.validation import quality
@@ -162,7 +166,7 @@ def train_last_blocks(
         along.append(held_out[0])
         truth.append(held_out[1])
     count = sum(len(rows) for rows in parts)
-    chosen = interpolation.choose_share(
+    chosen = fine_tuning.choose_share(
         np.concatenate(along, 1), np.concatenate(truth), held_out=count
     )
     own = {
@@ -172,7 +176,7 @@ def train_last_blocks(
     }
     record = chosen.model_copy(update=own)
     events.write("note", message=record.sentence())
-    place = interpolation.SHARES.index(record.share)
+    place = fine_tuning.SHARES.index(record.share)
     return _result(fit, fitted, record, logits_SMK[place])
 
 

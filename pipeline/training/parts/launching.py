@@ -19,8 +19,14 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training import extended_run
 from patchline.pipeline.training.initial_weights.record import weights_folder
-from patchline.pipeline.training.job import TeacherPredictions, TrainingJob, UnlabelledStore
+from patchline.pipeline.training.job import (
+    TeacherPredictions,
+    TrainingJob,
+    TrainingPart,
+    UnlabelledStore,
+)
 from patchline.pipeline.training.machine import (
     MEMBER_MODULE,
     MODULE,
@@ -28,14 +34,12 @@ from patchline.pipeline.training.machine import (
     choose_device,
     resources_of,
 )
-from patchline.pipeline.training.part import TrainingPart
-from patchline.pipeline.training.start import extended_run
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.host.this_processor import this_processor
+from patchline.pipeline.workers.host.processors import this_processor
 from patchline.pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
 from patchline.pipeline.workspace.files.file_digest import digest_of
-from patchline.pipeline.workspace.files.safe_paths import safe_join, unsafe_reason
+from patchline.pipeline.workspace.files.paths import safe_join, unsafe_reason
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import (
     Ingredients,

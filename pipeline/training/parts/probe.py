@@ -35,14 +35,14 @@ from patchline.pipeline.models.probing.linear_fit import FittedHead, fit_head
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.models.stored_logits import save_logits
 from patchline.pipeline.terminal_words import duration
-from patchline.pipeline.training.checkpoints.best_weights import FINAL
+from patchline.pipeline.training.checkpoint import FINAL
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
-from patchline.pipeline.training.start.initial_model import initial_model
+from patchline.pipeline.training.start import initial_model
 from patchline.pipeline.training.train_result import (
     EpochRecord,
     ProbeRecord,
@@ -59,7 +59,7 @@ from patchline.pipeline.training.training_data import (
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.workspace_layout import FEATURES, FEATURES_FILE
+from patchline.pipeline.workspace.files.workspace_folder import FEATURES, FEATURES_FILE
 from patchline.pipeline.workspace.run_memory import stage_keys
 
 _TOO_FEW_TO_MEASURE = 16

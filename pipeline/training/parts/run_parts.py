@@ -20,8 +20,8 @@ from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean_of_repeats
 from patchline.pipeline.terminal_words import epochs_in_words
 from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.job import TrainingPart, images_of_fits
 from patchline.pipeline.training.machine import MODULE, resources_of
-from patchline.pipeline.training.part import TrainingPart, images_of_fits
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.launching import OnEvent, TrainingInputs, replayable
 from patchline.pipeline.training.train_result import (

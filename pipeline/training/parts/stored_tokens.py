@@ -1,9 +1,12 @@
-"""The tokens of a frozen network between two blocks, computed once for each image and kept.
+"""The tokens of a frozen network between two blocks, and a fit of the last blocks from them.
 
 They lie beside the features of the same network and images, half as precise: float16 has 11
 significant bits, as many as the products of a bfloat16 pass have errors left.
 
 Shapes: M images, B images of a batch, V views, N tokens, D embedding, H, W and C of an image.
+
+Several processes leave the trained weights in a file, and the process that has started them reads
+them: what follows a fit, such as the choice of the weights, is computed in one process.
 """
 
 from __future__ import annotations
@@ -14,18 +17,25 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.errors import RunError, StorageError
-from patchline.pipeline.models.fitting_batches import fitting_batches
-from patchline.pipeline.models.inference import Transfers, autocast, normalised
+from patchline.pipeline.models.inference import (
+    Transfers,
+    autocast,
+    fitting_batches,
+    normalised,
+    predict_logits,
+)
+from patchline.pipeline.models.layers.last_blocks import whole_model
 from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.probing.linear_head import evaluating
 from patchline.pipeline.models.probing.shared_batches import (
@@ -35,7 +45,19 @@ from patchline.pipeline.models.probing.shared_batches import (
     locked_for,
     wait_for_lock,
 )
-from patchline.pipeline.workspace.files.resumable_array import ResumableArray
+from patchline.pipeline.training.checkpoint import PREVIOUS
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts import fine_tuning
+from patchline.pipeline.training.parts.after_folds import Refit
+from patchline.pipeline.training.processes.ranks import Ranks
+from patchline.pipeline.training.start import initial_model
+from patchline.pipeline.training.train_result import EpochRecord, RefitResult, TrainResult
+from patchline.pipeline.training.trained_model import save_model_of
+from patchline.pipeline.training.training_data import TrainingData, Truth, open_data
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workspace.files.resumable_work import ResumableArray
+from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.workspace import workspace_of
@@ -282,3 +304,120 @@ class TokenStore:
 
 def _on_wait() -> None:
     logger.warning("Another process is computing the same tokens; waiting until it ends.")
+
+
+_TRAINED_FILE = "trained.safetensors"
+"""The weights at the end of a fit in several processes, until the fit's result is saved."""
+Tensors = dict[str, torch.Tensor]
+
+
+class LastBlocksTraining(Training):
+    """A training from tokens, which keeps its last weights."""
+
+    def _keep_weights(self, record: EpochRecord) -> None:
+        """Keep nothing: the weights are chosen between the first and the last ones."""
+
+
+@dataclass(frozen=True)
+class TokenFit:
+    """A finished fit from tokens: from the fitted head to the trained weights.
+
+    Attributes:
+        job: of the fit.
+        result: of the fit; its folder of weights does not exist yet.
+        data: tokens and labels.
+        model: the last blocks, with the trained weights.
+        fitted: the weights that the fit began with.
+        ended: when the fit ended, on the monotonic clock.
+    """
+
+    job: TrainingJob
+    result: TrainResult | RefitResult
+    data: TrainingData
+    model: nn.Module
+    fitted: Tensors
+    ended: float = field(default_factory=time.monotonic)
+
+    @property
+    def truth(self) -> Truth:
+        """The classes (N), or sets of labels (N, K), of the validation images."""
+        return self.data.truth(self.data.validation_rows)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches in an epoch."""
+        return self.data.order(self.job.config.training, self.job.config.seed).steps_per_epoch
+
+    def logits_along(self) -> Array:
+        """Return the logits (S, N, K) of the validation images from the head to the weights."""
+        device = torch.device(self.job.config.training.device)
+        model, rows = self.model.to(device), self.data.validation_rows
+
+        def predict(at_share: nn.Module) -> Array:
+            given = self.data.images, rows, self.job.image
+            logits_NK: Array = predict_logits(at_share, *given, device=device).numpy()
+            return logits_NK
+
+        logits_SNK = fine_tuning.logits_along(model, self.fitted, copied(model), predict)
+        model.cpu()  # whose memory the next fit may need
+        return logits_SNK
+
+    def save_at(self, share: float, folder: Path) -> None:
+        """Save the whole model with the weights at a share of the way."""
+        trained = copied(self.model)
+        self.model.load_state_dict(fine_tuning.between(self.fitted, trained, share))
+        save_model_of(self.job, whole_model(self.model), folder)
+
+    def clean(self) -> None:
+        """Delete what is not needed once the result is saved."""
+        for name in (PREVIOUS, _TRAINED_FILE):
+            (self.job.folder / name).unlink(missing_ok=True)
+
+
+def fit_alone(job: TrainingJob, events: EventWriter) -> TokenFit:
+    """Train from the tokens of a job in this process."""
+    training, fitted = _trained(job, events)
+    model = training.state.average.model
+    return TokenFit(job, _result_of(training), training.data, model, fitted)
+
+
+def fit_together(job: TrainingJob, events: EventWriter, ranks: Ranks) -> TrainResult | RefitResult:
+    """Train from the tokens of a job as one of several ranks; the first writes the weights."""
+    training, _ = _trained(job, events, ranks)
+    if ranks.is_first:
+        write_tensors(job.folder / _TRAINED_FILE, copied(training.state.average.model))
+    return _result_of(training)
+
+
+def fit_of_ranks(
+    job: TrainingJob, result: TrainResult | RefitResult, events: EventWriter
+) -> TokenFit:
+    """Return the fit that ranks have done together, each by `fit_together`."""
+    data = open_data(job)
+    model = initial_model(job, data, events)
+    fitted = copied(model)
+    model.load_state_dict(read_tensors(job.folder / _TRAINED_FILE)[0])
+    return TokenFit(job, result, data, model, fitted)
+
+
+def copied(model: nn.Module) -> Tensors:
+    """Return copies of all weights on the CPU."""
+    weights = model.state_dict()
+    return {name: each.detach().to("cpu", copy=True) for name, each in weights.items()}
+
+
+def _trained(
+    job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
+) -> tuple[Training, Tensors]:
+    """Train to the end; return the training, and the weights that it began with."""
+    training = (Refit if job.part.refit else LastBlocksTraining)(job, events, ranks)
+    fitted = copied(training.state.model)
+    training.train_to_the_end()
+    return training, fitted
+
+
+def _result_of(training: Training) -> TrainResult | RefitResult:
+    folder = training.job.folder
+    if isinstance(training, Refit):
+        return training.result_of(folder)
+    return training.result_with(folder, training.state.history[-1])

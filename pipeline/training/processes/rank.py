@@ -62,8 +62,8 @@ def main(folder: Path, parent: int) -> NoReturn:
 
 
 def _take_part(folder: Path, machines: Machines) -> None:
-    from patchline.pipeline.training.faults.out_of_memory import HALVINGS_FILE, RanksRestart
     from patchline.pipeline.training.job import TrainingJob
+    from patchline.pipeline.training.out_of_memory import HALVINGS_FILE, RanksRestart
 
     is_first, shared = own_rank() == 0, folder / RANKS_FOLDER
     job = TrainingJob.model_validate_json((shared / JOB_FILE).read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ def take_words(shared: Path, folder: Path, words: str) -> None:
         folder: of the job.
         words: the contents of the files, by name, as JSON; or nothing.
     """
-    from patchline.pipeline.training.faults.out_of_memory import HALVINGS_FILE
+    from patchline.pipeline.training.out_of_memory import HALVINGS_FILE
 
     for name, content in json.loads(words or "{}").items():
         if name == RESTART_FILE:
@@ -123,13 +123,13 @@ def fit(job: TrainingJob, events: EventWriter, ranks: Ranks) -> FrozenModel:
         events: those of other ranks than the first are not read.
         ranks: that train together.
     """
-    from patchline.pipeline.training.faults.out_of_memory import explain_out_of_memory
     from patchline.pipeline.training.loop import Training
+    from patchline.pipeline.training.out_of_memory import explain_out_of_memory
+    from patchline.pipeline.training.parts.after_folds import Refit
     from patchline.pipeline.training.parts.fine_tuning import fit_head_first
     from patchline.pipeline.training.parts.last_blocks import tokens_together
     from patchline.pipeline.training.parts.probe import probe_together
-    from patchline.pipeline.training.parts.refit import Refit
-    from patchline.pipeline.training.parts.token_fit import fit_together
+    from patchline.pipeline.training.parts.stored_tokens import fit_together
 
     trainable = job.config.training.trainable
     with explain_out_of_memory():

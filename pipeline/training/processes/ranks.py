@@ -4,16 +4,24 @@ Every rank computes its part of each batch, and torch's DistributedDataParallel 
 while they are computed, so weights, optimizer, averages and plan are equal on all ranks. What is
 decided from them is decided alike everywhere; only the clock is that of rank 0, and rank 0 alone
 writes events and files. In a training run of one process, there is nothing to agree on.
+
+Rank 0 alone writes checkpoints and weights. Where other machines do not see its folder, one rank on
+each of them copies what has changed, through the connection that the ranks have anyway.
+
+When a time limit ends the training, when to validate and when to write a checkpoint depend on the
+time. Between two readings the time stands still for all ranks; they read it a few times a second.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import distributed, nn
@@ -23,14 +31,94 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.training.processes.folder_copy import copy_from_first
+from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.workspace.files.workspace_folder import make_folder
+
+Value = TypeVar("Value", bound=FrozenModel)
+
+_PIECE_BYTES = 64 << 20
+_OF_EACH_MACHINE = ("job.json", "group.json", "events.jsonl", "worker.log", "result.json")
+_SCRATCH = ("processes", "node-")
+
+
+class _Listing(FrozenModel):
+    """The files of the first machine, by path."""
+
+    files: dict[str, FileDigest]
+
+
+class RankGroup(Protocol):
+    """What this needs of the ranks of a training run; see `ranks.Ranks`."""
+
+    is_first: bool
+    writes_files: bool
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a tensor over the ranks."""
+        ...
+
+    def from_first(self, kind: type[Value], compute: Callable[[], Value]) -> Value:
+        """Return what rank 0 computes."""
+        ...
+
+    def bytes_of_first(self, content: bytes, size: int) -> bytes:
+        """Return so many bytes that rank 0 passes."""
+        ...
+
+
+def copy_from_first(ranks: RankGroup, folder: Path) -> None:
+    """Let the folder of each machine hold the files of rank 0's; all ranks call this together."""
+    listing = ranks.from_first(_Listing, lambda: _Listing(files=_digest_files(folder))).files
+    missing = [False] * len(listing)
+    if ranks.writes_files:
+        own = _digest_files(folder)
+        for path in own.keys() - listing.keys():
+            (folder / path).unlink()
+        missing = [own.get(path) != digest for path, digest in listing.items()]
+    wanted = ranks.sum(torch.tensor(missing, dtype=torch.float32)).tolist()
+    for (path, digest), is_wanted, is_missing in zip(listing.items(), wanted, missing, strict=True):
+        if is_wanted:
+            _copy(ranks, folder / path, digest.bytes, writes=is_missing)
+    ranks.sum(torch.zeros(1))  # until all of them have written
+
+
+def _copy(ranks: RankGroup, file: Path, size: int, *, writes: bool) -> None:
+    pieces = _pieces(ranks, file, size)
+    if not writes:
+        for _ in pieces:
+            pass
+        return
+    make_folder(file.parent)
+    with replacing(file) as temporary, temporary.open("wb") as opened:
+        for piece in pieces:
+            opened.write(piece)
+
+
+def _pieces(ranks: RankGroup, file: Path, size: int) -> Iterator[bytes]:
+    """Yield the content of a file of rank 0, on all ranks."""
+    with file.open("rb") if ranks.is_first else BytesIO() as opened:
+        for start in range(0, size, _PIECE_BYTES):
+            length = min(_PIECE_BYTES, size - start)
+            yield ranks.bytes_of_first(opened.read(length), length)
+
+
+def _digest_files(folder: Path) -> dict[str, FileDigest]:
+    paths = sorted(each for each in folder.rglob("*") if each.is_file())
+    own = (each.relative_to(folder) for each in paths)
+    return {each.as_posix(): digest_of(folder / each) for each in own if _is_copied(each)}
+
+
+def _is_copied(file: Path) -> bool:
+    if file.name.startswith(".") or file.parts[0].startswith(_SCRATCH):
+        return False
+    return not (file.as_posix() in _OF_EACH_MACHINE or file.name.endswith(".lock"))
+
 
 FIRST = 0
 """The rank whose clock counts, and which writes events and files."""
 LONGEST_WAIT = timedelta(minutes=30)
 """For another rank; a training run whose rank has stopped ends after it."""
-
-Value = TypeVar("Value", bound=FrozenModel)
 
 
 class Place(NamedTuple):
@@ -254,3 +342,56 @@ def stopped_ranks_named(longest_wait: timedelta = LONGEST_WAIT) -> Iterator[None
             f"A training process has not responded for {minutes} minutes, so all of them were "
             "ended. Start the run again to resume training from its last checkpoint."
         ) from error
+
+
+_SECONDS = 0.2
+"""Between two readings."""
+
+
+class SharedClock:
+    """Seconds from an arbitrary beginning; of a single rank, simply the time."""
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self._ranks = ranks or Ranks()
+        self._read = time.monotonic()
+        self._step = self._next_step = 0
+        self._start = self._read
+
+    @property
+    def now(self) -> float:
+        """The time; with several ranks, as last read."""
+        return time.monotonic() if self._ranks.size == 1 else self._read
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first step, including earlier attempts."""
+        return self.now - self._start
+
+    def start(self, step: int, elapsed_seconds: float) -> None:
+        """Read it, because an attempt begins at a step, after the seconds of earlier ones."""
+        self.restart(step)
+        self._start = self.now - elapsed_seconds
+
+    def read(self) -> float:
+        """Read it, on all ranks together, and return the seconds since the last reading."""
+        before = self._read
+        [self._read] = self._ranks.numbers_of_first(time.monotonic())
+        return self._read - before
+
+    def read_after(self, step: int) -> float:
+        """Read it after a step, and decide after how many steps to read it again."""
+        took, steps = self.read(), max(1, step - self._step)
+        if self._ranks.size > 1:
+            each = max(took / steps, 1e-9)
+            self._next_step = step + max(1, min(2 * steps, int(_SECONDS / each)))
+        self._step = step
+        return took
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to read it after a step; all ranks know it without a word."""
+        return step >= self._next_step
+
+    def restart(self, step: int) -> None:
+        """Read it, on all ranks together, because training begins at a step."""
+        self.read()
+        self._step = self._next_step = step

@@ -1,9 +1,17 @@
-"""The training loss: cross-entropy or binary cross-entropy, of class indices or soft targets.
+"""The training losses: of one label for each image, and of several.
 
 Shapes: B images of a batch, K classes.
+
+Every label is a question of its own, answered by yes or no. A target between 0 and 1, as mixed
+images have, counts as so much of a yes and the rest of a no.
+
+Shapes: N images, B of a batch, K labels.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,3 +86,94 @@ def balanced_class_weights(
     counts_K = np.bincount(labels_N, minlength=classes)
     weights_K = len(labels_N) / (np.count_nonzero(counts_K) * np.maximum(counts_K, 1))
     return torch.from_numpy(np.where(counts_K > 0, weights_K, 0.0)).float()
+
+
+MOST_WEIGHT = 20.0
+"""Largest weight of a label where it is present: few images that count more teach noise."""
+_NAMED = 5
+"""Labels that a sentence names at most."""
+_SMALLEST = 1e-8
+"""Base of a power whose slope would be infinite at 0."""
+
+
+def set_loss(
+    logits_BK: torch.Tensor,
+    targets_BK: torch.Tensor,
+    config: TrainingConfig,
+    positive_weights_K: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the mean loss of the labels of all images of a batch, computed in float32.
+
+    Args:
+        logits_BK: the model's outputs.
+        targets_BK: 1 where an image has a label, otherwise 0, or in between.
+        config: chooses the loss and its settings.
+        positive_weights_K: weight of the loss where a label is present; None for 1.
+    """
+    logits_BK, targets_BK = logits_BK.float(), targets_BK.float()
+    smoothing = config.label_smoothing or 0.0
+    if smoothing:
+        targets_BK = targets_BK * (1 - smoothing) + smoothing / 2
+    if config.loss != "asymmetric":
+        return functional.binary_cross_entropy_with_logits(
+            logits_BK, targets_BK, pos_weight=positive_weights_K
+        )
+    present_BK, absent_BK = _asymmetric(logits_BK, config)
+    if positive_weights_K is not None:
+        present_BK = present_BK * positive_weights_K
+    return (targets_BK * present_BK + (1 - targets_BK) * absent_BK).mean()
+
+
+def _asymmetric(
+    logits_BK: torch.Tensor, config: TrainingConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what each label costs where it is present, and where it is absent.
+
+    These are the two sides of the asymmetric loss (arXiv 2009.14119, section 3): the probability of
+    an absent label is lowered by the clip before its loss is taken, and both are multiplied by
+    their focusing factor. The factors have gradients too, as in the paper's analysis of them.
+    """
+    gamma_pos, gamma_neg = config.asymmetric_gamma_pos, config.asymmetric_gamma_neg
+    clip = config.asymmetric_clip
+    present_BK = -functional.logsigmoid(logits_BK)
+    if clip:
+        shifted_BK = (logits_BK.sigmoid() - clip).clamp(min=0.0)
+        absent_BK = -torch.log1p(-shifted_BK)
+    else:
+        shifted_BK, absent_BK = logits_BK.sigmoid(), -functional.logsigmoid(-logits_BK)
+    if gamma_pos:
+        present_BK = present_BK * (-logits_BK).sigmoid().clamp(min=_SMALLEST) ** gamma_pos
+    if gamma_neg:
+        absent_BK = absent_BK * shifted_BK.clamp(min=_SMALLEST) ** gamma_neg
+    return present_BK, absent_BK
+
+
+def positive_weights(sets_NK: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:
+    """Return the number of images without each label over those with it (K), at most 20.
+
+    A label that no image has gets 1: there is nothing to weigh.
+    """
+    positives_K = sets_NK.sum(0, dtype=np.int64)
+    ratios_K = (len(sets_NK) - positives_K) / np.maximum(positives_K, 1)
+    weights_K = np.where(positives_K > 0, np.minimum(ratios_K, MOST_WEIGHT), 1.0)
+    # a label of all images would not be learned at all
+    return torch.from_numpy(np.where(weights_K > 0, weights_K, 1.0)).float()
+
+
+def sentence_on_limited_weights(
+    sets_NK: np.ndarray[Any, np.dtype[np.uint8]], labels: Sequence[str]
+) -> str:
+    """Return which labels are so rare that their weight is limited; empty if none is."""
+    positives_K, images = sets_NK.sum(0, dtype=np.int64), len(sets_NK)
+    rare = [
+        f"{label} ({count:,} of {images:,})"
+        for label, count in zip(labels, positives_K.tolist(), strict=True)
+        if count and (images - count) / count > MOST_WEIGHT
+    ]
+    if not rare:
+        return ""
+    named = ", ".join(rare[:_NAMED]) + (f" and {len(rare) - _NAMED} more" * (len(rare) > _NAMED))
+    return (
+        f"training.class_weights balanced weighs a label at most {MOST_WEIGHT:g} times where it "
+        f"is present; so rare that it would be more: {named}"
+    )

@@ -11,11 +11,10 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.models.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance import Provenance
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_settings import settings_of
-from patchline.pipeline.training.recipe.losses import training_loss
-from patchline.pipeline.training.recipe.set_losses import set_loss
+from patchline.pipeline.training.recipe.losses import set_loss, training_loss
 from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
 from patchline.plugin_api import ImageSpec, Objective, ObjectiveContext
 

@@ -1,4 +1,4 @@
-"""The uniform average of the weights of the last validations (arXiv 1803.05407).
+"""Averages of the weights: the moving average, and the uniform one of the last validations.
 
 The weights of each validation are written to a file of their own, and only the last ones are kept.
 A training that resumes from a checkpoint writes the same files again. Batch-norm statistics of an
@@ -7,6 +7,7 @@ average are not the average of the statistics, so they are measured again.
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from collections.abc import Sequence
@@ -26,8 +27,55 @@ from patchline.pipeline.training.trained_model import save_model_of
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
 from patchline.pipeline.workspace.files.stored_images import StoredImages
-from patchline.pipeline.workspace.files.workspace_layout import LAST_WEIGHTS
+from patchline.pipeline.workspace.files.workspace_folder import LAST_WEIGHTS
 from patchline.plugin_api import ImageSpec
+
+
+class MovingAverage:
+    """An exponential moving average whose decay is warmed up: min(decay, (1 + n) / (10 + n)).
+
+    So even in a short run the average is no longer dominated by the initial weights.
+
+    Args:
+        model: on its device; its parameters and buffers are followed.
+        decay: of the average after many steps.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
+        self.decay = decay
+        # Listing them walks through all modules, which would take longer than the update. Batch
+        # statistics belong to the averaged weights.
+        pairs = [
+            *zip(self.model.parameters(), model.parameters(), strict=True),
+            *zip(self.model.buffers(), model.buffers(), strict=True),
+        ]
+        self._averaged = [mine for mine, _ in pairs if mine.is_floating_point()]
+        self._followed = [theirs for _, theirs in pairs if theirs.is_floating_point()]
+        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Move the average towards the model after `step` steps."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(self._averaged, self._followed, 1 - decay)
+        for mine, theirs in self._copied:
+            mine.copy_(theirs)
+
+    @torch.no_grad()
+    def take_averaged(self, model: nn.Module, optimizer: Any) -> None:
+        """Take the weights that an optimizer such as Schedule-Free AdamW has averaged itself.
+
+        Batch-norm statistics are those of other weights, at which the gradients were computed, and
+        have to be measured afterwards. The optimizer converts the model's weights into the average
+        and back, which rounds them, so the model gets back exactly what it had.
+        """
+        weights = [parameter.clone() for parameter in model.parameters()]
+        optimizer.eval()
+        self.model.load_state_dict(model.state_dict())
+        optimizer.train()
+        torch._foreach_copy_(list(model.parameters()), weights)
+
 
 _MOST_IMAGES, _OFTEN = 10_000, 2_048
 """At most as many images tell batch-norm statistics: once, and in each validation."""

@@ -17,9 +17,9 @@ from torch import nn
 
 from patchline.pipeline.errors import PipelineError, StorageError
 from patchline.pipeline.training.config import TrainingConfig, duration_seconds
-from patchline.pipeline.training.faults.out_of_memory import RanksRestart
-from patchline.pipeline.training.processes.batch_parts import DividedOrder
+from patchline.pipeline.training.out_of_memory import RanksRestart
 from patchline.pipeline.training.train_step import RollbackOnError, TrainStep
+from patchline.pipeline.training.training_data import DividedOrder
 from patchline.pipeline.training.validation import Validator
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.host.private_folder import private_folder

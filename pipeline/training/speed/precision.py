@@ -27,7 +27,7 @@ from patchline.pipeline.training.speed.trial_steps import (
     trial_steps,
 )
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.host.this_processor import this_processor
+from patchline.pipeline.workers.host.processors import this_processor
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients, StageMemory

@@ -22,19 +22,17 @@ from patchline.pipeline.data.batches.batch_order import BatchOrder
 from patchline.pipeline.data.batches.loader import Batch, TrainingImages, training_batches
 from patchline.pipeline.models.inference import logits_of_batch, predict_logits
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.training.checkpoints.checkpoint import LAST, RestartPoint, save
+from patchline.pipeline.training.checkpoint import LAST, RestartPoint, save
 from patchline.pipeline.training.device import wait_for
-from patchline.pipeline.training.faults.divergence import FiniteCheck
-from patchline.pipeline.training.length.step_plan import StepPlan
-from patchline.pipeline.training.processes.batch_parts import BatchPart
-from patchline.pipeline.training.recipe.ema import MovingAverage
-from patchline.pipeline.training.recipe.loss_scale import LossScale
-from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
+from patchline.pipeline.training.faults import FiniteCheck
 from patchline.pipeline.training.recipe.objectives import build_objective
-from patchline.pipeline.training.recipe.optimizer import build_optimizer
-from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.recipe.optimizer import LossScale, build_optimizer
+from patchline.pipeline.training.recipe.progressive_learning import ModelSchedules, ProgressiveSize
+from patchline.pipeline.training.recipe.weight_averaging import MovingAverage
+from patchline.pipeline.training.step_plan import StepPlan
 from patchline.pipeline.training.train_state import TrainState
 from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.training.training_data import BatchPart
 from patchline.pipeline.workspace.files.sealed_files import write_tensors
 from patchline.plugin_api import ImageSpec
 

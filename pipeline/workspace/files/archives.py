@@ -26,11 +26,10 @@ from patchline.pipeline.workspace.files.archive_members import (
     damaged,
 )
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.compression import COMPRESSIONS, READ_ERRORS
 from patchline.pipeline.workspace.files.made_once import known_digest, made_once
 from patchline.pipeline.workspace.files.placeholders import whole_file
 from patchline.pipeline.workspace.files.shared_file import OpenFile
-from patchline.pipeline.workspace.files.tar_archive import TarArchive
+from patchline.pipeline.workspace.files.tar_archive import COMPRESSIONS, READ_ERRORS, TarArchive
 from patchline.pipeline.workspace.files.zip_archive import ZipArchive, is_zip
 
 _PIECE_BYTES = 1 << 20

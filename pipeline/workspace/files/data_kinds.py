@@ -17,8 +17,8 @@ from patchline.pipeline.workspace.files.data_names import (
     TABLE_SUFFIXES,
     split_named,
 )
-from patchline.pipeline.workspace.files.ignored_files import DEFAULT_IGNORED
-from patchline.pipeline.workspace.files.tar_shards import shards_in
+from patchline.pipeline.workspace.files.folder_walk import DEFAULT_IGNORED
+from patchline.pipeline.workspace.files.tar_archive import shards_in
 
 DataKind = Literal["folder", "archive", "table", "shards", "coco", "label_studio", "unknown"]
 COCO_NAME = "_annotations.coco.json"

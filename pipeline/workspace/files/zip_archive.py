@@ -16,9 +16,9 @@ from patchline.pipeline.workspace.files.archive_members import (
     MemberError,
     check_expansion,
     damaged,
+    read_names,
     too_many_members,
 )
-from patchline.pipeline.workspace.files.member_names import read_names
 from patchline.pipeline.workspace.files.shared_file import OpenFile
 
 _ENCRYPTED = 0x1

@@ -11,30 +11,107 @@ import datetime as dt
 import hashlib
 import io
 import os
+import re
 import shutil
 import sqlite3
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
+from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.redaction import redacted
 from patchline.pipeline.workspace.files import workspace_identity
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.workspace.files.path_uris import artifact_path
+from patchline.pipeline.workspace.files.paths import artifact_path, sqlite_path, unsafe_reason
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workspace.relocation.archive_members import (
-    DATABASES,
-    LIST,
-    PREFECT,
-    Contents,
-    Member,
-    files,
+from patchline.pipeline.workspace.tracking import team_stores
+from patchline.pipeline.workspace.tracking.tracking_store import ARTIFACTS, DATABASE
+
+LIST = "workspace-export.json"
+"""The last member of an archive: what it holds, with the digest of every other member."""
+FORMAT = 1
+PREFECT = f"{WORKSPACE}/prefect.db"
+DATABASES = (DATABASE, PREFECT)
+CACHES = frozenset(
+    {
+        *("prepared", "scans", "ingestions", "sources", "near_duplicates"),
+        *("features", "teacher_predictions"),
+    }
 )
-from patchline.pipeline.workspace.tracking.tracking_store import DATABASE
+"""Folders that the next run makes again from the images."""
+_OF_PROCESSES = frozenset({"live", "locks", "services"})
+"""Folders about running processes; `services` holds the secret of the local servers."""
+_LEFT_OUT = re.compile(
+    r".*\.(lock|part|log|key)|.*\.db(-wal|-shm|-journal)?|\.building-.*|\.locks|\.artifact\..*"
+)
+_TOPS = frozenset({DATABASE, ARTIFACTS, str(WORKSPACE)})
+
+
+class Member(FrozenModel):
+    """One file of an archive."""
+
+    bytes: int
+    sha256: str
+
+
+class Contents(FrozenModel):
+    """What an archive holds."""
+
+    format: int = FORMAT
+    patchline: str
+    """The version that wrote it."""
+    created: str
+    """ISO 8601, UTC."""
+    folder: str
+    """The folder that was exported."""
+    runs: int
+    """In the MLflow database."""
+    models: int
+    """Registered models."""
+    caches: bool
+    """Whether it holds what the next run makes again from the images."""
+    outside: int
+    """Artifact locations that are not in the folder, and so not in the archive."""
+    members: dict[str, Member]
+    """By path."""
+
+
+def files(folder: Path, *, caches: bool) -> Iterator[str]:
+    """Yield the paths of a workspace's files that belong to its archive, without the databases.
+
+    Args:
+        folder: holds the workspace.
+        caches: whether to include what the next run makes again from the images.
+    """
+    left_out = _OF_PROCESSES if caches else _OF_PROCESSES | CACHES
+    for top in (WORKSPACE, Path(ARTIFACTS)):
+        for place, folders, names in os.walk(folder / top):
+            inside = Path(place).relative_to(folder)
+            if inside == WORKSPACE:
+                folders[:] = [name for name in folders if name not in left_out]
+            folders[:] = sorted(name for name in folders if not _LEFT_OUT.fullmatch(name))
+            for name in sorted(names):
+                file = folder / inside / name
+                artifact = inside.parts[0] == ARTIFACTS
+                kept = not _LEFT_OUT.fullmatch(name) or (artifact and name[0] != ".")
+                if kept and file.is_file() and not file.is_symlink():
+                    yield (inside / name).as_posix()
+
+
+def member_refusal(path: str) -> str | None:
+    """Return why a member of an archive may not become a file; none if it may."""
+    if reason := unsafe_reason(path):
+        return f"its path {reason}"
+    if path.partition("/")[0] not in _TOPS and path != LIST:
+        return "it does not belong to a workspace"
+    return None
+
 
 _BUSY_SECONDS = 60.0
 _PIECE_BYTES = 1 << 20
@@ -208,3 +285,27 @@ class _Hashed:
         piece = self._opened.read(size)
         self.digest.update(piece)
         return piece
+
+
+def store_elsewhere(folder: Path) -> str | None:
+    """Return the address of the store of a folder's runs, without credentials.
+
+    Args:
+        folder: holds `.patchline` and maybe `mlflow.db`.
+
+    Returns:
+        None if the store is the folder's own `mlflow.db`.
+
+    Raises:
+        ConfigError: if the file that remembers a team's stores is damaged.
+    """
+    services = local_services.running(folder)
+    given = os.environ.get("MLFLOW_TRACKING_URI") or (services.mlflow_url if services else "")
+    own = services is not None and "mlflow" in services.own and given == services.mlflow_url
+    if own or not given:  # the servers of this folder, whether they run or not
+        return team_stores.recall(folder).database
+    database = sqlite_path(given)
+    if database is not None:
+        is_here = database.resolve() == (folder / DATABASE).resolve()
+        return None if is_here else redacted(given)
+    return redacted(given)

@@ -24,7 +24,7 @@ from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workspace.files import workspace_identity
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.file_locks import is_held, locked
-from patchline.pipeline.workspace.files.path_uris import artifact_path, sqlite_path
+from patchline.pipeline.workspace.files.paths import artifact_path, sqlite_path
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, is_same_folder
 from patchline.pipeline.workspace.files.workspace_identity import Identity
 from patchline.pipeline.workspace.relocation import path_rewriting

@@ -22,14 +22,14 @@ from patchline.pipeline.workspace.files import workspace_identity
 from patchline.pipeline.workspace.files.archive_members import MOST_MEMBERS
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
-from patchline.pipeline.workspace.relocation.archive_members import (
+from patchline.pipeline.workspace.relocation.exporting import (
     FORMAT,
     LIST,
     Contents,
     Member,
+    Progress,
     member_refusal,
 )
-from patchline.pipeline.workspace.relocation.exporting import Progress
 
 _PIECE_BYTES = 1 << 20
 _MOST_LIST_BYTES = 1 << 30

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from patchline.pipeline.workspace.files.path_uris import (
+from patchline.pipeline.workspace.files.paths import (
     artifact_path,
     artifact_uri,
     sqlite_path,

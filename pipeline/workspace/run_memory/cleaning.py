@@ -10,6 +10,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,7 @@ from patchline.pipeline.training.record import with_record
 from patchline.pipeline.workspace import chosen, unneeded_objects
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace.files.workspace_identity import present_path
-from patchline.pipeline.workspace.files.workspace_layout import (
+from patchline.pipeline.workspace.files.workspace_folder import (
     FEATURES,
     FEATURES_FILE,
     LAST_CHECKPOINT,
@@ -32,6 +32,7 @@ from patchline.pipeline.workspace.files.workspace_layout import (
     RUNS,
     STORES,
 )
+from patchline.pipeline.workspace.files.workspace_identity import present_path
 from patchline.pipeline.workspace.run_memory import live_runs
 from patchline.pipeline.workspace.tracking import liveness
 from patchline.pipeline.workspace.tracking.tracked_run import FOLDER_TAG
@@ -325,3 +326,43 @@ def _json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+_UNFINISHED = (".building-*", ".*.part")
+_OLD_SECONDS = 24 * 3600.0
+
+
+def remove_leftovers(workspace: Path) -> list[Path]:
+    """Remove and return unfinished files that are a day old, unless a flow run may be alive.
+
+    Args:
+        workspace: the folder `.patchline`.
+    """
+    if not all(record.is_dead for record in live_runs.records(workspace)):
+        return []
+    oldest = time.time() - _OLD_SECONDS
+    left = [path for path in _unfinished(workspace) if _last_change(path) < oldest]
+    for path in left:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return left
+
+
+def _unfinished(workspace: Path) -> Iterator[Path]:
+    for pattern in _UNFINISHED:
+        yield from workspace.rglob(pattern)
+    for lock_file in (workspace / live_runs.FOLDER).glob("*.lock"):
+        if not lock_file.with_suffix(".json").exists():
+            yield lock_file
+
+
+def _last_change(path: Path) -> float:
+    """Return when a file or folder was last changed, in seconds since the epoch."""
+    try:
+        inside = path.rglob("*") if path.is_dir() else ()
+        return max(float(each.lstat().st_mtime) for each in (path, *inside))
+    except OSError:
+        return time.time()  # it is being changed right now

@@ -21,7 +21,7 @@ from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.files.access import is_readable
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.file_locks import LockState, state_of, try_lock
-from patchline.pipeline.workspace.files.workspace_layout import REQUEST_FILE
+from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE
 from patchline.pipeline.workspace.tracking import liveness
 from patchline.pipeline.workspace.tracking.liveness import Liveness
 from patchline.pipeline.workspace.tracking.tracked_run import (

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import cache
 from patchline.pipeline.workspace.files.atomic_files import replacing
-from patchline.pipeline.workspace.files.safe_paths import safe_join
-from patchline.pipeline.workspace.files.workspace_layout import RUNS
+from patchline.pipeline.workspace.files.paths import safe_join
+from patchline.pipeline.workspace.files.workspace_folder import RUNS
 from patchline.pipeline.workspace.run_memory.stage_memory import (
     Ingredients,
     Result,

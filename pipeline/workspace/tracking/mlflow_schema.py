@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline.workspace.files.kept_schema import KeptSchema
-from patchline.pipeline.workspace.files.path_uris import sqlite_uri
+from patchline.pipeline.workspace.files.paths import sqlite_uri
 
 KEPT = KeptSchema("mlflow")
 

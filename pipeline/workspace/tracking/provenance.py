@@ -12,7 +12,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.installation import checkout
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
-from patchline.pipeline.workers.host.this_processor import this_processor
+from patchline.pipeline.workers.host.processors import this_processor
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 _PACKAGES = (

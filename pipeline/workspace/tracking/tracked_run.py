@@ -22,8 +22,7 @@ from patchline.pipeline.redaction import redacted_values, without_credentials
 from patchline.pipeline.workspace import chosen, lease, run_folders
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.file_locks import locked, try_lock
-from patchline.pipeline.workspace.files.workspace_folder import make_folder
-from patchline.pipeline.workspace.files.workspace_layout import REQUEST_FILE
+from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE, make_folder
 from patchline.pipeline.workspace.tracking import liveness, provenance, run_owner
 from patchline.pipeline.workspace.tracking.liveness import Liveness
 from patchline.pipeline.workspace.tracking.tracking_store import client, unreachable, use_store

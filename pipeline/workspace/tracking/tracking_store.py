@@ -12,15 +12,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchline.pipeline import local_login, local_services
+from patchline.pipeline import local_services
 from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError
 from patchline.pipeline.redaction import redacted, split_credentials
-from patchline.pipeline.workers.host import environment, proxies
+from patchline.pipeline.workers.host import environment_variables
 from patchline.pipeline.workers.host.interruption import signals_held
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.file_locks import locked
-from patchline.pipeline.workspace.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
+from patchline.pipeline.workspace.files.paths import artifact_uri, sqlite_path, sqlite_uri
 from patchline.pipeline.workspace.files.workspace_folder import (
     WORKSPACE,
     check_paths,
@@ -95,7 +95,7 @@ def use_store() -> str:
     uri = without_login(absolute_store(uri))
     os.environ["MLFLOW_TRACKING_URI"] = uri
     _set_artifact_root(sqlite_path(uri))
-    local_login.log_in_to_mlflow(uri)
+    local_services.log_in_to_mlflow(uri)
     return uri
 
 
@@ -186,7 +186,9 @@ def client() -> MlflowClient:
     try:
         database = sqlite_file()
         if uri.startswith(("http://", "https://")):
-            proxies.check_proxy(uri)  # no signals are held: the server completes what it has begun
+            environment_variables.check_proxy(
+                uri
+            )  # no signals are held: the server completes what it has begun
             return _answering_client(busy_server.patient_client())
         if database is None:
             _connect_once(uri)
@@ -334,7 +336,7 @@ def _impatient() -> Iterator[None]:
     with _impatient_lock:
         if not _impatient_threads:
             _impatient_threads.append(stack := ExitStack())
-            before = stack.enter_context(environment.restored_variables(_FIRST_ANSWER))
+            before = stack.enter_context(environment_variables.restored_variables(_FIRST_ANSWER))
             for name, most in _FIRST_ANSWER.items():
                 given = before[name] or ""
                 os.environ[name] = str(min(int(given), most) if given.isdigit() else most)

@@ -114,7 +114,7 @@ def _tell(record: ExportRecord, folder: Path, unlisted: str, *, as_json: bool) -
         unlisted: what the MLflow UI lacks of it, as a clause; empty if nothing.
         as_json: print one JSON object.
     """
-    from patchline.plugins.tools.export.export_readme import notes, table
+    from patchline.plugins.tools.export.export_record import notes, table
 
     said = [*notes(record), *([unlisted] if unlisted else [])]
     written = str(folder) if record.chosen is not None else None

@@ -21,11 +21,14 @@ from patchline.pipeline.packaging.package_files import (
     SERVER_FILE,
     WEIGHTS_FILE,
 )
-from patchline.pipeline.web.access_token import TOKEN_VARIABLE
+from patchline.pipeline.web.access_control import TOKEN_VARIABLE
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
-from patchline.plugins.tools.export.import_closure import Closure, closure_of
-from patchline.plugins.tools.export.pinned_requirements import pinned_requirements
+from patchline.plugins.tools.export.container_contents import (
+    Closure,
+    closure_of,
+    pinned_requirements,
+)
 
 ENTRY = "patchline.pipeline.registry.serving.__main__"
 PORT = 8080

@@ -26,12 +26,11 @@ import numpy as np
 from packaging.utils import canonicalize_name
 
 from patchline.pipeline.errors import PackagingError
-from patchline.pipeline.packaging.chosen_labels import label_answer, thresholds_of
+from patchline.pipeline.packaging.answers import label_answer, thresholds_of
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.web.access_token import TOKEN_VARIABLE
-from patchline.plugins.tools.export.agreement import EXACT
-from patchline.plugins.tools.export.candidate import Answers, ExportCandidate, FormInputs
+from patchline.pipeline.web.access_control import TOKEN_VARIABLE
+from patchline.plugins.tools.export.comparison import EXACT, Answers, ExportCandidate, FormInputs
 from patchline.plugins.tools.export.container_files import ServedVersion, command, write_container
 
 Array = np.ndarray[Any, Any]

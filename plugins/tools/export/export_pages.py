@@ -26,7 +26,7 @@ from patchline.pipeline.registry.served_package import (
     SERVED_FORMS,
 )
 from patchline.pipeline.workspace.tracking.tracking_store import client
-from patchline.plugins.tools.export.agreement import percent
+from patchline.plugins.tools.export.comparison import percent
 from patchline.plugins.tools.export.export_record import ExportRecord, TriedForm
 
 logger = logging.getLogger(__name__)

@@ -16,15 +16,25 @@ from patchline.pipeline.packaging.package_digests import write_digests
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
-from patchline.pipeline.workers.host.this_processor import this_processor
+from patchline.pipeline.workers.host.processors import this_processor
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugins.tools.export import container_form, onnx_forms, openvino_form, torch_form
-from patchline.plugins.tools.export.agreement import Agreement, compared
-from patchline.plugins.tools.export.candidate import Answers, ExportCandidate, FormInputs
+from patchline.plugins.tools.export.comparison import (
+    SECONDS,
+    Agreement,
+    Answers,
+    ExportCandidate,
+    FormInputs,
+    compared,
+    measured_latency,
+)
 from patchline.plugins.tools.export.comparison_images import ComparisonImages, StageProgress
-from patchline.plugins.tools.export.export_readme import write_readme
-from patchline.plugins.tools.export.export_record import ExportRecord, ProcessorRecord, TriedForm
-from patchline.plugins.tools.export.latency import SECONDS, measured_latency
+from patchline.plugins.tools.export.export_record import (
+    ExportRecord,
+    ProcessorRecord,
+    TriedForm,
+    write_readme,
+)
 
 Array = np.ndarray[Any, Any]
 Form = Literal["onnx", "int8", "openvino", "torch", "container"]

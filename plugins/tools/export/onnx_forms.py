@@ -17,8 +17,13 @@ import numpy as np
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE, REFERENCE_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.plugins.tools.export.agreement import EXACT, REDUCED
-from patchline.plugins.tools.export.candidate import Answers, ExportCandidate, FormInputs
+from patchline.plugins.tools.export.comparison import (
+    EXACT,
+    REDUCED,
+    Answers,
+    ExportCandidate,
+    FormInputs,
+)
 
 if TYPE_CHECKING:
     import onnx

@@ -14,8 +14,13 @@ import numpy as np
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
-from patchline.plugins.tools.export.agreement import EXACT, REDUCED
-from patchline.plugins.tools.export.candidate import Answers, ExportCandidate, FormInputs
+from patchline.plugins.tools.export.comparison import (
+    EXACT,
+    REDUCED,
+    Answers,
+    ExportCandidate,
+    FormInputs,
+)
 
 Array = np.ndarray[Any, Any]
 MODEL_FILE, WEIGHTS_FILE = "model.xml", "model.bin"

@@ -13,8 +13,7 @@ import numpy as np
 
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE
-from patchline.plugins.tools.export.agreement import EXACT
-from patchline.plugins.tools.export.candidate import Answers, ExportCandidate, FormInputs
+from patchline.plugins.tools.export.comparison import EXACT, Answers, ExportCandidate, FormInputs
 
 Array = np.ndarray[Any, Any]
 PROGRAM_FILE = "model.pt2"

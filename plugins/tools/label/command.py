@@ -15,15 +15,14 @@ from patchline.flows.commands.switches import Json, Switch
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import ConfigError, UserError
 from patchline.pipeline.terminal_words import counted, pasted_path, pasted_program, visible
-from patchline.pipeline.web.access_token import check_access, given_token
+from patchline.pipeline.web.access_control import check_access, given_token
 from patchline.pipeline.web.config import serving_config
 from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
 
 if TYPE_CHECKING:
     from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
     from patchline.pipeline.packaging.packaged_model import PackagedModel
-    from patchline.plugins.tools.label.findings import DataLabels, LabelFindings
-    from patchline.plugins.tools.label.pool import Pool
+    from patchline.plugins.tools.label.pool import DataLabels, LabelFindings, Pool
     from patchline.plugins.tools.label.server.image_features import FeatureSource
 
 _PORT = 8765
@@ -101,11 +100,10 @@ def label(
     )
     check_access(config, "label the images")
     from patchline.pipeline.data.labels.answers.answers_table import TABLE_NAME, AnswersTable
-    from patchline.pipeline.web.certificate import check_certificate
-    from patchline.plugins.tools.label.findings import label_findings
-    from patchline.plugins.tools.label.image_order import ImageOrder
-    from patchline.plugins.tools.label.pool import Pool
-    from patchline.plugins.tools.label.server import running
+    from patchline.pipeline.web.listening import check_certificate
+    from patchline.plugins.tools.label.pool import Pool, label_findings
+    from patchline.plugins.tools.label.ranking import ImageOrder
+    from patchline.plugins.tools.label.server import application
     from patchline.plugins.tools.label.server.advisor import Advisor
     from patchline.plugins.tools.label.session import Session
 
@@ -141,7 +139,7 @@ def label(
             tell = partial(_tell, url, answers, len(given or pool.images), as_json=as_json)
             advisor.start()
             try:
-                running.serve(session, config, pool.folder.name, listening, tell)
+                application.serve(session, config, pool.folder.name, listening, tell)
             finally:
                 computes = advisor.stop()
             _tell_next(answers, as_json=as_json)
@@ -213,7 +211,7 @@ def _data_labels(
     from patchline.pipeline import config_files
     from patchline.pipeline.data.manifests.source_listing import listing_of
     from patchline.pipeline.workspace.files.workspace_folder import place
-    from patchline.plugins.tools.label.findings import check_same_labels, data_labels
+    from patchline.plugins.tools.label.pool import check_same_labels, data_labels
 
     config = config_files.requested(str(pool.folder), preset_name="none", flags={})
     try:
@@ -260,7 +258,7 @@ def _source(package: PackagedModel | None, name: str) -> tuple[FeatureSource | N
 
 
 def _add_classes(answers: AnswersTable, classes: str | None) -> None:
-    from patchline.pipeline.data.labels.answers.new_class import checked_class
+    from patchline.pipeline.data.labels.answers.answer import checked_class
 
     names: list[str] = []
     for name in (classes or "").split(","):

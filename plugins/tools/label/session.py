@@ -18,19 +18,19 @@ from patchline.pipeline.data.labels.answers.answer import (
     Answer,
     Suggestion,
     Verdict,
+    checked_class,
     client_of,
     label_cell,
     new_batch,
     now,
 )
 from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
-from patchline.pipeline.data.labels.answers.new_class import checked_class
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.metrics.intervals import proportion
-from patchline.plugins.tools.label.image_order import Chosen, ImageOrder
 from patchline.plugins.tools.label.leases import MOST_EACH, MOST_TOGETHER, Leases
 from patchline.plugins.tools.label.pool import Pool
+from patchline.plugins.tools.label.ranking import Chosen, ImageOrder
 
 _LONGEST_NAME = 80
 LOOK_SECONDS = 60.0

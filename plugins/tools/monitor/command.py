@@ -13,7 +13,7 @@ from patchline.flows.commands.switches import Json, without_needless_negatives
 from patchline.flows.progress.progress_display import shown
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.terminal_words import counted, short_path, visible
-from patchline.plugins.tools.monitor.stream_check import check_stream
+from patchline.plugins.tools.monitor.monitoring import check_stream
 
 if TYPE_CHECKING:
     from patchline.plugins.tools.monitor.check_journal import StreamCheck

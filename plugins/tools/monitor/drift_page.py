@@ -21,8 +21,7 @@ from patchline.pipeline.registry.version_records import VersionRecords, image_re
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.plugins.tools.monitor.arrived_images import Computed
 from patchline.plugins.tools.monitor.check_journal import StreamCheck
-from patchline.plugins.tools.monitor.drift_tests import DriftTest
-from patchline.plugins.tools.monitor.feature_test import FeatureKernel
+from patchline.plugins.tools.monitor.drift_tests import DriftTest, FeatureKernel
 
 Array = np.ndarray[Any, Any]
 _SHOWN, _NEAREST, _MOST_LABELS, _MOST_CHECKS = 12, 3, 20, 100

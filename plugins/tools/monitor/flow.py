@@ -18,8 +18,13 @@ from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import live_runs
 from patchline.plugins.tools.monitor.drift_page import effect_words
-from patchline.plugins.tools.monitor.monitoring import MonitorChoices, Monitored, TooFewImagesError
-from patchline.plugins.tools.monitor.stream_check import check_stream, tell_earlier_drifts
+from patchline.plugins.tools.monitor.monitoring import (
+    MonitorChoices,
+    Monitored,
+    TooFewImagesError,
+    check_stream,
+    tell_earlier_drifts,
+)
 
 DRIFT, NOTHING_NEW, TOO_FEW = "Drift", "Nothing new", "Too few images"
 """State names of runs that found a drift, no new image, and not enough of them."""

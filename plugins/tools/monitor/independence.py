@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.data.labels.answer_columns import NEAR
-from patchline.pipeline.data.near_duplicates.independent_images import (
+from patchline.pipeline.data.near_duplicates.search import (
+    LEAST_SIDE,
     ComparedPictures,
+    Progress,
     groups_alone,
     one_of_each,
 )
-from patchline.pipeline.data.near_duplicates.search import LEAST_SIDE, Progress
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.registry.version_records import VersionRecords
 from patchline.pipeline.terminal_words import counted

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, Field, ValidationError
 
-from patchline.pipeline.data.near_duplicates.independent_images import ComparedPictures
+from patchline.pipeline.data.near_duplicates.search import ComparedPictures
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.reference_images import ReferenceImages
@@ -22,15 +22,15 @@ from patchline.pipeline.registry.serving.traffic_recorder import PARTS, check_fo
 from patchline.pipeline.registry.version_records import VersionRecords
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.files.json_lines import DamagedLineError, objects
-from patchline.pipeline.workspace.files.safe_paths import safe_join
+from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.plugins.tools.monitor.arrived_images import (
     Computed,
     Progress,
+    labels_table,
     since_training,
     size_before,
     without_copies,
 )
-from patchline.plugins.tools.monitor.given_labels import labels_table
 
 Array = np.ndarray[Any, Any]
 _PROGRESS = 64

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from patchline.flows.commands.switches import Json, Switch
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.web.access_token import check_access, given_token
+from patchline.pipeline.web.access_control import check_access, given_token
 from patchline.pipeline.web.config import serving_config
 from patchline.plugins.tools.serve.model_server import serve_model
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline.errors import ModelReferenceError, RunError, ServerAwayError
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.web.access_token import given_token
+from patchline.pipeline.web.access_control import given_token
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
 
@@ -29,7 +29,7 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
         checked_package,
     )
     from patchline.pipeline.registry.serving.engine import cores
-    from patchline.pipeline.web.certificate import check_certificate
+    from patchline.pipeline.web.listening import check_certificate
 
     log_to_standard_error("patchline.pipeline.registry.serving")
     check_certificate(config)
@@ -61,7 +61,7 @@ def _resolved(model: str, registry: Any) -> tuple[str, str | None, str]:
     Raises:
         ModelReferenceError: if there is none; the message lists what there is.
     """
-    from patchline.pipeline.registry.model_reference import parsed
+    from patchline.pipeline.registry.aliases import parsed
     from patchline.pipeline.workspace.tracking.tracking_store import store_exists
 
     name, alias, version = parsed(model)

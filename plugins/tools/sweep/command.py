@@ -27,7 +27,7 @@ from patchline.plugins.tools.sweep.config import SweepConfig
 from patchline.plugins.tools.sweep.run_sweep import resume_sweep, run_sweep
 
 if TYPE_CHECKING:
-    from patchline.plugins.tools.sweep.summary import SweepSummary
+    from patchline.plugins.tools.sweep.result import SweepSummary
 
 _SPACE = ("model", "augmentation", "optimizer", "training")
 """Sections whose settings can be searched."""
@@ -163,7 +163,7 @@ def _outline(
     config: RunConfig, sweep: SweepConfig, space: dict[str, Any], *, as_json: bool
 ) -> None:
     """Print the plan and what would be searched around it."""
-    from patchline.plugins.tools.sweep.search_dry_run import search_dry_run
+    from patchline.plugins.tools.sweep.outline import search_dry_run
 
     with shown(), worker_start.prepared_workers():
         if config.preset:
@@ -193,7 +193,7 @@ def words(summary: SweepSummary, seconds: float) -> str:
         summary: of the search.
         seconds: duration of the whole command.
     """
-    from patchline.pipeline.registry.browsing.next_steps import address_lines
+    from patchline.pipeline.registry.browsing.run_summary import address_lines
     from patchline.plugins.tools.sweep.search import settings_words
 
     ended = [each for each in summary.trial_table if each.validation is not None]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.config import Duration
+from patchline.pipeline.workspace.run_memory.interrupted_runs import RunKind, RunRequest
 
 _STORAGE = re.compile(r"postgresql://(?P<user>[^/]*@)?.+")
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -85,3 +86,17 @@ class SweepConfig(FrozenModel):
 
 
 DEFAULT_TRIALS = 20
+
+
+COMMAND = "patchline sweep"
+
+
+class SweepRequest(RunRequest):
+    """The request for a search; `config` has the settings of a whole fit of the plan."""
+
+    sweep: SweepConfig
+    space: dict[str, Any] = Field(default_factory=dict)
+    """Nested settings with their ranges, as they were given; empty for the default space."""
+
+
+SWEEP = RunKind(COMMAND, SweepRequest)

@@ -2,10 +2,24 @@
 
 Only the validation split chooses: the best trial among the trials, and among the final fits of its
 settings the one that is registered. The test split is read once, when all fits are done.
+
+Two things make the difference of one pair of fits uncertain: the seed, and which images happen to
+be in the test split. Both are crossed, as readers and cases are in radiology (Obuchowski and
+Rockette 1995; Gallas et al. 2009, Communications in Statistics 38). With R seeds and n images,
+
+    Var(mean) = (MS_image + max(0, MS_seed - MS_residual)) / (R n),
+
+with t quantiles at Satterthwaite's degrees of freedom (Hillis 2007, Statistics in Medicine 26). Few
+seeds may agree by chance, which these allow for too little; so an interval is never narrower than
+the t interval of the seeds alone, which with two of them shows large gains only.
+Where images form groups, such as patients, the groups take the place of the images.
+
+Shapes: R seeds, N images, G groups, K labels.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +32,201 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import mean_of_known
+from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
+    LabelRanking,
+    Sample,
+    draws_for,
+)
+from patchline.pipeline.evaluation.predictions import image_groups
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workspace.tracking.nested_runs import FINAL, NestedRun
-from patchline.plugins.tools.sweep.gain import (
-    gain_of_map,
-    gain_of_shares,
-    mean_of_seeds,
-    optimism_of,
-)
 from patchline.plugins.tools.sweep.result import FinalFit, FinalKind
 from patchline.plugins.tools.sweep.search import score_of
+
+Array = np.ndarray[Any, Any]
+_EQUAL_IMAGES = 0.5
+"""Metrics that differ by less than this share of an image are equal."""
+_UNKNOWN = 2.0
+"""Half of an interval that spans everything."""
+
+
+def gain_of_shares(
+    before_RN: Array, after_RN: Array, *, groups: ImageGroups | None = None
+) -> MetricEstimate:
+    """Return the mean gain in accuracy with its 95% interval.
+
+    Args:
+        before_RN: whether each fit of the plan is right on each image.
+        after_RN: the same of the best settings; row r has the same seed.
+        groups: of the images; None if these are independent.
+    """
+    difference_RN = after_RN.astype(np.float64) - before_RN.astype(np.float64)
+    value, images = float(difference_RN.mean()), difference_RN.shape[1]
+    half = _crossed_half_width(difference_RN)
+    if groups is not None:
+        by_group_RG = np.stack([groups.linearised(each_N) for each_N in difference_RN])
+        half = max(half, _crossed_half_width(by_group_RG)) if groups.count > 1 else _UNKNOWN
+    return _estimate(value, half, images)
+
+
+def _crossed_half_width(difference_RN: Array) -> float:
+    """Return half of the interval of the mean difference over seeds and images, or groups."""
+    seeds, images = difference_RN.shape
+    value = float(difference_RN.mean())
+    by_seed_R, by_image_N = difference_RN.mean(axis=1), difference_RN.mean(axis=0)
+    ms_seed = images * _variance(by_seed_R)
+    ms_image = seeds * _variance(by_image_N)
+    residual = difference_RN - by_seed_R[:, None] - by_image_N[None] + value
+    freedom = max(1, (seeds - 1) * (images - 1))
+    ms_residual = float((residual**2).sum()) / freedom
+    scale = seeds * images
+    extra = max(0.0, ms_seed - ms_residual)
+    half = _half_width(ms_image / scale, images - 1, extra / scale, ms_seed / scale, seeds - 1)
+    if half == 0.0:  # equal predictions do not make it certain
+        half = 3.0 / max(1, images)  # the rule of three (Hanley and Lippman-Hand 1983, JAMA 249)
+    return half
+
+
+def gain_of_map(
+    labels_NK: Array,
+    before_RNK: Array,
+    after_RNK: Array,
+    *,
+    groups: ImageGroups | None = None,
+    seed: int = 0,
+) -> MetricEstimate:
+    """Return the mean gain in mAP with its 95% interval; images are drawn by a bootstrap.
+
+    Args:
+        labels_NK: 1 where an image has a label, else 0.
+        before_RNK: probabilities of each fit of the plan.
+        after_RNK: the same of the best settings.
+        groups: of the images, which are drawn together; None if the images are independent.
+        seed: of the draws.
+    """
+    images, labels = labels_NK.shape
+    seeds = len(before_RNK)
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    if not len(ranked):
+        return MetricEstimate(value=0.0, low=-1.0, high=1.0, n=images)
+    rankings = [
+        [[LabelRanking.of(each_NK[:, k], labels_NK[:, k]) for k in ranked] for each_NK in fits]
+        for fits in (before_RNK, after_RNK)
+    ]
+    whole = np.ones((images, 1), np.uint8)
+    values_R = _map_differences(rankings, whole)[:, 0]
+    sample = Sample(groups, draws_for(images, labels), seed)
+    drawn = [_map_differences(rankings, counts).mean(axis=0) for counts in sample.drawn(images)]
+    of_images, units = _variance(np.concatenate(drawn)), images
+    if groups is not None:
+        units = groups.count
+        of_images *= units / max(1, units - 1)
+    of_seeds = _variance(values_R) / seeds
+    half = _half_width(of_images, units - 1, of_seeds, of_seeds, seeds - 1) or 3.0 / units
+    return _estimate(float(values_R.mean()), half if units > 1 else _UNKNOWN, images)
+
+
+def mean_of_seeds(
+    values: Sequence[float], images: int, units: float | None = None
+) -> MetricEstimate:
+    """Return the mean of a metric over seeds on the same images, with its 95% interval.
+
+    Args:
+        values: of each seed, from 0 to 1.
+        images: that each is computed on.
+        units: independent images that would make it as certain; None if all are independent.
+    """
+    mean, units = float(np.mean(values)), images if units is None else units
+    of_images = mean * (1 - mean) / max(1, units)
+    of_seeds = _variance(np.array(values)) / len(values)
+    half = _half_width(of_images, max(1, units - 1), of_seeds, of_seeds, len(values) - 1)
+    half = half or 3.0 / max(1, units)
+    low, high = max(0.0, mean - half), min(1.0, mean + half)
+    return MetricEstimate(value=mean, low=low, high=high, n=images)
+
+
+def optimism_of(
+    best: float, again: Sequence[float], images: int, units: int | None = None
+) -> MetricEstimate:
+    """Return by how much the best validation metric exceeds what the same settings reach again.
+
+    The best of many trials was partly lucky with its seed. The images are the same, so only the
+    seeds make the difference uncertain. If all reach the same metric, to less than an image, they
+    do not tell how much seeds vary; the interval is then that of the metric on so many images,
+    as if each seed drew them again, which is too wide rather than too narrow.
+
+    Args:
+        best: validation metric of the best trial.
+        again: of fits with the same settings and other seeds.
+        images: number of validation images.
+        units: number of groups that they form; None if all are independent.
+    """
+    from scipy.special import stdtrit
+
+    value, count = best - float(np.mean(again)), len(again)
+    if float(np.ptp(again)) < _EQUAL_IMAGES / max(1, images):
+        mean = mean_of_seeds([float(np.mean(again))], images, units)
+        half = max(mean.high - mean.value, mean.value - mean.low)
+    else:
+        variance = _variance(np.array(again)) / count
+        half = float(stdtrit(count - 1, 1 - TAIL)) * math.sqrt(variance)
+    return _estimate(value, half, count)
+
+
+def _map_differences(rankings: list[list[list[LabelRanking]]], counts_ND: Array) -> Array:
+    """Return the differences (R, D) in mAP of each pair of fits in D draws of the images."""
+    before, after = (
+        np.stack(
+            [
+                mean_of_known(np.array([label.drawn(counts_ND) for label in fit]), axis=0)
+                for fit in fits
+            ]
+        )
+        for fits in rankings
+    )
+    differences: Array = np.nan_to_num(after - before)
+    return differences
+
+
+def _half_width(
+    images: float, images_freedom: float, extra: float, seeds: float, seeds_freedom: float
+) -> float:
+    """Return half of a 95% interval whose variance has a part of the images and one of the seeds.
+
+    Args:
+        images: variance of the mean from the images.
+        images_freedom: its degrees of freedom.
+        extra: what the seeds add.
+        seeds: the mean square that this was estimated from.
+        seeds_freedom: its degrees of freedom.
+    """
+    from scipy.special import stdtrit
+
+    variance = images + extra
+    if variance <= 0:
+        return 0.0
+    uncertain = images**2 / max(1, images_freedom)
+    if extra > 0:
+        uncertain += seeds**2 / max(1, seeds_freedom)
+    freedom = max(1.0, variance**2 / uncertain) if uncertain else images_freedom
+    half = float(stdtrit(freedom, 1 - TAIL)) * math.sqrt(variance)
+    alone = float(stdtrit(seeds_freedom, 1 - TAIL)) * math.sqrt(seeds) if seeds_freedom else 0.0
+    return max(half, alone)
+
+
+def _variance(values: Array) -> float:
+    return float(np.var(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def _estimate(value: float, half: float, n: int) -> MetricEstimate:
+    low, high = max(-1.0, value - half), min(1.0, value + half)
+    return MetricEstimate(value=value, low=low, high=high, n=n)
+
 
 FINALS_FOLDER = "finals"
 FINAL_TAG = "patchline.sweep.final"
@@ -39,7 +234,6 @@ _COMMAND = "patchline sweep (final fit)"
 _SPARSE = {"explanations": False, "gallery_size": 0, "corruptions": 0, "slices": ()}
 """Contents of the report on a fit that is not registered."""
 _NAMES: dict[FinalKind, str] = {"best": "best settings", "plan": "the plan"}
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ from prefect.runtime import flow_run
 from patchline.flows.closing import close_runs
 from patchline.flows.prefect_api.failures import failed
 from patchline.flows.progress.progress_display import display
-from patchline.flows.training import outcome_pages, run_messages
-from patchline.flows.training.announcing import announce, emit, tell_failure
-from patchline.flows.training.chosen_launcher import chosen_launcher
-from patchline.flows.training.reporting import reporting
+from patchline.flows.training import outcome_pages
+from patchline.flows.training.chosen_launcher import chosen_launcher, reporting
+from patchline.flows.training.outcome_pages import announce, emit, tell_failure
 from patchline.flows.training.stage_tasks import as_task
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.config import RunConfig
@@ -50,7 +49,7 @@ from patchline.pipeline.stages.train import TRAIN, TrainInputs
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import prewarm, worker_start
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
@@ -60,12 +59,11 @@ from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedSt
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.pipeline.workspace.tracking import nested_runs, provenance, tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun, TrackedRun
-from patchline.plugins.tools.sweep import final_fits, mlflow_pages, search, sweep_pages, trial_tasks
-from patchline.plugins.tools.sweep.config import SweepConfig
+from patchline.plugins.tools.sweep import final_fits, search, sweep_pages, trial_tasks
+from patchline.plugins.tools.sweep.config import COMMAND, SWEEP, SweepConfig, SweepRequest
 from patchline.plugins.tools.sweep.final_fits import PlannedFit, TestedFit
-from patchline.plugins.tools.sweep.outline import SearchOutline
-from patchline.plugins.tools.sweep.request import COMMAND, SWEEP, SweepRequest
-from patchline.plugins.tools.sweep.result import SweepResult
+from patchline.plugins.tools.sweep.outline import SearchOutline, check_test_labels, whole_fit
+from patchline.plugins.tools.sweep.result import SweepResult, SweepSummary, best_trial, summary_of
 from patchline.plugins.tools.sweep.search import SearchClock, TrialInputs
 from patchline.plugins.tools.sweep.space import SearchSpace
 from patchline.plugins.tools.sweep.study import (
@@ -77,10 +75,8 @@ from patchline.plugins.tools.sweep.study import (
     best_of,
     open_study,
 )
-from patchline.plugins.tools.sweep.summary import SweepSummary, best_trial, summary_of
 from patchline.plugins.tools.sweep.tool import SWEEP_FINISHED, SWEEP_STARTED
 from patchline.plugins.tools.sweep.trial_tasks import TrialTasks
-from patchline.plugins.tools.sweep.whole_fit import check_test_labels, whole_fit
 
 _DESCRIPTION = """\
 Search for better settings than the plan's: many trials, stopped early unless they are among the
@@ -188,7 +184,7 @@ class _Sweep:
         """Search, compare and register."""
         context, line = self.context, self.line
         try:
-            prewarm.prewarm_at_start(engine.workers(line.before_run, context.config))
+            worker_start.prewarm_at_start(engine.workers(line.before_run, context.config))
             engine.run_stages(line.before_run, context, as_task, self._check_data)
             check_test_labels(context.get(IngestedData))
             start = whole_fit(context.config, context.find(Plan), context.get(IngestedData))
@@ -422,7 +418,7 @@ class _Sweep:
         with opened as run:
             engine.enter(run, self.line.before_run, context)
             launching.log_config(context.config, run)
-            run_messages.update_flow_run(f"{context.config.name} sweep", run)
+            outcome_pages.update_flow_run(f"{context.config.name} sweep", run)
             data = context.get(IngestedData).fingerprint
             started = {"name": str(context.config.name), "run_id": run.run_id, "data": data}
             emit(SWEEP_STARTED, f"run.{run.run_id}", **started)
@@ -472,7 +468,7 @@ def _joined(run: TrackedRun, study: Study, identity: StudyIdentity) -> SweepSumm
 
 
 def _log_trials(run: TrackedRun, study: Study) -> None:
-    mlflow_pages.log_trials(run, study.records())
+    sweep_pages.log_trials(run, study.records())
 
 
 def _memory(*, fresh: bool) -> StageMemory:

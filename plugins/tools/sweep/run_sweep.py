@@ -19,7 +19,7 @@ from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 if TYPE_CHECKING:
     from patchline.pipeline.config import RunConfig
     from patchline.plugins.tools.sweep.config import SweepConfig
-    from patchline.plugins.tools.sweep.summary import SweepSummary
+    from patchline.plugins.tools.sweep.result import SweepSummary
 
 
 def run_sweep(
@@ -43,8 +43,8 @@ def run_sweep(
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
         from patchline.pipeline.stages import engine
         from patchline.pipeline.stages.lines import line_of
+        from patchline.plugins.tools.sweep.outline import check_settings
         from patchline.plugins.tools.sweep.space import check_given
-        from patchline.plugins.tools.sweep.whole_fit import check_settings
 
         check_settings(config)
         check_given(space)
@@ -65,7 +65,7 @@ def resume_sweep(reference: str) -> SweepSummary:
         PipelineError: the reason why it failed.
     """
     from patchline.pipeline.workspace.run_memory import interrupted_runs
-    from patchline.plugins.tools.sweep.request import SWEEP, SweepRequest
+    from patchline.plugins.tools.sweep.config import SWEEP, SweepRequest
 
     enter_workspace()
     runs = WORKSPACE.resolve() / "runs"

@@ -27,9 +27,8 @@ from patchline.pipeline.errors import (
     TrackingError,
 )
 from patchline.pipeline.training.config import duration_seconds
-from patchline.pipeline.training.job import TeacherPredictions
+from patchline.pipeline.training.job import TeacherPredictions, TrainingPart
 from patchline.pipeline.training.machine import MODULE, resources_of
-from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.launching import TrainingInputs
 from patchline.pipeline.training.parts.run_parts import ROOM_BYTES
@@ -37,14 +36,13 @@ from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.workspace_layout import LAST_WEIGHTS
+from patchline.pipeline.workspace.files.workspace_folder import LAST_WEIGHTS
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.pipeline.workspace.tracking import nested_runs, tracked_run
 from patchline.pipeline.workspace.tracking.nested_runs import NestedRun
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workspace.tracking.tracking_store import client
-from patchline.plugins.tools.sweep.ranges import Value, shown
-from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.space import SearchSpace, Value, shown
 from patchline.plugins.tools.sweep.study import Trial, TrialRecord
 
 TRIALS_FOLDER, CLOCK_FILE = "trials", "search_seconds.txt"

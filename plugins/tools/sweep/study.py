@@ -36,9 +36,8 @@ from patchline.pipeline.redaction import redacted
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.file_locks import acquire
 from patchline.pipeline.workspace.files.json_lines import DamagedLineError, objects
-from patchline.plugins.tools.sweep.ranges import Dimension, NumberRange, Value
 from patchline.plugins.tools.sweep.rungs import continues
-from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.space import Dimension, NumberRange, SearchSpace, Value
 
 logger = logging.getLogger(__name__)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

@@ -16,11 +16,10 @@ from prefect.states import Completed
 from prefect.utilities.annotations import quote
 
 from patchline.flows.progress.progress_display import display
-from patchline.flows.training.stage_tasks import training_tags
-from patchline.flows.training.waiting_for_slots import watched_slots
+from patchline.flows.training.stage_tasks import training_tags, watched_slots
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.training.parts import launching
-from patchline.pipeline.workers import cancellation
+from patchline.pipeline.workers import worker_process
 from patchline.pipeline.workers.event_log import Event
 from patchline.plugins.tools.sweep import search
 from patchline.plugins.tools.sweep.search import (
@@ -65,7 +64,7 @@ class TrialTasks:
         if self.workers == 1:
             self._until_the_end()
             return
-        with cancellation.cancellable() as cancelled, ThreadPoolExecutor(self.workers) as pool:
+        with worker_process.cancellable() as cancelled, ThreadPoolExecutor(self.workers) as pool:
             loops = [
                 pool.submit(contextvars.copy_context().run, self._until_the_end)
                 for _ in range(self.workers)
@@ -79,7 +78,7 @@ class TrialTasks:
 
     def _until_the_end(self) -> None:
         while not self.clock.is_over:
-            cancellation.check_cancelled()
+            worker_process.check_cancelled()
             trial = self.study.next()
             if trial is None:
                 return

@@ -17,8 +17,8 @@ from patchline.flows.approval import opening, requests
 from patchline.flows.approval.approval_flow import approve_promotion
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.notifications import events
-from patchline.pipeline.registry import history
-from patchline.pipeline.registry.approval.answer import ApprovalAnswer
+from patchline.pipeline.registry import aliases
+from patchline.pipeline.registry.approval_answer import ApprovalAnswer
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.registered_models import ModelReference, VersionSummary, summaries
 from patchline.pipeline.workspace.tracking.tracking_store import client
@@ -73,7 +73,7 @@ def kill(asked: ApprovalRequest) -> None:
 
 def champion(name: str) -> str | None:
     """Return the version that is champion."""
-    return history.alias_of(client(), name, history.CHAMPION)
+    return aliases.alias_of(client(), name, aliases.CHAMPION)
 
 
 def summary(reference: ModelReference) -> VersionSummary:

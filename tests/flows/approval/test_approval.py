@@ -15,11 +15,11 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
-from patchline.flows.approval import approval_form, expiry, opening, requests
+from patchline.flows.approval import opening, requests
 from patchline.flows.schedules import deployments
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.registry.approval.answer import ApprovalAnswer, refuse_closed
-from patchline.pipeline.registry.history import CHAMPION
+from patchline.pipeline.registry.aliases import CHAMPION
+from patchline.pipeline.registry.approval_answer import ApprovalAnswer, refuse_closed
 from patchline.pipeline.registry.promotion import Request, promote
 from patchline.pipeline.registry.registered_models import summaries
 from patchline.pipeline.workspace.tracking.tracking_store import client
@@ -94,10 +94,10 @@ def test_an_approval_holds_against_one_champion_and_overrules_no_gate(here: Path
     _, second, third = versions("tulips", here, range(60), range(40), range(40))
     asked = asked_about(third)
     promote(Request(second, QUICK), here / "by_hand")
-    assert approval_form.submit_answer(asked, YES)
+    assert requests.submit_answer(asked, YES)
     again = carry_on(asked)
     assert (again.waits, champion("tulips")) == (True, "2")
-    assert approval_form.submit_answer(again, YES)
+    assert requests.submit_answer(again, YES)
     ended = carry_on(again)
     assert (ended.state, champion("tulips")) == ("Not promoted: a gate failed", "2")
     assert ended.message.startswith("of 200 images")
@@ -107,7 +107,7 @@ def test_an_approval_holds_against_one_champion_and_overrules_no_gate(here: Path
     again = asked_about(third)
     assert again.flow_run_id != asked.flow_run_id
     forced = ApprovalAnswer(decision="approve", who="Ada", reason="half the size", force=True)
-    assert approval_form.submit_answer(again, forced)
+    assert requests.submit_answer(again, forced)
     assert (carry_on(again).state, champion("tulips")) == ("Promoted", "3")
     [model] = summaries("tulips")
     assert model.history[-1].action == "forced"
@@ -125,12 +125,12 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
     _, better, best = versions("violets", here, range(60), range(10), range(2))
     asked = asked_about(better)
     with get_client(sync_client=True) as prefect:
-        approval_form.clear_answer(prefect, asked.flow_run_id, approval_form.key_against("1"))
-    assert approval_form.submit_answer(asked, YES)
+        requests.clear_answer(prefect, asked.flow_run_id, requests.key_against("1"))
+    assert requests.submit_answer(asked, YES)
     kill(asked)
-    expiry.expire_overdue()
+    opening.expire_overdue()
     assert requests.refreshed(asked).state == "Crashed"  # not at once
-    expiry.retry_interrupted(requests.refreshed(asked), soon)
+    opening.retry_interrupted(requests.refreshed(asked), soon)
     assert requests.refreshed(asked).state == "Resuming"
     done = Request(better, QUICK, answer=YES, answered_against="1")
     promote(done, here / "killed")  # what the process had done
@@ -141,10 +141,10 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
     assert [entry.to_version for entry in model.history if entry.alias == CHAMPION] == ["1", "2"]
     again = asked_about(best)
     kill(again)
-    expiry.retry_interrupted(requests.refreshed(again), soon)
+    opening.retry_interrupted(requests.refreshed(again), soon)
     again = carry_on(again)
     assert again.waits
-    assert approval_form.submit_answer(again, NO)
+    assert requests.submit_answer(again, NO)
     ended = carry_on(again)
     assert (ended.state, ended.message) == ("Not promoted: rejected", "rejected by Ada: blurry")
     assert champion("violets") == "2"
@@ -171,28 +171,28 @@ def test_one_request_counts_until_it_is_closed(here: Path) -> None:
     assert carry_on(older).state == "Not promoted: superseded by a newer version"
     assert "the newer version daisies/3 is pending" in str(opening.request_approval(second, QUICK))
     overdue = carry_on(newer)
-    expiry.expire_overdue()
+    opening.expire_overdue()
     ended = carry_on(overdue)
     assert (ended.state, champion("daisies")) == ("Not promoted: no answer in time", "1")
     assert ended.message == "nobody answered within 1e-06 hours"
     assert approval_of(third)["state"] == "expired"
     waiting = asked_about(third)
-    expiry.expire_overdue()
+    opening.expire_overdue()
     assert requests.refreshed(waiting).waits
     with get_client(sync_client=True) as prefect:
         prefect.set_flow_run_state(waiting.flow_run_id, Cancelled())
-    expiry.expire_overdue()
+    opening.expire_overdue()
     assert approval_of(third)["state"] == "cancelled"
     asked = asked_about(third)
     assert asked.flow_run_id != waiting.flow_run_id
-    expiry.expire_overdue()
+    opening.expire_overdue()
     assert approval_of(third)["state"] == "asked"
     given = [YES, NO, YES, NO]
     told: dict[int, bool] = {}
 
     def give(number: int) -> None:
         with temporary_settings({PREFECT_API_URL: os.environ["PREFECT_API_URL"]}):
-            told[number] = approval_form.submit_answer(asked, given[number])
+            told[number] = requests.submit_answer(asked, given[number])
 
     threads = [threading.Thread(target=give, args=(number,)) for number in range(len(given))]
     for thread in threads:
@@ -204,7 +204,7 @@ def test_one_request_counts_until_it_is_closed(here: Path) -> None:
     assert carry_on(asked).state == expected
     deleted = asked_about(second)
     client().delete_model_version("daisies", second.version)
-    assert approval_form.submit_answer(deleted, YES)
+    assert requests.submit_answer(deleted, YES)
     ended = carry_on(deleted)
     assert ended.state == "Not promoted: the version was deleted"
     assert "'daisies' has no version 2" in ended.message

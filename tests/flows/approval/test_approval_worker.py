@@ -14,10 +14,10 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 
-from patchline.flows.approval import approval_form, expiry, opening, requests
+from patchline.flows.approval import opening, requests
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.prefect_api.failures import was_interrupted
-from patchline.flows.schedules import deployments, retries, work_pools
+from patchline.flows.schedules import deployment_runs, deployments, work_pools
 from patchline.pipeline.registry.registered_models import ModelReference
 from tests.flows.approval.approval_parts import (
     YES,
@@ -87,7 +87,7 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     """The worker reports the kill, the keeper retries the flow run, and the answer counts."""
     _, better = versions("violets", here, range(60), range(10))
     asked = _suspended(better)
-    assert approval_form.submit_answer(asked, YES)
+    assert requests.submit_answer(asked, YES)
     until(lambda: _flow_processes(asked), "no process carries it out")
     for process in _flow_processes(asked):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -96,10 +96,10 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     assert champion("violets") == "1"
 
     def promoted() -> bool:
-        expiry.expire_overdue()
+        opening.expire_overdue()
         return requests.refreshed(asked).state == "Promoted"
 
     until(promoted, "no promotion", seconds=180, pause=1)
     assert champion("violets") == "2"
     with get_client(sync_client=True) as prefect:
-        assert retries.count_failures(prefect, asked.flow_run_id, was_interrupted) == 1
+        assert deployment_runs.count_failures(prefect, asked.flow_run_id, was_interrupted) == 1

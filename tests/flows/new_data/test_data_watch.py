@@ -20,9 +20,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
 
 from patchline.flows.new_data import watch_flow, watched_folders, watches
-from patchline.flows.notifications import event_kinds, events
+from patchline.flows.notifications import events
 from patchline.flows.prefect_api import folder_labels
-from patchline.flows.schedules import deployments, retries
+from patchline.flows.schedules import deployment_runs, deployments
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.config import DataConfig
@@ -165,12 +165,12 @@ def test_a_killed_run_is_resumed_and_a_failed_one_is_not(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same run is resumed: images that were there when it was killed are not forgotten."""
-    monkeypatch.setattr(retries, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(deployment_runs, "_FIRST_PAUSE_SECONDS", 0.0)
     [first] = watched.runs(1)
-    for number in range(retries.MAX_FAILURES):
+    for number in range(deployment_runs.MAX_FAILURES):
         watched.client.set_flow_run_state(first.id, Crashed(), force=True)
         [now] = watched.runs(1)
-        once_too_often = number == retries.MAX_FAILURES - 1
+        once_too_often = number == deployment_runs.MAX_FAILURES - 1
         assert now.state_name == ("Crashed" if once_too_often else "Resuming")
     _add(watched.folder)
     [second] = [each for each in watched.runs(1) if each.id != first.id]
@@ -224,7 +224,7 @@ def test_an_event_from_outside_starts_a_run(
 
     def started() -> list[FlowRun]:
         for about in ("patchline.watch.other", resource):
-            emit_event(event_kinds.DATA_UPDATED, resource={"prefect.resource.id": about})
+            emit_event(events.DATA_UPDATED, resource={"prefect.resource.id": about})
         return _runs(client, watch)
 
     until(started, "no run", pause=1)  # the server learns of a new trigger a bit later

@@ -20,7 +20,7 @@ from prefect.client.orchestration import get_client
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from patchline.flows.notifications import event_kinds, events, webhooks
+from patchline.flows.notifications import events, webhooks
 from tests.flows.lasting_server import LastingServer
 from tests.made.servers import Command
 from tests.patience import patient, until
@@ -113,16 +113,16 @@ def server(event_server: LastingServer) -> Iterator[str]:
 def test_each_event_becomes_one_post(receiver: Receiver) -> None:
     """Events at once reach the receiver, each once and whole."""
     webhooks.create("team", receiver.address, ["run.failed"])
-    receiver.wait_until_expected(event_kinds.RUN_FAILED)
+    receiver.wait_until_expected(events.RUN_FAILED)
     for number in range(5):
         facts = {"name": "flowers", "run_id": str(number), "reason": 'a "bad" <disk>\nis full'}
-        events.emit(event_kinds.RUN_FAILED, f"patchline.run.{number}", facts)
-        events.emit(event_kinds.RUN_FINISHED, f"patchline.run.{number}", {"name": "flowers"})
+        events.emit(events.RUN_FAILED, f"patchline.run.{number}", facts)
+        events.emit(events.RUN_FINISHED, f"patchline.run.{number}", {"name": "flowers"})
     receiver.wait_for(5)
     assert sorted(int(body["payload"]["run_id"]) for body in receiver.bodies) == list(range(5))
     assert len({body["id"] for body in receiver.bodies}) == 5
     body = receiver.bodies[0]
-    assert body["event"] == event_kinds.RUN_FAILED
+    assert body["event"] == events.RUN_FAILED
     assert body["resource"] == f"patchline.run.{body['payload']['run_id']}"
     assert body["sentence"] == 'Training of flowers has failed: a "bad" <disk>\nis full'
     assert body["text"] == body["sentence"]
@@ -133,9 +133,9 @@ def test_each_event_becomes_one_post(receiver: Receiver) -> None:
 def test_what_the_receiver_refuses_is_sent_again(receiver: Receiver) -> None:
     """An answer of 500 is a failure, and the message comes again."""
     webhooks.create("team", receiver.address, None)
-    receiver.wait_until_expected(event_kinds.MODEL_REFUSED)
+    receiver.wait_until_expected(events.MODEL_REFUSED)
     receiver.refusals = 2
-    events.emit(event_kinds.MODEL_REFUSED, "patchline.model.flowers", {"name": "flowers"})
+    events.emit(events.MODEL_REFUSED, "patchline.model.flowers", {"name": "flowers"})
     receiver.wait_for(1)
     assert len(receiver.bodies) == 1
     assert len(receiver.paths) == 3
@@ -151,14 +151,14 @@ def test_a_second_create_changes_the_first(run_here: Command, receiver: Receiver
     assert "on data.changed, run.killed" in out
     [only] = webhooks.read_all()
     assert only.events == ("data.changed", "run.killed")
-    receiver.wait_until_expected(event_kinds.DATA_CHANGED)
-    events.emit(event_kinds.DATA_CHANGED, "patchline.watch.photos", {"name": "photos"})
+    receiver.wait_until_expected(events.DATA_CHANGED)
+    events.emit(events.DATA_CHANGED, "patchline.watch.photos", {"name": "photos"})
     receiver.wait_for(1)
-    assert [body["event"] for body in receiver.bodies] == [event_kinds.DATA_CHANGED]
+    assert [body["event"] for body in receiver.bodies] == [events.DATA_CHANGED]
     # what others emit under our names is told by the name of the event
-    emit_event(event_kinds.DATA_CHANGED, resource={"prefect.resource.id": "patchline.watch.x"})
+    emit_event(events.DATA_CHANGED, resource={"prefect.resource.id": "patchline.watch.x"})
     receiver.wait_for(2)
-    assert receiver.bodies[1]["sentence"] == event_kinds.DATA_CHANGED
+    assert receiver.bodies[1]["sentence"] == events.DATA_CHANGED
 
 
 def test_the_address_stays_a_secret(run_here: Command) -> None:
@@ -254,7 +254,7 @@ def test_what_is_delivered_twice_arrives_once(server: str, monkeypatch: pytest.M
     monkeypatch.setenv("PREFECT_API_URL", server)
     assert deliver()
     assert deliver()
-    events.emit(event_kinds.MODEL_PROMOTED, "patchline.model.delivered", facts)
+    events.emit(events.MODEL_PROMOTED, "patchline.model.delivered", facts)
     events.flush()
     arrived = _arrived("patchline.model.delivered", count=2)
     assert [each["id"] for each in arrived].count(str(own)) == 1

@@ -16,7 +16,7 @@ import pytest
 
 import patchline
 from patchline.flows.python_api.session import session
-from patchline.pipeline.registry.browsing.notebook_results import run_of
+from patchline.pipeline.registry.browsing.notebook import run_of
 from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.registry.config import PromotionConfig
 from tests.conftest import Run, draw_photo, write_photos

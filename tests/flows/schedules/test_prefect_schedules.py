@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prefect.client.schemas.schedules import CronSchedule
 
 from patchline.flows.schedules import schedule_times
-from patchline.flows.schedules.prefect_schedules import next_times, prefect_schedule
+from patchline.flows.schedules.schedule_listing import next_times, prefect_schedule
 from patchline.pipeline.errors import ConfigError
 
 _BERLIN = ZoneInfo("Europe/Berlin")

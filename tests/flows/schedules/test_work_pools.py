@@ -13,7 +13,7 @@ from prefect.client.schemas.actions import WorkPoolCreate
 
 from patchline.flows.progress import progress_display
 from patchline.flows.schedules import work_pools
-from patchline.flows.training import waiting_for_slots
+from patchline.flows.training import stage_tasks
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError
 from tests.conftest import write_photos
@@ -70,15 +70,15 @@ def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
     client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sentence has the tag and the command that shows the limit."""
-    monkeypatch.setattr(waiting_for_slots, "_FIRST_SECONDS", 0.2)
-    monkeypatch.setattr(waiting_for_slots, "_SECONDS", 0.2)
+    monkeypatch.setattr(stage_tasks, "_FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(stage_tasks, "_SECONDS", 0.2)
     client.create_concurrency_limit(tag="training", concurrency_limit=1)
     first = uuid4()
     client.increment_v1_concurrency_slots(["training"], first)
     said = io.StringIO()
     with (
         progress_display.shown(said),
-        waiting_for_slots.watched_slots(["gpu", "training"]) as begun,
+        stage_tasks.watched_slots(["gpu", "training"]) as begun,
     ):
         until(lambda: "waiting" in said.getvalue(), "it said nothing")
         begun.set()
@@ -88,4 +88,4 @@ def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
     ) in said.getvalue()
     assert "gpu" not in said.getvalue()
     client.decrement_v1_concurrency_slots(["training"], first, 1.0)
-    assert waiting_for_slots.full_limits(["training"]) == []
+    assert stage_tasks.full_limits(["training"]) == []

@@ -18,7 +18,7 @@ import pytest
 from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
 from patchline.flows.services import service_processes
-from patchline.pipeline import local_login, local_services
+from patchline.pipeline import local_services
 from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline_here
 from tests.patience import patient, until
 from tests.postgres_server import free_port
@@ -146,8 +146,8 @@ def ended(process: subprocess.Popen[str]) -> Finished:
 
 def proof(folder: Path) -> dict[str, str]:
     """Return the header by which a program logs in to the servers of a folder."""
-    value = local_login.secret(folder)
-    pair = base64.b64encode(f"{local_login.USER}:{value}".encode()).decode()
+    value = local_services.secret(folder)
+    pair = base64.b64encode(f"{local_services.USER}:{value}".encode()).decode()
     return {"Authorization": f"Basic {pair}"}
 
 

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from patchline.flows.prefect_api.temporary_server import TemporaryServer
 from patchline.flows.services import service_processes
-from patchline.pipeline import local_login, local_services
+from patchline.pipeline import local_services
 from tests.browser.chromium import browser, missing
 from tests.flows.services.local_servers import Servers, proof
 from tests.flows.services.strangers import AS_NOBODY, INTRUDER, TRIED, ask, attack, serving
@@ -105,7 +105,10 @@ def test_another_user_of_the_machine_is_refused(servers: Servers) -> None:
         (f"{servers.state.prefect_api_url}/ready", {"Cookie": cookie}),
     ]
     assert ask(addresses[-1][0], Cookie=cookie)[0] == 200
-    private = [local_login.secret_file(servers.folder), local_login.login_file(servers.folder)]
+    private = [
+        local_services.secret_file(servers.folder),
+        local_services.login_file(servers.folder),
+    ]
     python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
     done = subprocess.run(
         [python, "-I", "-c", AS_NOBODY, json.dumps(addresses), json.dumps([*map(str, private)])],
@@ -154,7 +157,7 @@ def test_a_link_signs_in_once_at_both_servers(servers: Servers) -> None:
 
 def test_websockets_ask_for_the_secret_too(servers: Servers) -> None:
     """Events and logs are neither sent nor taken without it, nor for another origin's page."""
-    secret = f"patchline:{local_login.secret(servers.folder)}"
+    secret = f"patchline:{local_services.secret(servers.folder)}"
 
     async def say(path: str, token: str | None, **options: Any) -> str:
         address = f"{servers.state.prefect_api_url.replace('http', 'ws')}{path}"
@@ -195,7 +198,7 @@ def test_the_users_own_commands_log_in_with_the_file(monkeypatch: pytest.MonkeyP
     secret = {PREFECT_API_AUTH_STRING: found["PREFECT_API_AUTH_STRING"]}
     with temporary_settings(settings | secret), get_client(sync_client=True) as client:
         assert "patchline" in {pool.name for pool in client.read_work_pools()}
-    for name in local_login.MLFLOW_VARIABLES:
+    for name in local_services.MLFLOW_VARIABLES:
         monkeypatch.setenv(name, found[name])
     store = MlflowClient(found["MLFLOW_TRACKING_URI"])
     assert "Default" in {each.name for each in store.search_experiments()}
@@ -203,11 +206,14 @@ def test_the_users_own_commands_log_in_with_the_file(monkeypatch: pytest.MonkeyP
 
 def test_the_secret_is_in_two_files_and_nowhere_else(servers: Servers) -> None:
     """No other file, log or command line has it, nor a code of a link."""
-    secret = local_login.secret(servers.folder)
+    secret = local_services.secret(servers.folder)
     assert secret
     files = [file for file in servers.folder.rglob("*") if file.is_file()]
     holding = {file for file in files if secret.encode() in file.read_bytes()}
-    private = {local_login.secret_file(servers.folder), local_login.login_file(servers.folder)}
+    private = {
+        local_services.secret_file(servers.folder),
+        local_services.login_file(servers.folder),
+    }
     assert holding == private
     for process in service_processes.members(servers.folder):
         assert not any(secret in word for word in process.cmdline())

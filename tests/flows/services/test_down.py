@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from patchline.flows.services import service_processes, stopping
-from patchline.pipeline import local_login, local_services
+from patchline.pipeline import local_services
 from patchline.pipeline.workspace.files import file_locks
 from tests.flows.services.local_servers import Servers, ended, nap, recorded_services
 from tests.made.servers import Command
@@ -40,7 +40,7 @@ def test_down_now_ends_runs_and_servers(servers: Servers) -> None:
     The file with the state was truncated before. What the servers were opened with opens nothing of
     the next ones.
     """
-    before = local_login.secret(servers.folder)
+    before = local_services.secret(servers.folder)
     with nap(servers.folder) as run:
         local_services.state_file(servers.folder).write_text('{"folder": "/tm', encoding="utf-8")
         done = servers.down("--now")
@@ -49,13 +49,13 @@ def test_down_now_ends_runs_and_servers(servers: Servers) -> None:
         assert done.json["stopped_runs"] == 1
         assert run.wait(patient(60)) == -signal.SIGTERM
     servers.assert_gone()
-    assert local_login.secret(servers.folder) is None
-    assert not local_login.login_file(servers.folder).exists()
+    assert local_services.secret(servers.folder) is None
+    assert not local_services.login_file(servers.folder).exists()
     again = servers.down()
     assert again.code == 0
     assert again.json["stopped"] is False
-    assert local_login.ensure_secret(servers.folder) != before
-    local_login.secret_file(servers.folder).unlink()
+    assert local_services.ensure_secret(servers.folder) != before
+    local_services.secret_file(servers.folder).unlink()
 
 
 def test_down_removes_what_a_supervisor_could_not(tmp_path: Path, run_here: Command) -> None:
@@ -65,7 +65,7 @@ def test_down_removes_what_a_supervisor_could_not(tmp_path: Path, run_here: Comm
     """
     services = recorded_services(tmp_path)
     state = local_services.state_file(tmp_path)
-    local_login.restore_login(services, "a secret")
+    local_services.restore_login(services, "a secret")
     (state.parent / "lifeline-1-2").touch()
     logs = local_services.logs_folder(tmp_path)
     logs.mkdir()

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from patchline.pipeline import local_login
+from patchline.pipeline import local_services
 from tests.conftest import write_photos
 from tests.flows.services.local_servers import Servers, page, serving
 from tests.flows.training.runs import TINY
@@ -51,9 +51,9 @@ def test_planted_secrets_are_found_nowhere(servers: Servers, tmp_path: Path) -> 
     folder = tmp_path / "work"
     write_photos(folder / "photos", images=8)
     seen = []
-    password = local_login.secret(servers.folder)
+    password = local_services.secret(servers.folder)
     assert password
-    address = servers.state.mlflow_url.replace("//", f"//{local_login.USER}:{password}@")
+    address = servers.state.mlflow_url.replace("//", f"//{local_services.USER}:{password}@")
     planted = {
         "MLFLOW_TRACKING_URI": address,
         "SOME_SERVICE_API_KEY": HUSHED,

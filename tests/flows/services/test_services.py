@@ -19,7 +19,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from patchline.flows import prefect_session
 from patchline.flows.services import mlflow_server, service_processes
-from patchline.pipeline import local_login, local_services
+from patchline.pipeline import local_services
 from patchline.pipeline.workspace.tracking import addresses, tracking_store
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
@@ -32,7 +32,7 @@ from tests.postgres_server import free_port
 
 _ALLOCATING = """
 import gc, threading, time
-from patchline.flows.prefect_api.prefect_app import collect_in_own_thread
+from patchline.flows.prefect_api.temporary_server import collect_in_own_thread
 
 class Cycle:
     def __init__(self):
@@ -112,10 +112,10 @@ def test_what_is_killed_is_started_again(servers: Servers) -> None:
 
 def test_a_damaged_state_is_written_again(servers: Servers) -> None:
     """The supervisor knows where the servers are, and the secret that they expect."""
-    before, secret = servers.state, local_login.secret(servers.folder)
+    before, secret = servers.state, local_services.secret(servers.folder)
     local_services.state_file(servers.folder).write_text('{"folder": "/tm', encoding="utf-8")
-    local_login.secret_file(servers.folder).unlink()
-    until(lambda: local_login.secret(servers.folder) == secret, "the secret is gone")
+    local_services.secret_file(servers.folder).unlink()
+    until(lambda: local_services.secret(servers.folder) == secret, "the secret is gone")
     assert servers.state == before
     assert "was damaged and is written again" in servers.log("supervisor")
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.flows.training.dry_run import dry_run
-from patchline.flows.training.rehearsal import _subset
+from patchline.flows.training.dry_run import _subset, dry_run
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.labels import label_sets

@@ -10,8 +10,8 @@ import pytest
 from patchline.pipeline.data.manifests import describing_processes
 from patchline.pipeline.data.manifests.describing_processes import KeptImageArray, rows_of
 from patchline.pipeline.data.store import store_builds
-from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
+from patchline.pipeline.data.store.store_shards import IMAGES_FILE
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workers import worker_start
 from patchline.plugin_api import ListedImage

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.evaluation import predictions
-from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.predictions import Predictions, calibrated
 from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 from tests.conftest import Run
 

@@ -23,7 +23,7 @@ from patchline.pipeline.evaluation.comparison import (
     comparable_images,
     compare,
 )
-from patchline.pipeline.models.provenance.provenance import KNOWN
+from patchline.pipeline.models.provenance import KNOWN
 
 Array = np.ndarray[Any, Any]
 CLASSES = ("across", "down", "rising")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from patchline.pipeline.evaluation.corruptions.catalogue import (
+from patchline.pipeline.evaluation.corruptions import (
     CORRUPTIONS,
     SEVERITIES,
+    Array,
     corrupted,
 )
-from patchline.pipeline.evaluation.corruptions.pixel_values import Array
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.robustness import VERSIONS, measured_robustness, sampled_rows
 from tests.conftest import draw_photo

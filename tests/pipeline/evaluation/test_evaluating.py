@@ -11,13 +11,11 @@ from scipy.special import softmax
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation.__main__ import predict
-from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.grouped_images import image_groups
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.temperature import by_member, fit_temperature
 from patchline.pipeline.evaluation.prediction_job import EvaluationJob
-from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.predictions import Predictions, calibrated, image_groups
 from patchline.pipeline.evaluation.robustness import CorruptionJob
 from patchline.pipeline.evaluation.slices import slices
 from patchline.pipeline.evaluation.test_time_averaging import decided, decided_by_map

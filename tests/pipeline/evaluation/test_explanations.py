@@ -10,12 +10,11 @@ import pytest
 from scipy.special import softmax
 from torch import nn
 
-from patchline.pipeline.evaluation.calibrated_predictions import calibrated
 from patchline.pipeline.evaluation.chosen_images import choose_images
 from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
 from patchline.pipeline.evaluation.galleries import confident_errors
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob
-from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.predictions import Predictions, calibrated
 from patchline.pipeline.training.train_result import EnsembleResult
 from tests.pipeline.evaluation.conftest import predicted_rows
 from tests.pipeline.evaluation.visual_guide.made_guides import CLASSES, SIDE, make_model

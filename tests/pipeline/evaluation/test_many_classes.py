@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.evaluation import class_names, made_table, reported, written
 from patchline.pipeline.evaluation.comparison import compare
-from patchline.pipeline.evaluation.confusion_matrix import confused_pairs
+from patchline.pipeline.evaluation.metrics.confusion_matrix import confused_pairs
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport
 

@@ -14,7 +14,7 @@ from torch import nn
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
-from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.calibrated_models import Ensemble
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.layers.intermediate_values import recorded
 from patchline.pipeline.models.model_building import build_model

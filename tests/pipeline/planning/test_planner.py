@@ -17,10 +17,9 @@ from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.planning import measuring, planner
 from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES
-from patchline.pipeline.planning.measuring import measure
+from patchline.pipeline.planning.measuring import OtherPrograms, Trial, measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.planning.plan import plan
-from patchline.pipeline.planning.thread_choice import OtherPrograms, Trial
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.plan import PLAN

@@ -17,8 +17,13 @@ from patchline.pipeline.planning.measuring import loaded_per_second, measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, MeasuringJob
 from patchline.pipeline.planning.plan import candidates, measured_first, plan
 from patchline.pipeline.planning.pretraining import pretraining_plan
-from patchline.pipeline.planning.speed import images_per_second, reached, workers
-from patchline.pipeline.planning.tiers import OWN, PHOTOGRAPH_TIERS
+from patchline.pipeline.planning.tiers import (
+    OWN,
+    PHOTOGRAPH_TIERS,
+    images_per_second,
+    reached,
+    workers,
+)
 from patchline.pipeline.workers.event_log import EventWriter
 
 GPU = MachineFacts(device="cuda", threads=16, memory_gib=80)

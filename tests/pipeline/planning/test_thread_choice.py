@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from patchline.pipeline.planning.thread_choice import (
+from patchline.pipeline.planning.measuring import (
     OtherPrograms,
     busy_seconds,
     measured_rates,

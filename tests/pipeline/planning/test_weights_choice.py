@@ -17,8 +17,7 @@ from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.models.provenance.provenance import Provenance
-from patchline.pipeline.models.provenance.seen_images import SeenImages
+from patchline.pipeline.models.provenance import Provenance, SeenImages
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES
@@ -34,9 +33,8 @@ from patchline.pipeline.planning.weights_choice import (
     weigh,
 )
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.choose_weights import CHOOSE_WEIGHTS
 from patchline.pipeline.stages.context import Context, Reporting
-from patchline.pipeline.stages.initial_weights import INITIAL_WEIGHTS
+from patchline.pipeline.stages.initial_weights import CHOOSE_WEIGHTS, INITIAL_WEIGHTS
 from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.training.initial_weights.local_weights import VARIABLE
 from patchline.pipeline.workers.event_log import EventWriter

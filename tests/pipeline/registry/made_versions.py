@@ -19,9 +19,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation import predictions
 from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.models.provenance.provenance import Provenance
-from patchline.pipeline.models.provenance.seen_images import SeenImages
-from patchline.pipeline.models.provenance.weights_record import as_metadata
+from patchline.pipeline.models.provenance import Provenance, SeenImages, as_metadata
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.registry import registration

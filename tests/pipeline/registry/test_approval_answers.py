@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.registry.approval import question_text
-from patchline.pipeline.registry.approval.answer import NOBODY, ApprovalAnswer
-from patchline.pipeline.registry.approval.question import Question, prepare_question
-from patchline.pipeline.registry.history import CHAMPION, alias_of
+from patchline.pipeline.registry import approval_question
+from patchline.pipeline.registry.aliases import CHAMPION, alias_of
+from patchline.pipeline.registry.approval_answer import NOBODY, ApprovalAnswer
+from patchline.pipeline.registry.approval_question import Question, prepare_question
 from patchline.pipeline.registry.promotion import Promotion, Request, promote
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
 from patchline.pipeline.workspace.tracking.tracking_store import client
@@ -85,13 +85,13 @@ def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
         "better_than_champion",
         "no_class_worse",
     ]
-    words = question_text.page_text(question, 72)
+    words = approval_question.page_text(question, 72)
     assert "2 of 3 gates fail: `better_than_champion`, `no_class_worse`" in words
     assert "| accuracy on 200 images in common | 70.0% (" in words
     assert "| correct only here | 40 images | 0 images |" in words
     assert "| Accuracy, own test images | 0.9 | 0.7 (0.6 to 0.8) |" in words
     assert "patchline approve roses/2" in words
-    form = question_text.form_text(question, 72)
+    form = approval_question.form_text(question, 72)
     assert "Correct only now: 0; correct only before: 40." in form
     run_id = summaries("roses")[0].versions[0].run_id
     assert f"/runs/{run_id}/artifacts/approval/20261121/comparison.html?" in words
@@ -100,7 +100,7 @@ def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
     assert question == Question.model_validate_json(question.model_dump_json())
     client().delete_registered_model_alias("roses", CHAMPION)
     alone = prepare_question(resolve("roses/1"), None, QUICK, tmp_path / "x")
-    words = question_text.page_text(alone, 1)
+    words = approval_question.page_text(alone, 1)
     assert "There is no champion to compare with." in words
     assert "| Accuracy, own test images |  | 0.9 |" in words
 

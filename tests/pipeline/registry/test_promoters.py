@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.registry import alias_lock, history
-from patchline.pipeline.registry.alias_lock import CLAIM_PREFIX, claimed
-from patchline.pipeline.registry.history import CHAMPION, AliasChange
+from patchline.pipeline.registry import aliases
+from patchline.pipeline.registry.aliases import CHAMPION, CLAIM_PREFIX, AliasChange, claimed
 from patchline.pipeline.registry.promotion import Request, changing, promote
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.workspace.files.file_locks import try_lock
@@ -78,7 +77,7 @@ def _first_again(first: ModelReference, folder: Path) -> None:
 
 
 def _champion() -> str | None:
-    return history.alias_of(client(), "roses", CHAMPION)
+    return aliases.alias_of(client(), "roses", CHAMPION)
 
 
 def _lock_is_held() -> bool:
@@ -89,7 +88,7 @@ def _lock_is_held() -> bool:
 def _explained() -> tuple[str | None, list[AliasChange]]:
     """Return the champion and its changes, which have to lead to it one after the other."""
     with changing("roses") as (store, _):
-        entries = history.settle(store, "roses")
+        entries = aliases.settle(store, "roses")
     changes = [entry for entry in entries if entry.alias == CHAMPION]
     champion = _champion()
     assert changes[-1].to_version == champion
@@ -186,8 +185,8 @@ def test_promoters_of_two_machines_never_decide_against_a_stale_champion(tmp_pat
 def test_a_claim_that_a_dead_process_left_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits removes a claim that has not moved for the length of a lease."""
     # On SQLite the machine's lock is enough; here the store is taken for a server.
-    monkeypatch.setattr(alias_lock, "sqlite_file", lambda: None)
-    monkeypatch.setattr(alias_lock, "_LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(aliases, "sqlite_file", lambda: None)
+    monkeypatch.setattr(aliases, "_LEASE_SECONDS", 0.5)
     store, dead = client(), f"{CLAIM_PREFIX}dead"
     store.set_registered_model_tag("roses", dead, "elsewhere 1")
     began = time.monotonic()

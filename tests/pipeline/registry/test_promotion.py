@@ -12,12 +12,12 @@ import yaml
 from PIL import Image
 
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.models.provenance.provenance import Provenance, Published
+from patchline.pipeline.models.provenance import Provenance, Published
 from patchline.pipeline.registry import gate_evaluation, registration
 from patchline.pipeline.registry import promotion as promotion_module
+from patchline.pipeline.registry.aliases import CHAMPION, alias_of
 from patchline.pipeline.registry.config import GateConfig, PromotionConfig
 from patchline.pipeline.registry.gate_settings import gates_for
-from patchline.pipeline.registry.history import CHAMPION, alias_of
 from patchline.pipeline.registry.promotion import (
     Promotion,
     Request,

@@ -19,8 +19,7 @@ from patchline.pipeline.data.seen_images import (
     seen_images_notes,
     with_seen_images,
 )
-from patchline.pipeline.models.provenance.provenance import Provenance, Published
-from patchline.pipeline.models.provenance.seen_images import SeenImages
+from patchline.pipeline.models.provenance import Provenance, Published, SeenImages
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_evaluation import EvaluationChoices, select
 from patchline.pipeline.registry.version_records import (

@@ -15,7 +15,7 @@ from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Pipeline
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 

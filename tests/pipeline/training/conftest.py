@@ -14,7 +14,7 @@ import torch
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.models.probing import linear_fit
-from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training import checkpoint
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from tests.conftest import write_photos

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import DamagedFileError
-from patchline.pipeline.training.checkpoints.checkpoint import RestartPoint, load, save
+from patchline.pipeline.training.checkpoint import RestartPoint, load, save
 from patchline.pipeline.training.config import OptimizerConfig
-from patchline.pipeline.training.length.step_plan import StepPlan
-from patchline.pipeline.training.recipe.ema import MovingAverage
 from patchline.pipeline.training.recipe.optimizer import OPTIMIZERS, build_optimizer
+from patchline.pipeline.training.recipe.weight_averaging import MovingAverage
+from patchline.pipeline.training.step_plan import StepPlan
 from patchline.pipeline.training.train_result import EpochRecord
 from patchline.pipeline.training.train_state import TrainState
 

@@ -11,10 +11,8 @@ import torch
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.models.provenance.provenance import Provenance
-from patchline.pipeline.models.provenance.weights_record import as_metadata, provenance_of
-from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.models.provenance import Provenance, as_metadata, provenance_of
+from patchline.pipeline.training.job import TrainingJob, TrainingPart
 from patchline.pipeline.training.trained_model import description_of, provenance_of_job
 from patchline.pipeline.workspace.files.sealed_files import write_tensors
 from tests.pipeline.registry.made_versions import made_manifest, seen_in

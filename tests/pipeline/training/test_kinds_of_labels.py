@@ -23,9 +23,8 @@ from patchline.pipeline.evaluation.metrics.label_thresholds import fit_label_thr
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.__main__ import train
-from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.part import TrainingPart
-from patchline.pipeline.training.parts.ensemble_members import combine_members
+from patchline.pipeline.training.job import TrainingJob, TrainingPart
+from patchline.pipeline.training.parts.after_folds import combine_members
 from patchline.pipeline.training.pretraining.__main__ import evaluate_objective
 from patchline.pipeline.training.pretraining.job import PretrainingJob
 from patchline.pipeline.training.recipe.objectives import REST_FILE

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.training.length import validation_plan
-from patchline.pipeline.training.length.step_plan import StepPlan, TimePlanner
-from patchline.pipeline.training.length.validation_plan import EachEpoch, Recorded, Timed
+from patchline.pipeline.training import run_length
+from patchline.pipeline.training.run_length import EachEpoch, Recorded, Timed
+from patchline.pipeline.training.step_plan import StepPlan, TimePlanner
 from patchline.pipeline.training.training_data import open_data
 from tests.pipeline.training.trained_jobs import Make, trained
 
@@ -228,7 +228,7 @@ def test_the_best_is_chosen_by_images_that_all_validations_share(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last validation sees the whole split, and is compared on the part of the others."""
-    monkeypatch.setattr(validation_plan, "_FEWEST_IMAGES", 4)
+    monkeypatch.setattr(run_length, "_FEWEST_IMAGES", 4)
     steps = ((2, 5), (4, 5), (6, 21))
     job = make(record={"step_plan": [[0, 0.0, 6]], "validation_plan": [list(s) for s in steps]})
     result = trained(job)

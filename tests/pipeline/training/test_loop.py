@@ -13,17 +13,16 @@ from safetensors.torch import load_file
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.training.checkpoints.checkpoint import load
+from patchline.pipeline.training.checkpoint import load
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
-from patchline.pipeline.training.length.validation_plan import Timed
-from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.job import ExtendedTraining, TrainingJob, TrainingPart
 from patchline.pipeline.training.parts import launching
-from patchline.pipeline.training.recipe import loss_scale
+from patchline.pipeline.training.recipe import optimizer
 from patchline.pipeline.training.recipe.objectives import save_trained
 from patchline.pipeline.training.recipe.weight_averaging import measure_batch_norm_often
 from patchline.pipeline.training.record import RunRecord
-from patchline.pipeline.training.start.starting_state import take_over
+from patchline.pipeline.training.run_length import Timed
+from patchline.pipeline.training.start import take_over
 from patchline.pipeline.training.train_result import EpochRecord
 from patchline.pipeline.training.train_state import TrainState
 from patchline.pipeline.workspace.files.sealed_files import read_tensors
@@ -109,8 +108,8 @@ def test_every_kind_of_training_resumes_to_the_same_bits(
     make_in: MakeIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Mixed and augmented images, a scaled loss, sets of labels, a teacher, no labels at all."""
-    monkeypatch.setattr(loss_scale, "_FIRST", 2.0**20)  # the first updates overflow
-    monkeypatch.setattr(loss_scale, "_UPDATES", 3)
+    monkeypatch.setattr(optimizer, "_FIRST", 2.0**20)  # the first updates overflow
+    monkeypatch.setattr(optimizer, "_UPDATES", 3)
 
     def job_in(folder: Path) -> TrainingJob:
         if kind == "sets":

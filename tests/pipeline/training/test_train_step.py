@@ -14,9 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
-from patchline.pipeline.training.speed.compute_share import ComputeShare, forward_flops
-from patchline.pipeline.training.speed.recent_rate import RecentRate
+from patchline.pipeline.training.recipe.progressive_learning import ProgressiveSize
+from patchline.pipeline.training.speed.training_speed import ComputeShare, RecentRate, forward_flops
 from patchline.pipeline.training.speed.trial_steps import (
     TrialSettings,
     trial_steps,

@@ -16,7 +16,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from patchline.pipeline.errors import WorkerError
-from patchline.pipeline.training.faults.data_workers import dead_workers_named
+from patchline.pipeline.training.faults import dead_workers_named
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event

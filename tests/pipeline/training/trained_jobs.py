@@ -19,8 +19,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.models.provenance.provenance import Provenance
-from patchline.pipeline.models.provenance.seen_images import SeenImages
+from patchline.pipeline.models.provenance import Provenance, SeenImages
 from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.initial_weights.record import (
     RECORD_FILE,

@@ -11,7 +11,7 @@ import pytest
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.workspace import cache
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.folder_store import FolderStore
+from patchline.pipeline.workspace.object_store import FolderStore
 from patchline.pipeline.workspace.workspace import workspace_of
 from tests.pipeline.workspace.machines import machine
 

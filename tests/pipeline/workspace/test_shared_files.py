@@ -9,8 +9,7 @@ import pytest
 
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.workspace.address import parsed
-from patchline.pipeline.workspace.folder_store import FolderStore
-from patchline.pipeline.workspace.object_store import ConflictError
+from patchline.pipeline.workspace.object_store import ConflictError, FolderStore
 from patchline.pipeline.workspace.shared_files import MARKER, Reference, SharedFiles, content_key
 from patchline.plugins.stores.objects import RemoteStore
 from tests.object_server import FaultyConnection

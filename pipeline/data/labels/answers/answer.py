@@ -1,15 +1,19 @@
-"""An answer to the question what an image shows."""
+"""An answer to the question what an image shows, and the name of a class that a person types."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import re
+import unicodedata
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+from patchline.pipeline.data.labels.class_names import alike, normalized
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, Task, encoded
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.terminal_words import visible
 
 Verdict = Literal["label", "unsure", "skip"]
 """`label` has labels; `unsure` sets an image aside; `skip` puts it behind all others."""
@@ -106,3 +110,43 @@ def labels_in(cell: str) -> tuple[str, ...]:
 def looks_like_list(text: str) -> bool:
     """Return whether a text would be read as several labels."""
     return bool(_LIST.fullmatch(text))
+
+
+LONGEST = 100
+"""Characters."""
+MOST_CLASSES = 1000
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+
+
+def checked_class(name: str, classes: Collection[str]) -> str:
+    """Return the name of a class as it is written; that of an existing one if it is the same.
+
+    Raises:
+        ConfigError: if it is empty, too long, cannot be seen, or looks like another class.
+    """
+    plain = normalized(" ".join(name.split()))
+    if not plain:
+        raise ConfigError("The name of a class is empty. Type a name.")
+    if len(plain) > LONGEST:
+        raise ConfigError(
+            f"The name of a class has {len(plain)} characters, but at most {LONGEST} are allowed. "
+            "Type a shorter name."
+        )
+    if any(unicodedata.category(each) in _HIDDEN for each in plain):
+        raise ConfigError(
+            f"The class '{visible(plain)}' has invisible characters. Type it without them."
+        )
+    if looks_like_list(plain):
+        raise ConfigError(
+            f"The class '{plain}' would be read as a list of labels. Type it without brackets."
+        )
+    if plain in classes:
+        return plain
+    like = next((each for each in classes if alike(each) == alike(plain)), None)
+    if like is not None:
+        raise ConfigError(
+            f"The class '{plain}' looks like '{like}'. Use that one, or another name."
+        )
+    if len(classes) >= MOST_CLASSES:
+        raise ConfigError(f"There are {MOST_CLASSES:,} classes already, which is the maximum.")
+    return plain

@@ -46,8 +46,7 @@ from patchline.pipeline.data.labels.answers.edited_table import (
     read_table,
     rows_with_cells,
 )
-from patchline.pipeline.data.labels.answers.journal import Journal
-from patchline.pipeline.data.labels.answers.standing import Event, Standing, name_of_group
+from patchline.pipeline.data.labels.answers.journal import Event, Journal, Standing, name_of_group
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.workspace.files.access import check_no_link, check_own_folder

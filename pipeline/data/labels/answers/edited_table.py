@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from patchline.pipeline.data.labels.answer_columns import ANSWER_COLUMNS, LABEL, PATH, TABLE
 from patchline.pipeline.data.labels.answers.answer import Answer, labels_in, now
-from patchline.pipeline.data.labels.answers.standing import Standing
+from patchline.pipeline.data.labels.answers.journal import Standing
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files.table_cells import plain_cell
 

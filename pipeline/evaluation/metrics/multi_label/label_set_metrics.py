@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.evaluation.metrics import ranking
+from patchline.pipeline.evaluation.metrics import curve_areas
 from patchline.pipeline.evaluation.metrics.calibration import (
     ClassShare,
     TopProbabilities,
@@ -37,13 +37,13 @@ from patchline.pipeline.evaluation.metrics.intervals import (
 from patchline.pipeline.evaluation.metrics.losses import gamma_bounds, loss_inflation
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.evaluation.metrics.multi_label import image_metrics
-from patchline.pipeline.evaluation.metrics.multi_label.names import MULTI_LABEL_METRICS
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     FEWEST_DRAWS,
     LabelRanking,
     Sample,
     draws_for,
 )
+from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
@@ -206,10 +206,10 @@ def by_label(
             images=int(images[k]),
             predicted=int(predicted[k]),
             threshold=float(thresholds[k]),
-            average_precision=ranking.average_precision(
+            average_precision=curve_areas.average_precision(
                 probabilities_NK[:, k], labels_NK[:, k] > 0, groups
             ),
-            roc_auc=ranking.roc_auc(probabilities_NK[:, k], labels_NK[:, k] > 0, groups),
+            roc_auc=curve_areas.roc_auc(probabilities_NK[:, k], labels_NK[:, k] > 0, groups),
             precision=precision if predicted[k] else None,
             recall=recall if images[k] else None,
             f1=f1 if images[k] else None,
@@ -356,7 +356,7 @@ def _sizes(weights_RN: Array, n: int, sample: Sample) -> Array | int:
 
 def _areas(
     probabilities_NK: Array, labels_NK: Array, ranked: Array, groups: ImageGroups | None
-) -> list[ranking.AreaSummary]:
+) -> list[curve_areas.AreaSummary]:
     """Return what is known of the average precision of each label without draws.
 
     With groups, the formula's variance is that of as few positives as there are groups with some.
@@ -364,7 +364,7 @@ def _areas(
     areas = []
     for k in ranked:
         has_N = labels_NK[:, k] > 0
-        whole = ranking.precision_area(probabilities_NK[:, k].astype(np.float64), has_N)
+        whole = curve_areas.precision_area(probabilities_NK[:, k].astype(np.float64), has_N)
         area = whole.summary
         if groups is not None:
             area = area.by_groups(whole.influences_N, np.flatnonzero(has_N), groups)
@@ -373,11 +373,11 @@ def _areas(
 
 
 def _mean_average_precision(
-    rankings: list[LabelRanking], areas: list[ranking.AreaSummary], variance: float, n: int
+    rankings: list[LabelRanking], areas: list[curve_areas.AreaSummary], variance: float, n: int
 ) -> MetricEstimate:
     """Return mAP; its variance is that of the draws, joined by that of proportions."""
     value = float(np.mean([each.average_precision for each in rankings]))
-    mean = ranking.AreaSummary(
+    mean = curve_areas.AreaSummary(
         value=value,
         centre=float(np.mean([area.centre for area in areas])),
         shrunk=float(np.mean([area.shrunk for area in areas])),
@@ -387,7 +387,7 @@ def _mean_average_precision(
         n=n,
         is_unknown=math.isinf(variance),
     )
-    return ranking.estimates([mean])[0]
+    return curve_areas.estimates([mean])[0]
 
 
 def _micro(probabilities_NK: Array, labels_NK: Array, sample: Sample) -> MetricEstimate:

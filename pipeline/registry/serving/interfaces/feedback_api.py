@@ -22,16 +22,23 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.data.labels.answers.answer import FEEDBACK, Answer, Suggestion, now
+from patchline.pipeline.data.labels.answers.answer import (
+    FEEDBACK,
+    Answer,
+    Suggestion,
+    checked_class,
+    now,
+)
 from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
-from patchline.pipeline.data.labels.answers.new_class import checked_class
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, Task
 from patchline.pipeline.errors import ConfigError, PipelineError
-from patchline.pipeline.registry.serving.interfaces.answering import server_of
-from patchline.pipeline.registry.serving.interfaces.given_images import check_names, given_images
-from patchline.pipeline.registry.serving.request_options import Options
-from patchline.pipeline.web.json_bodies import json_response
-from patchline.pipeline.web.refusal import Refusal, bad_request
+from patchline.pipeline.registry.serving.engine import Options
+from patchline.pipeline.registry.serving.interfaces.answering import (
+    check_names,
+    given_images,
+    server_of,
+)
+from patchline.pipeline.web.request_body import Refusal, bad_request, json_response
 from patchline.pipeline.workspace.files.access import check_no_link, check_own_folder
 from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.workspace_folder import make_private_file

@@ -12,8 +12,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from patchline.pipeline.registry.serving.interfaces.answering import server_of
-from patchline.pipeline.registry.serving.interfaces.given_images import (
+from patchline.pipeline.registry.serving.engine import Options
+from patchline.pipeline.registry.serving.interfaces.answering import (
     OPTIONS,
     check_names,
     check_number,
@@ -21,10 +21,9 @@ from patchline.pipeline.registry.serving.interfaces.given_images import (
     given_images,
     json_object,
     options_of,
+    server_of,
 )
-from patchline.pipeline.registry.serving.request_options import Options
-from patchline.pipeline.web.json_bodies import json_response, media_type
-from patchline.pipeline.web.refusal import bad_request
+from patchline.pipeline.web.request_body import bad_request, json_response, media_type
 
 router = APIRouter(tags=["mlflow"])
 

@@ -22,9 +22,8 @@ from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.near_duplicates.matching import matches
 from patchline.pipeline.data.near_duplicates.search import LEAST_SIDE
-from patchline.plugins.tools.label.image_order import ImageOrder
 from patchline.plugins.tools.label.pool import Pool, PoolImage
-from patchline.plugins.tools.label.ranking import predicted, ranking, suggestions
+from patchline.plugins.tools.label.ranking import ImageOrder, predicted, ranking, suggestions
 from patchline.plugins.tools.label.server.image_features import Described, FeatureSource
 
 logger = logging.getLogger(__name__)

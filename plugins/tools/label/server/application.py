@@ -19,6 +19,7 @@ import asyncio
 import functools
 import getpass
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -36,13 +37,18 @@ from patchline.pipeline.data.labels.answers.answer import SOMEBODY, Verdict
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.web.access_control import AccessControl, left_unread
-from patchline.pipeline.web.access_token import is_loopback
+from patchline.pipeline.web.access_control import AccessControl, is_loopback, left_unread
 from patchline.pipeline.web.config import ServingConfig
-from patchline.pipeline.web.json_bodies import json_response, media_type
-from patchline.pipeline.web.refusal import Refusal, bad_request
-from patchline.pipeline.web.request_body import BodyMemory, read_body
+from patchline.pipeline.web.request_body import (
+    BodyMemory,
+    Refusal,
+    bad_request,
+    json_response,
+    media_type,
+    read_body,
+)
 from patchline.pipeline.web.server_metrics import ServerMetrics
+from patchline.pipeline.web.uvicorn_server import ReadyServer, uvicorn_config
 from patchline.plugins.tools.label.leases import MOST_EACH, MOST_IMAGES, MOST_TOGETHER
 from patchline.plugins.tools.label.server.picture import LARGEST_SIDE, picture
 from patchline.plugins.tools.label.session import Offer, Person, Session, TakenError
@@ -315,3 +321,24 @@ async def _failed(_request: Request, error: Exception) -> Response:
 async def _error(request: Request, status: HTTPStatus, sentence: str) -> Response:
     headers = {"connection": "close"} if await left_unread(request) else {}
     return json_response({"error": sentence}, status=status, headers=headers)
+
+
+def serve(
+    session: Session,
+    config: ServingConfig,
+    folder: str,
+    listening: socket.socket,
+    on_ready: Callable[[], None],
+) -> None:
+    """Serve the page until SIGTERM or SIGINT.
+
+    Args:
+        session: of all people.
+        config: of the server.
+        folder: name of what is labelled.
+        listening: socket of the server.
+        on_ready: called once requests are answered.
+    """
+    app = application(session, config, listening.getsockname()[1], folder)
+    server = ReadyServer(uvicorn_config(app, config), on_ready)
+    asyncio.run(server.serve(sockets=[listening]))

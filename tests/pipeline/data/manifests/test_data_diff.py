@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingestion import scan
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, encoded
-from patchline.pipeline.data.manifests.data_diff import Moved, Relabelled, compare
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.data_diff import Moved, Relabelled, compare, count_new_images
+from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_last_run
 from patchline.pipeline.data.manifests.manifest import with_task
+from patchline.pipeline.workspace.tracking import tracked_run
+from patchline.pipeline.workspace.tracking.nested_runs import KEY_TAG
 from tests.conftest import draw_photo, write_photos
 
 
@@ -61,3 +69,103 @@ def test_sets_differ_by_the_labels_that_come_and_go() -> None:
     assert changes == [("y", ("b", "c"), ("a",)), ("z", ("a",), ())]
     single = with_task(now.assign(label=["a", "b", "a"]), SINGLE_LABEL)
     assert [each.added_labels for each in compare(single, now).relabelled] == [("b",), ("c",)]
+
+
+Images = list[tuple[int, str]]
+"""Content and class of each file."""
+
+
+def _manifest(images: Images, **columns: Any) -> pd.DataFrame:
+    paths = [f"{label}/{position}.png" for position, (_, label) in enumerate(images)]
+    table = pd.DataFrame({"path": paths, "label": [label for _, label in images]}, dtype="str")
+    digests = pd.Series([f"{content:064x}" for content, _ in images], dtype="str")
+    return table.assign(sha256=digests, status="ok", **columns)
+
+
+@settings(max_examples=15)
+@given(*[st.lists(st.tuples(st.integers(0, 12), st.sampled_from("abc")), max_size=15)] * 2)
+def test_new_and_removed_are_the_differences_of_the_sets_of_contents(
+    before: Images, now: Images
+) -> None:
+    """An image is new if no file before had its content; the way back is the opposite.
+
+    Copies and other names are no change; a first training counts every content once.
+    """
+    found = count_new_images(_manifest(before), _manifest(now))
+    old, current = {content for content, _ in before}, {content for content, _ in now}
+    assert (found.new, found.removed) == (len(current - old), len(old - current))
+    assert found.images == len(current)
+    back = count_new_images(_manifest(now), _manifest(before))
+    assert (found.new, found.removed, found.relabelled) == (back.removed, back.new, back.relabelled)
+    same = count_new_images(_manifest(now), _manifest([*now, *now[::-1]]))
+    assert (same.new, same.removed, same.relabelled) == (0, 0, 0)
+    first = count_new_images(None, _manifest(now))
+    assert (first.first, found.first) == (True, False)
+    assert (first.new, first.removed, first.relabelled) == (len(current), 0, 0)
+
+
+def test_an_image_in_another_class_is_relabelled_and_not_new() -> None:
+    """A file that was moved to another class folder is told apart from a new one."""
+    found = count_new_images(
+        _manifest([(1, "a"), (2, "b")]), _manifest([(1, "b"), (2, "b"), (3, "c")])
+    )
+    assert (found.new, found.relabelled, found.removed) == (1, 1, 0)
+    assert (found.new_by_class, found.relabelled_examples) == ({"c": 1}, ("b/0.png",))
+    assert (
+        count_new_images(_manifest([(1, "a")]).assign(status="damaged"), _manifest([(1, "a")])).new
+        == 1
+    )
+
+
+def test_the_same_pixels_in_another_file_are_not_new() -> None:
+    """A re-encoded copy is not new, where the pixels are known now or in both manifests."""
+    before, now = _manifest([(1, "a")]), _manifest([(1, "a"), (2, "a"), (3, "a")])
+    now["pixels"] = ["p", "p", "q"]
+    assert count_new_images(before, now).new == 1
+    before["pixels"] = ["p"]
+    found = count_new_images(before, now[1:].reset_index(drop=True))
+    assert (found.new, found.removed, found.images) == (1, 0, 2)
+
+
+def _finished(
+    folder: Path, images: Images | None, key: str = "final 1", fails: bool = False
+) -> None:
+    opened = tracked_run.NewRun("photos", "any", "patchline other", {}, {KEY_TAG: key})
+    with tracked_run.open_run(opened, folder / "runs") as run:
+        if images:
+            manifests.save(_manifest(images), folder / f"{run.run_id}.parquet")
+            tracked_run.log_data(run, "photos", "0" * 32, folder / f"{run.run_id}.parquet")
+        assert not fails
+
+
+def _labels_of_last_run() -> str | None:
+    found = manifest_of_last_run("photos")
+    return None if found is None else "".join(found["label"])
+
+
+@pytest.mark.usefixtures("own_store")
+def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
+    """Failed runs, runs without a manifest and evaluations do not count; the newest does.
+
+    Of nested runs, those count that may make a version.
+    """
+    with tracked_run.owned_run(RunConfig(name="photos"), tmp_path / "runs", {}) as run:
+        manifests.save(_manifest([(1, "x")]), tmp_path / "own.parquet")
+        tracked_run.log_data(run, "photos", "0" * 32, tmp_path / "own.parquet")
+    assert _labels_of_last_run() == "x"
+    _finished(tmp_path, [(1, "a"), (2, "b")])
+    _finished(tmp_path, [(1, "c")], "trial 1")
+    _finished(tmp_path, [(1, "c")], "")
+    _finished(tmp_path, None)
+    with pytest.raises(AssertionError):
+        _finished(tmp_path, [(3, "c")], fails=True)
+    assert _labels_of_last_run() == "ab"
+    assert manifest_of_last_run("other") is None
+
+
+def test_new_images_of_sets_are_counted_by_label() -> None:
+    """An image counts for each of its labels, and another set is relabelled."""
+    table = _manifest([(1, ""), (2, ""), (3, "")])
+    now = with_task(table.assign(label=[encoded("a"), encoded("ab"), encoded("")]), MULTI_LABEL)
+    result = count_new_images(now.iloc[:1].assign(label=encoded("b")), now)
+    assert (result.new_by_class, (result.new, result.relabelled)) == ({"a": 1, "b": 1}, (2, 1))

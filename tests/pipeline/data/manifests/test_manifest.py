@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.own_columns import check_slices, own_columns
+from patchline.pipeline.data.manifests.manifest import check_slices, own_columns
 from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.errors import ConfigError
 from patchline.plugin_api import ImageListing, ListedImage

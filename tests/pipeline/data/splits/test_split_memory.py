@@ -19,10 +19,8 @@ from patchline.pipeline.data.splits import split_memory
 from patchline.pipeline.data.splits.split import learned
 from patchline.pipeline.data.splits.split_memory import SplitMemory
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.workspace.folder_store import FolderStore
-from patchline.pipeline.workspace.object_store import ConflictError, ObjectStore
-from patchline.pipeline.workspace.shared_file import SharedFile
-from patchline.pipeline.workspace.shared_files import SharedFiles
+from patchline.pipeline.workspace.object_store import ConflictError, FolderStore, ObjectStore
+from patchline.pipeline.workspace.shared_files import SharedFile, SharedFiles
 from patchline.pipeline.workspace.tracking import tracked_run
 from tests.conftest import write_photos
 from tests.pipeline.data.splits.made_tables import assigned, by_content, table

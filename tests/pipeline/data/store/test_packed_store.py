@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchline.pipeline.data.store import decoded_files, store_shards
+from patchline.pipeline.data.store import store_shards
 from patchline.pipeline.data.store.packed_files import PackedImages
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
 from patchline.pipeline.errors import DataError
@@ -58,7 +58,7 @@ def test_images_are_packed_only_where_they_would_not_fit(
 ) -> None:
     """By default the free space decides, and the choice is told; what exists is used."""
     rows, stores = rows_of(root), Path("stores")
-    monkeypatch.setattr(decoded_files, "_MOST_OF_THE_DISK", 1e-15)
+    monkeypatch.setattr(store_shards, "_MOST_OF_THE_DISK", 1e-15)
     store, _ = prepare(rows, root, SPEC, stores)
     assert isinstance(open_images(store), PackedImages)
     assert "the image files are packed" in caplog.text

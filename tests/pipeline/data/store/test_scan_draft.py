@@ -14,8 +14,8 @@ from patchline.pipeline.config_files import validated
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store import store_shards
-from patchline.pipeline.data.store.earlier_stores import lock_of
 from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from patchline.pipeline.data.store.store_builds import lock_of
 from patchline.pipeline.workspace.files import file_locks
 from tests.conftest import draw_photo
 from tests.pipeline.data.test_ingestion import config_of

@@ -13,11 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from patchline.pipeline.data.batches.batch_order import BatchOrder
-from patchline.pipeline.data.batches.shuffle_windows import ShuffleWindows
-from patchline.pipeline.data.batches.streamed_order import StreamedOrder
+from patchline.pipeline.data.batches.batch_order import BatchOrder, ShuffleWindows, StreamedOrder
 from patchline.pipeline.data.store import streamed_build
-from patchline.pipeline.data.store.local_pages import KeptImages, PagesFolder
 from patchline.pipeline.data.store.opened_images import JoinedImages, open_stores
 from patchline.pipeline.data.store.prepared_store import (
     StoreKind,
@@ -28,10 +25,10 @@ from patchline.pipeline.data.store.prepared_store import (
     prepare,
 )
 from patchline.pipeline.data.store.streamed_build import StreamedBuild
-from patchline.pipeline.data.store.streamed_images import StreamedImages
+from patchline.pipeline.data.store.streamed_images import KeptImages, PagesFolder, StreamedImages
 from patchline.pipeline.data.store.streamed_records import StreamedRecords
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
-from patchline.pipeline.training.processes.batch_parts import DividedOrder
+from patchline.pipeline.training.training_data import DividedOrder
 from patchline.pipeline.workspace import chosen, unneeded_objects
 from patchline.pipeline.workspace.files.file_digest import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE

@@ -24,13 +24,18 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.symmetry import assumed_symmetries
 from patchline.pipeline.data.symmetry import mirror_symmetry as symmetry
 from patchline.pipeline.data.symmetry.assumed_symmetries import (
+    MirrorSymmetry,
     mirroring_settings,
     notes_on_mirroring_weights,
     unmeasured_symmetries,
 )
-from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
-from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, MeasuredSymmetry, measured
-from patchline.pipeline.data.symmetry.probe_labels import with_one_label
+from patchline.pipeline.data.symmetry.mirror_probe import (
+    FEWEST,
+    SIDE,
+    MeasuredSymmetry,
+    measured,
+    with_one_label,
+)
 from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
 from patchline.pipeline.planning.planner import plan_facts
 from patchline.pipeline.plugin_system.plugin_loader import load_augmentation

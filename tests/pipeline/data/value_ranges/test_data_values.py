@@ -20,7 +20,7 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.store import prepared_store
-from patchline.pipeline.data.value_ranges import range_memory
+from patchline.pipeline.data.value_ranges import range_choice
 from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
 from patchline.pipeline.errors import ConfigError, DataError, UserError
 from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
@@ -139,14 +139,14 @@ def test_the_range_that_is_set_is_used_and_is_part_of_the_data_version() -> None
 def test_a_range_that_changes_as_data_grows_is_said(tmp_path: Path) -> None:
     """Brighter images widen the range, which is said until a run has trained with the new one."""
     root = write_files("deep", *of_type("u2", 0, 1023))
-    range_memory.remember(ingested(root).pixel_values, root, tmp_path)
+    range_choice.remember(ingested(root).pixel_values, root, tmp_path)
     write_files(root, "more{:02}.png", of_type("u2", 0, 4095)[1])
     values = ingested(root).pixel_values
     for _ in range(2):  # a watch that reads the data does not take the note away
-        [note] = range_memory.notes_on_change(values, root, tmp_path)
+        [note] = range_choice.notes_on_change(values, root, tmp_path)
         assert re.search(r"was 0 to 1,023 in the last run.*--data.value-range 0 1023", note)
-    range_memory.remember(values, root, tmp_path)
-    assert range_memory.notes_on_change(values, root, tmp_path) == []
+    range_choice.remember(values, root, tmp_path)
+    assert range_choice.notes_on_change(values, root, tmp_path) == []
 
 
 @pytest.mark.parametrize(

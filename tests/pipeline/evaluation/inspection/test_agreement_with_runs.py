@@ -11,9 +11,9 @@ import pytest
 
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.manifests.exclusion import read_exclusion
+from patchline.pipeline.data.manifests.left_out import read_exclusion
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.evaluation.inspection.findings_table import write_table
+from patchline.pipeline.evaluation.inspection.findings import write_table
 from tests.conftest import write_photos
 from tests.pipeline.evaluation.inspection.test_inspecting import garden, inspected, scene
 

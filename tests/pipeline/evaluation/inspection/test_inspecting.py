@@ -12,11 +12,9 @@ import pytest
 from PIL import Image, ImageCms, ImageFilter
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.evaluation.inspection.finding import KINDS, Inspection
-from patchline.pipeline.evaluation.inspection.findings_table import write_table
+from patchline.pipeline.evaluation.inspection.findings import KINDS, Inspection, write_table
 from patchline.pipeline.evaluation.inspection.inspecting import Inspected, inspect_data
-from patchline.pipeline.evaluation.inspection.page import write_page
-from patchline.pipeline.evaluation.inspection.terminal_report import looks
+from patchline.pipeline.evaluation.inspection.inspection_report import looks, write_page
 from tests.conftest import write_photos
 
 SIDE = 64

@@ -16,11 +16,10 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encoded
 from patchline.pipeline.data.manifests import source_listing
-from patchline.pipeline.evaluation.inspection.finding import Finding
+from patchline.pipeline.evaluation.inspection.class_findings import findings_on_sets
+from patchline.pipeline.evaluation.inspection.findings import Finding
 from patchline.pipeline.evaluation.inspection.inspecting import Inspected, inspect_data
-from patchline.pipeline.evaluation.inspection.page import write_page
-from patchline.pipeline.evaluation.inspection.set_findings import findings_on_sets
-from patchline.pipeline.evaluation.inspection.terminal_report import terminal_report
+from patchline.pipeline.evaluation.inspection.inspection_report import terminal_report, write_page
 from patchline.plugin_api import ImageListing, ListedImage
 from tests.pipeline.evaluation.inspection.test_inspecting import scene
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from patchline.pipeline.data.labels.label_sets import encoded
 from patchline.pipeline.evaluation.inspection.label_errors import (
     Judgement,
+    findings_on_label_sets,
     findings_on_labels,
     likely_labels,
 )
-from patchline.pipeline.evaluation.inspection.label_set_errors import findings_on_label_sets
 
 CLASSES = ("ant", "bee", "cow")
 

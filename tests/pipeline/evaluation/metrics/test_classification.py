@@ -14,7 +14,7 @@ from sklearn import metrics as sklearn_metrics
 
 from patchline.pipeline.evaluation.metrics import classification
 from patchline.pipeline.evaluation.metrics.averages import average_estimates
-from patchline.pipeline.evaluation.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
 from patchline.pipeline.evaluation.metrics.intervals import proportion
 from tests.pipeline.evaluation.metrics.classifiers import Array, classifiers, predictions
 

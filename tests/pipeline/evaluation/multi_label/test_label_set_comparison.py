@@ -14,8 +14,8 @@ from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
     compare_label_sets,
 )
 from patchline.pipeline.evaluation.promotion_decision import Decision
-from patchline.pipeline.registry.champion_gates import champion_gates
 from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.promotion_gates import champion_gates
 
 CLASSES = ("circle", "red", "unseen")
 

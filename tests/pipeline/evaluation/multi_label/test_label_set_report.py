@@ -17,12 +17,12 @@ from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.headline import headline_of
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
-from patchline.pipeline.evaluation.multi_label.label_set_predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.multi_label.label_set_report import (
     MultiLabelReport,
     evaluate_label_sets,
 )
 from patchline.pipeline.evaluation.prediction_job import Explanations
+from patchline.pipeline.evaluation.predictions import LabelSetPredictions
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
 from tests.pipeline.evaluation.pages import check_self_contained

@@ -17,7 +17,7 @@ from patchline.pipeline.evaluation.visual_guide.explaining import (
     subject_of,
     write_guide,
 )
-from patchline.pipeline.evaluation.visual_guide.page_data import PackedRows, unpack
+from patchline.pipeline.evaluation.visual_guide.guide_page import PackedRows, unpack
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription, describe_plugins

@@ -11,8 +11,7 @@ from torch import nn
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.models.pretrained.converted import ConvertedWeights
-from patchline.pipeline.models.pretrained.layouts import convert
+from patchline.pipeline.models.pretrained.layouts import ConvertedWeights, convert
 from patchline.pipeline.models.pretrained.weights_file import read_tensors
 from patchline.pipeline.training.initial_weights.finding import find_converted
 from patchline.pipeline.training.initial_weights.loading import load_into

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pandas as pd
+import psutil
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -17,15 +21,27 @@ from PIL import Image
 
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.resizing import resize_image
-from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.errors import ConfigError, DataError, WorkerError
 from patchline.pipeline.evaluation.metrics.classification import softmax
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.prediction import batch_prediction
-from patchline.pipeline.packaging.prediction.batch_prediction import predict_images
+from patchline.pipeline.packaging.prediction.__main__ import predict_part
+from patchline.pipeline.packaging.prediction.batch_prediction import (
+    MODULE,
+    PredictionJob,
+    predict_images,
+)
+from patchline.pipeline.packaging.prediction.image_files import ImageFile
+from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_parts import write_lines
+from patchline.pipeline.workers.worker_start import LocalLauncher
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES, SIDE, Exported
 from tests.pipeline.packaging.prediction.conftest import table_of, write_photos
+from tests.pipeline.ruled_package import package_with_rules, photograph
+from tests.pipeline.workers.wide_launcher import Wide
 
 PART = 32
 
@@ -168,3 +184,86 @@ def test_csv_of_odd_names_computes_nothing(
     cells = list(pd.read_csv("out.csv")["image"])
     assert cells == ["'=1+1.png", "'@x.png", r"a\x1b]0;t\x07.png"]
     assert list(pd.read_parquet("out.parquet")["image"]) == names
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Wide]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(batch_prediction, "FEWEST_IMAGES", 8)
+    made = Wide()
+    with worker_start.using_launcher("wide", lambda: made):
+        yield made
+
+
+def test_parts_give_the_table_of_one_process(
+    package: PackagedModel, wide: Wide, tmp_path: Path
+) -> None:
+    """Same rows in the same order, unreadable ones too, though a part failed in between."""
+    folder = write_photos(tmp_path / "photos", 40)
+    (folder / "broken.jpg").write_bytes(b"no image")
+    (folder / "\udcff.png").write_bytes((folder / "a" / "0000.png").read_bytes())
+    archive = Path(shutil.make_archive(str(tmp_path / "more"), "zip", folder / "a"))
+    images, seen = [folder, archive], list[int]()
+    wide.broken = "part-3"
+    with pytest.raises(WorkerError, match=MODULE):
+        predict_images(package, "m/1", images, Path("a.parquet"))
+    assert sorted(wide.parts) == ["part-0", "part-1", "part-2", "part-3"]
+    assert wide.same_place == {archive}  # a node may have to fetch it
+    assert [each for each in psutil.Process().children() if MODULE in each.cmdline()] == []
+    wide.broken = ""
+    table = predict_images(
+        package, "m/1", images, Path("a.parquet"), on_progress=lambda done, *_: seen.append(done)
+    )
+    assert 0 < table.answered_before < max(seen) == 56
+    with worker_start.using_launcher("alone", LocalLauncher):
+        alone = predict_images(package, "m/1", images, Path("b.parquet"))
+    assert (table.images, table.unreadable) == (alone.images, alone.unreadable) == (56, 1)
+    assert table.first_errors == alone.first_errors
+    pd.testing.assert_frame_equal(pd.read_parquet("a.parquet"), pd.read_parquet("b.parquet"))
+    assert not list(tmp_path.glob("*.parts"))
+
+
+def test_a_node_without_the_images_writes_no_rows(tmp_path: Path) -> None:
+    """They would be errors, and final; a folder that could not be opened is not an image."""
+    locked = ImageFile(0, "/mnt/a", "a", "the folder cannot be opened: denied")
+    for archive in ("", "/mnt/photos.zip"):
+        files = [locked, ImageFile(0, "/mnt/a/0.png", "0", "", archive)]
+        job = PredictionJob(
+            onnx_file=tmp_path / "model.onnx",
+            description_file=tmp_path / "model.json",
+            model_id="m/1",
+            files=write_lines(tmp_path / "files.jsonl", files),
+            top_k=1,
+            whole=False,
+            rows=tmp_path / "rows.parquet",
+        )
+        with pytest.raises(DataError, match=rf"has no {archive or '/mnt/a/0.png'}, .* same path"):
+            predict_part(job, EventWriter(tmp_path / "events.jsonl"))
+        assert not job.rows.exists()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "coverage"), [("csv", None), ("parquet", 0.9), ("parquet", 0.99)]
+)
+def test_tables_have_the_answers(
+    exported_rgb: Exported, tmp_path: Path, suffix: str, coverage: float | None
+) -> None:
+    """Each row has the set, its coverage and the warnings of the package's answer.
+
+    A usual image, a dark one, and one that cannot be read.
+    """
+    package = package_with_rules(exported_rgb, tmp_path / "package")
+    images = [tmp_path / name for name in ("a.png", "b.png", "c.png")]
+    for file, pixels in zip(images, (photograph(2), photograph(2) // 8), strict=False):
+        cv2.imwrite(str(file), pixels[:, :, ::-1])
+    images[2].write_bytes(b"no image")
+    out = tmp_path / f"out.{suffix}"
+    predict_images(package, "pets/1", images, out, coverage=coverage)
+    table = pd.read_parquet(out) if suffix == "parquet" else pd.read_csv(out)
+    answers = package.answers(list(images), coverage=coverage)
+    for (_, row), answer in zip(table.iterrows(), answers, strict=True):
+        written = None if pd.isna(row["set"]) else json.loads(row["set"])
+        assert written == answer["set"]
+        assert json.loads(row["warnings"]) == answer["warnings"]
+        assert answer["error"] or row["coverage"] == answer["coverage"]
+    assert answers[1]["warnings"][0]["kind"] == "dark"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.registry.browsing.next_steps import next_steps
-from patchline.pipeline.registry.browsing.run_summary import RunSummary
+from patchline.pipeline.registry.browsing.run_summary import RunSummary, next_steps
 
 PAGE = "http://127.0.0.1:5000/#/experiments/1/runs/ab?workflowType=machine_learning"
 

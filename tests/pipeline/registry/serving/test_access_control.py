@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.web.certificate import CertificateRenewal
 from patchline.pipeline.web.config import ServingConfig
+from patchline.pipeline.web.listening import CertificateRenewal
 from tests.patience import patient
 from tests.pipeline.registry.serving.served import NAME, Registry, Serving, png, serving
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from patchline.pipeline.registry.serving.interfaces.given_images import json_object
-from patchline.pipeline.web.refusal import Refusal
+from patchline.pipeline.registry.serving.interfaces.answering import json_object
+from patchline.pipeline.web.request_body import Refusal
 from tests.patience import patient, until
 from tests.pipeline.registry.serving.served import Registry, Reply, Serving, png, serving
 from tests.pipeline.registry.serving.test_limits import connected, everything, head

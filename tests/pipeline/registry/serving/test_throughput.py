@@ -9,7 +9,7 @@ import pytest
 
 from patchline.pipeline.registry.serving.model_host import ModelHost, Served, Throughput
 from patchline.pipeline.web.config import ServingConfig
-from patchline.pipeline.web.refusal import Refusal
+from patchline.pipeline.web.request_body import Refusal
 from patchline.pipeline.web.server_metrics import ServerMetrics
 
 

@@ -17,7 +17,13 @@ from patchline.pipeline.data.store.prepared_store import prepare as prepare_stor
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.training.distillation import predictions
-from patchline.pipeline.training.distillation.job import ImagesToTeach, TeachingJob
+from patchline.pipeline.training.distillation.job import (
+    VIEWS,
+    ImagesToTeach,
+    TeachingJob,
+    View,
+    views_of,
+)
 from patchline.pipeline.training.distillation.listed_images import (
     LIST_FILE,
     launcher_for,
@@ -28,9 +34,8 @@ from patchline.pipeline.training.distillation.predictions import (
     TeacherOutputs,
     viewed,
 )
-from patchline.pipeline.training.distillation.views import VIEWS, View, views_of
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workers.part_files import read_lines
+from patchline.pipeline.workers.worker_parts import read_lines
 from patchline.pipeline.workspace.files.placeholders import FOLDER
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugin_api import ImageListing, ImageSpec, ListedImage

@@ -20,10 +20,13 @@ from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
 from patchline.pipeline.models.model_files import load_model, save_model
-from patchline.pipeline.models.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance import Provenance
 from patchline.pipeline.training.distillation.class_columns import class_columns
-from patchline.pipeline.training.distillation.finding_teacher import with_teacher
-from patchline.pipeline.training.distillation.teacher import check_teacher, find_teacher
+from patchline.pipeline.training.distillation.teacher import (
+    check_teacher,
+    find_teacher,
+    with_teacher,
+)
 from patchline.plugin_api import ImageSpec
 from tests.pipeline.models.pretrained.published_files import PUBLISHED
 from tests.pipeline.training.trained_jobs import SETTINGS

@@ -15,7 +15,7 @@ from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription, load_description
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.models.provenance.provenance import Provenance
+from patchline.pipeline.models.provenance import Provenance
 from patchline.pipeline.registry import registration
 from patchline.pipeline.training.initial_weights.finding import find
 from patchline.pipeline.training.initial_weights.loading import load_into

@@ -19,8 +19,7 @@ from torchvision.models import get_model_weights
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.training.initial_weights.finding import find
-from patchline.pipeline.training.initial_weights.known_checksums import _STATED, publisher_of
-from patchline.pipeline.training.initial_weights.named_weights import file_of
+from patchline.pipeline.training.initial_weights.named_weights import _STATED, file_of, publisher_of
 from patchline.pipeline.training.initial_weights.record import load_record, weights_folder
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from tests.pipeline.training.initial_weights.test_finding import written

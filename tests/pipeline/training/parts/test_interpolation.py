@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from patchline.pipeline.training.parts.interpolation import (
+from patchline.pipeline.training.parts.fine_tuning import (
     SHARES,
     WITHOUT_CHOICE,
     between,

@@ -15,16 +15,14 @@ from patchline.pipeline.models.layers.last_blocks import whole_model
 from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training import __main__ as worker
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import TrainingJob, TrainingPart
 from patchline.pipeline.training.machine import detect_machine
-from patchline.pipeline.training.part import TrainingPart
 from patchline.pipeline.training.parts import last_blocks, stored_tokens
-from patchline.pipeline.training.parts.interpolation import SHARES
-from patchline.pipeline.training.parts.stored_tokens import TokenStore
-from patchline.pipeline.training.parts.token_fit import LastBlocksTraining
+from patchline.pipeline.training.parts.fine_tuning import SHARES
+from patchline.pipeline.training.parts.stored_tokens import LastBlocksTraining, TokenStore
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.training_data import open_data
-from patchline.pipeline.workspace.files.workspace_layout import FEATURES
+from patchline.pipeline.workspace.files.workspace_folder import FEATURES
 from tests.pipeline.models.late_transfers import LateTransfers
 from tests.pipeline.training.trained_jobs import (
     Make,

@@ -20,8 +20,7 @@ from patchline.pipeline.models.probing.linear_fit import held_out_folds
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.models.stored_logits import logits_of, save_logits
 from patchline.pipeline.training.initial_weights.record import TENSORS_FILE
-from patchline.pipeline.training.job import StoredTokens, TrainingJob
-from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.job import StoredTokens, TrainingJob, TrainingPart
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workspace.run_memory import stage_keys
 from tests.pipeline.training.trained_jobs import (

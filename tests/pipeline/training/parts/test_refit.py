@@ -19,15 +19,14 @@ from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats, pro
 from patchline.pipeline.models.inference import normalised, predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.length.step_plan import StepPlan
-from patchline.pipeline.training.part import TrainingPart, scaled
-from patchline.pipeline.training.parts.ensemble_members import combine_members
+from patchline.pipeline.training.job import TrainingJob, TrainingPart, scaled
+from patchline.pipeline.training.parts.after_folds import combine_members
 from patchline.pipeline.training.recipe.weight_averaging import (
     LastWeights,
     measure_batch_norm,
 )
 from patchline.pipeline.training.record import TrainingRecord
+from patchline.pipeline.training.step_plan import StepPlan
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.pipeline.models.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import Make, same, stop, trained

@@ -21,7 +21,7 @@ from patchline.pipeline.training.initial_weights.record import weights_folder
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import TrainingInputs
 from patchline.pipeline.training.parts.run_parts import RunParts
-from patchline.pipeline.workspace.files.workspace_layout import FEATURES
+from patchline.pipeline.workspace.files.workspace_folder import FEATURES
 from patchline.pipeline.workspace.run_memory import interrupted_runs
 from patchline.pipeline.workspace.run_memory.interrupted_runs import RunRequest
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.data.batches.batch_order import BatchOrder
-from patchline.pipeline.training.processes.batch_parts import DividedOrder
+from patchline.pipeline.training.training_data import DividedOrder
 
 
 def _parts(images: int, size: int) -> list[DividedOrder]:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.training.processes import folder_copy
-from patchline.pipeline.training.processes.folder_copy import copy_from_first
+from patchline.pipeline.training.processes import ranks
+from patchline.pipeline.training.processes.ranks import copy_from_first
 from tests.patience import patient
 
 SIZE = 3
@@ -52,7 +52,7 @@ def test_the_other_machine_has_the_files_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New and changed ones in pieces, without what belongs to one machine; others are deleted."""
-    monkeypatch.setattr(folder_copy, "_PIECE_BYTES", 4)
+    monkeypatch.setattr(ranks, "_PIECE_BYTES", 4)
     first, other = tmp_path / "first", tmp_path / "other"
     for name, content in {
         "last.safetensors": "a newer state",

@@ -13,7 +13,7 @@ from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.launcher import GROUP_FILE
 from patchline.pipeline.workers.worker_process import run_worker
-from patchline.pipeline.workspace.files.workspace_layout import FEATURES
+from patchline.pipeline.workspace.files.workspace_folder import FEATURES
 from tests.pipeline.training.parts.test_last_blocks import (
     assert_moved_alike,
     blocks_job,

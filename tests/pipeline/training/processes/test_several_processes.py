@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import load_file
 
 from patchline.pipeline.errors import ConfigError, WorkerError
-from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
+from patchline.pipeline.training.job import ExtendedTraining, TrainingJob, TrainingPart
 from patchline.pipeline.training.machine import MODULE
-from patchline.pipeline.training.part import TrainingPart
-from patchline.pipeline.training.parts import last_blocks, probe, token_fit
+from patchline.pipeline.training.parts import last_blocks, probe, stored_tokens
 from patchline.pipeline.training.parts.fine_tuning import between_both
 from patchline.pipeline.training.processes.rank import MODULE as RANK
 from patchline.pipeline.training.processes.ranks import Ranks
@@ -26,7 +25,7 @@ from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import Event, read_events
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace.files.sealed_files import write_tensors
-from patchline.pipeline.workspace.files.workspace_layout import FEATURES
+from patchline.pipeline.workspace.files.workspace_folder import FEATURES
 from tests.patience import until
 from tests.pipeline.training.processes.training_ranks import (
     FEATURES_TOGETHER,
@@ -266,7 +265,7 @@ def test_ranks_share_tokens_and_train_from_them_as_one_does(
     assert ours.read_bytes() == tokens.file.read_bytes()
     assert len(np.load(ours)) % (SIZE * FEATURES_TOGETHER), "the last batches are smaller"
     write_tensors(tokens.head, random_head(alone))
-    fit = token_fit.fit_alone(alone.model_copy(update={"tokens": tokens}), events)
+    fit = stored_tokens.fit_alone(alone.model_copy(update={"tokens": tokens}), events)
     together = load_file(job.folder / "trained.safetensors")
     weights = fit.model.state_dict()
     assert together.keys() == weights.keys()

@@ -30,11 +30,11 @@ from torch.multiprocessing.spawn import start_processes
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.models.probing import linear_fit
-from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training import checkpoint
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import last_blocks, probe
-from patchline.pipeline.training.parts.refit import Refit
+from patchline.pipeline.training.parts.after_folds import Refit
 from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
 from patchline.pipeline.training.processes.rank import fit
 from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named

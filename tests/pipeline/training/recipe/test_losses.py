@@ -10,13 +10,14 @@ import torch
 from torch.nn import functional
 
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.recipe.losses import balanced_class_weights, training_loss
-from patchline.pipeline.training.recipe.mixing import Mix, mixed_targets
-from patchline.pipeline.training.recipe.set_losses import (
+from patchline.pipeline.training.recipe.losses import (
+    balanced_class_weights,
     positive_weights,
     sentence_on_limited_weights,
     set_loss,
+    training_loss,
 )
+from patchline.pipeline.training.recipe.mixing import Mix, mixed_targets
 from tests.pipeline.training.trained_jobs import Make, opened
 
 LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))

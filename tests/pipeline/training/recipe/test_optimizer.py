@@ -14,10 +14,14 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.training.config import OptimizerConfig
-from patchline.pipeline.training.recipe.ema import MovingAverage
-from patchline.pipeline.training.recipe.loss_scale import LossScale
-from patchline.pipeline.training.recipe.muon import Muon
-from patchline.pipeline.training.recipe.optimizer import OPTIMIZERS, build_optimizer, rate_factors
+from patchline.pipeline.training.recipe.optimizer import (
+    OPTIMIZERS,
+    LossScale,
+    Muon,
+    build_optimizer,
+    rate_factors,
+)
+from patchline.pipeline.training.recipe.weight_averaging import MovingAverage
 from tests.pipeline.models.probing.tiny_models import image_spec
 
 

@@ -13,8 +13,7 @@ from torchvision.transforms import v2
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.layers.stochastic_depth import StochasticDepth
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
-from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.recipe.progressive_learning import ModelSchedules, ProgressiveSize
 from patchline.pipeline.training.recipe.schedule import learning_rate_factor
 from tests.pipeline.training.trained_jobs import Make, opened
 from tests.plugins.model_parity import built, image_spec

@@ -12,7 +12,7 @@ import torch
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.job import TrainingPart
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.probe import frozen_network
 from patchline.pipeline.training.speed import precision

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.registry import alias_lock
+from patchline.pipeline.registry import aliases
 from patchline.pipeline.workers.host.private_folder import private_folder
 
 
@@ -58,10 +58,10 @@ def test_what_others_have_prepared_is_refused(
     """Nothing is written there; the sentence says why and what to do."""
     prepare(expected)
     before = set(expected.parent.rglob("*"))
-    monkeypatch.setattr(alias_lock, "_folder_of_store", lambda: None)  # as for a server elsewhere
+    monkeypatch.setattr(aliases, "_folder_of_store", lambda: None)  # as for a server elsewhere
     with (
         pytest.raises(StorageError, match=rf"{words}.*Remove it, or set TMPDIR"),
-        alias_lock.machine_lock("flowers"),
+        aliases.machine_lock("flowers"),
     ):
         pass
     assert set(expected.parent.rglob("*")) == before

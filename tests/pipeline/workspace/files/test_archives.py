@@ -22,7 +22,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files import archive_members
 from patchline.pipeline.workspace.files.archive_members import Archive, MemberError
 from patchline.pipeline.workspace.files.archives import open_archive, readable_archive
-from patchline.pipeline.workspace.files.compression import READ_ERRORS
+from patchline.pipeline.workspace.files.tar_archive import READ_ERRORS
 
 Files = dict[str, bytes]
 

@@ -9,8 +9,8 @@ import pytest
 
 from patchline.flows.commands.data_inspect import inspected
 from patchline.pipeline.config_files import requested
-from patchline.pipeline.data.manifests.exclusion import read_exclusion, with_exclusion
-from patchline.pipeline.evaluation.inspection.findings_table import write_table
+from patchline.pipeline.data.manifests.left_out import read_exclusion, with_exclusion
+from patchline.pipeline.evaluation.inspection.findings import write_table
 from patchline.pipeline.workspace.files.table_cells import plain_cell, table_cell
 from tests.conftest import write_photos
 

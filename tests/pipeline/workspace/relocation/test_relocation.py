@@ -15,14 +15,14 @@ import pytest
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
+from patchline.pipeline.training import extended_run
 from patchline.pipeline.training.initial_weights import finding
-from patchline.pipeline.training.start import extended_run
 from patchline.pipeline.workspace.files import workspace_identity
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.file_locks import locked
-from patchline.pipeline.workspace.files.path_uris import sqlite_uri
+from patchline.pipeline.workspace.files.paths import sqlite_uri
+from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE
 from patchline.pipeline.workspace.files.workspace_identity import LABEL, Identity
-from patchline.pipeline.workspace.files.workspace_layout import REQUEST_FILE
 from patchline.pipeline.workspace.relocation import following, path_rewriting
 from patchline.pipeline.workspace.run_memory import live_runs
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory

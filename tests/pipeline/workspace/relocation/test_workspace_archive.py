@@ -13,13 +13,7 @@ import pytest
 
 from patchline.flows.commands import workspace as commands
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.workspace.relocation import (
-    archive_members,
-    exporting,
-    following,
-    importing,
-    runs_elsewhere,
-)
+from patchline.pipeline.workspace.relocation import exporting, following, importing
 from patchline.pipeline.workspace.tracking import team_stores, tracked_run, tracking_store
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun
@@ -179,9 +173,9 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, name: str, kind: bytes) ->
         importing.restore(tmp_path / "a.tar", tmp_path / "again", _silent)
     assert [each.name for each in tmp_path.iterdir()] == ["a.tar"]
     for path in ("mlflow.db", "mlruns/1/a b?/x", ".patchline/runs/1/request.json"):
-        assert archive_members.member_refusal(path) is None
+        assert exporting.member_refusal(path) is None
     for path in ("", ".", "a\0b", "mlruns//x", "./mlflow.db", "mlruns\\x", "x/mlflow.db"):
-        assert archive_members.member_refusal(path)
+        assert exporting.member_refusal(path)
 
 
 def test_runs_of_a_store_elsewhere_are_said_to_be_missing(
@@ -200,7 +194,7 @@ def test_runs_of_a_store_elsewhere_are_said_to_be_missing(
     assert "caches the workspace s3://flowers/team: splits, checkpoints and results" in said
     assert "hunter22" not in said
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert runs_elsewhere.store_elsewhere(workspace) is None
+    assert exporting.store_elsewhere(workspace) is None
     database = "postgresql://patchline@db.example.org/flowers"
     team_stores.remember(workspace, TeamStores(database=database))
-    assert runs_elsewhere.store_elsewhere(workspace) == database
+    assert exporting.store_elsewhere(workspace) == database

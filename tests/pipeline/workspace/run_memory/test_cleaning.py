@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ import pytest
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.files import file_locks
-from patchline.pipeline.workspace.files.workspace_layout import FEATURES_FILE, REQUEST_FILE
+from patchline.pipeline.workspace.files.workspace_folder import FEATURES_FILE, REQUEST_FILE
 from patchline.pipeline.workspace.run_memory import live_runs
-from patchline.pipeline.workspace.run_memory.cleaning import Cleaning, find_removable, remove
+from patchline.pipeline.workspace.run_memory.cleaning import (
+    Cleaning,
+    find_removable,
+    remove,
+    remove_leftovers,
+)
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.pipeline.workspace.tracking.tracked_run import FOLDER_TAG
 from patchline.pipeline.workspace.tracking.tracking_store import client
@@ -193,3 +199,29 @@ def test_checkpoints_stay_that_a_run_on_another_machine_extends(
         run_folders.send_file(other / "runs/2" / REQUEST_FILE)
     with machine("a", uri):
         assert find_removable(folder).removable == ()
+
+
+def test_old_unfinished_files_go(tmp_path: Path) -> None:
+    """Folders being built, parts of files and stray locks go after a day, unless a run is alive.
+
+    One new file in a folder that is being built keeps the folder.
+    """
+    building, part = tmp_path / "stores/.building-abc", tmp_path / "runs/.report.html.1234abcd.part"
+    whole, lock = tmp_path / "runs/report.html", tmp_path / "live/gone.lock"
+    young = tmp_path / "stores/.building-def"
+    inside = [building / "images.bin", young / "images.bin"]
+    for file in (*inside, part, whole, lock):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("half", encoding="utf-8")
+    then = time.time() - 2 * 24 * 3600
+    for path in (*inside, building, young, part, whole, lock):
+        os.utime(path, (then, then))
+    (young / "labels.bin").write_bytes(b"new")
+    os.utime(young, (then, then))
+    with live_runs.alive(tmp_path, "run-1", "training"):
+        # a machine that slept makes everything look old
+        assert remove_leftovers(tmp_path) == []
+    assert set(remove_leftovers(tmp_path)) == {building, part, lock}
+    assert not building.exists()
+    assert whole.exists()
+    assert remove_leftovers(tmp_path) == []

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.workspace_layout import REQUEST_FILE
+from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE
 from patchline.pipeline.workspace.run_memory import interrupted_runs
 from patchline.pipeline.workspace.tracking.liveness import WORKSPACE_TAG
 from patchline.pipeline.workspace.tracking.tracked_run import FOLDER_TAG

@@ -9,7 +9,7 @@ import pytest
 
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.folder_store import FolderStore
+from patchline.pipeline.workspace.object_store import FolderStore
 from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedStageMemory
 from patchline.pipeline.workspace.shared_files import Reference, SharedFiles
 from tests.pipeline.workspace.run_memory.test_stage_memory import SAME, Made, recall

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.workspace.files.path_uris import artifact_path
+from patchline.pipeline.workspace.files.paths import artifact_path
 from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.flows.commands.photo_stores import class_photos, entered_store, manifest_of
 from tests.made.servers import Command

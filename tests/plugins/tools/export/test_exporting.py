@@ -21,7 +21,7 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.processor_check import check_on_this_processor
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, checked_package
-from patchline.pipeline.workers.host.this_processor import Processor
+from patchline.pipeline.workers.host.processors import Processor
 from patchline.plugins.tools.export import exporting
 from patchline.plugins.tools.export.comparison_images import ComparisonImages
 from patchline.plugins.tools.export.export_record import ExportRecord

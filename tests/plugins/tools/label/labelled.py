@@ -18,9 +18,9 @@ from PIL import Image
 from patchline.pipeline.data.labels.answers.answers_table import TABLE_NAME, AnswersTable
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import listening_socket
-from patchline.pipeline.web.ready_server import uvicorn_config
-from patchline.plugins.tools.label.image_order import ImageOrder
+from patchline.pipeline.web.uvicorn_server import uvicorn_config
 from patchline.plugins.tools.label.pool import Pool
+from patchline.plugins.tools.label.ranking import ImageOrder
 from patchline.plugins.tools.label.server.advisor import Advisor
 from patchline.plugins.tools.label.server.application import application
 from patchline.plugins.tools.label.session import Session

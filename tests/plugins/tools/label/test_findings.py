@@ -11,9 +11,8 @@ from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.plugin_api import ImageListing, ListedImage, Split
 from patchline.plugins.tools.label.command import label
-from patchline.plugins.tools.label.findings import data_labels, label_findings
-from patchline.plugins.tools.label.image_order import ImageOrder
-from patchline.plugins.tools.label.pool import Pool
+from patchline.plugins.tools.label.pool import Pool, data_labels, label_findings
+from patchline.plugins.tools.label.ranking import ImageOrder
 from patchline.plugins.tools.label.server.advisor import Advisor
 from patchline.plugins.tools.label.session import Person, Session
 from tests.plugins.tools.label.labelled import rows_of, write_images

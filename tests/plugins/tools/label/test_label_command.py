@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.data.labels.answer_columns import ANSWER_SOURCE
-from patchline.pipeline.data.labels.answers.answer import Answer, now
+from patchline.pipeline.data.labels.answers.answer import Answer, checked_class, now
 from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
-from patchline.pipeline.data.labels.answers.new_class import checked_class
 from patchline.pipeline.errors import ConfigError
 from patchline.plugin_api import SourceContext
 from patchline.plugins.data_sources.table import ImageTable, TableConfig

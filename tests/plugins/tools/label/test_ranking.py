@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from patchline.plugins.tools.label.image_order import ImageOrder
 from patchline.plugins.tools.label.pool import drawn_at_random
-from patchline.plugins.tools.label.ranking import ranking, typical
-from patchline.plugins.tools.label.server.kept_features import KeptFeatures
+from patchline.plugins.tools.label.ranking import ImageOrder, ranking, typical
+from patchline.plugins.tools.label.server.image_features import KeptFeatures
 
 KEYS = [f"{number:016x}" for number in range(1000)]
 

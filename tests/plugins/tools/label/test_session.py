@@ -8,8 +8,8 @@ import pytest
 
 from patchline.pipeline.data.labels.answers.answer import SOMEBODY
 from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
-from patchline.plugins.tools.label.image_order import ImageOrder
 from patchline.plugins.tools.label.pool import Pool
+from patchline.plugins.tools.label.ranking import ImageOrder
 from patchline.plugins.tools.label.server.advisor import Advisor
 from patchline.plugins.tools.label.session import Person, Session, TakenError
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
+from scipy.spatial.distance import cdist
+from scipy.stats import ks_2samp
 
-from patchline.plugins.tools.monitor.drift_tests import drift_tests, fewest_images
+from patchline.plugins.tools.monitor.drift_tests import (
+    FeatureKernel,
+    compare_outputs,
+    distances,
+    drift_tests,
+    fewest_images,
+    permutation_test,
+)
 from tests.plugins.tools.monitor.reference import reference_of
 
 
@@ -24,3 +36,95 @@ def test_fewer_images_than_the_fewest_show_no_drift_however_gross(
         far = np.full((count, features), 50.0) if features else None
         found = drift_tests(reference, outputs, far, level, seed=0, classes=("a", "b"))
         assert found.drift == (count == fewest)
+
+
+@pytest.mark.parametrize(
+    ("reference", "images", "digits"), [(30, 20, 1), (400, 50, 9), (25, 400, 1)]
+)
+def test_distances_and_p_value_are_those_of_scipy(reference: int, images: int, digits: int) -> None:
+    """Output by output, with ties or without, and the smallest p-value times their number."""
+    generator = np.random.default_rng(reference)
+    before = generator.dirichlet(np.ones(4), reference).round(digits)
+    now = generator.dirichlet([1, 1, 1, 1.5], images).round(digits)
+    expected = [ks_2samp(before[:, k], now[:, k]) for k in range(4)]
+    np.testing.assert_allclose(
+        distances(np.sort(before, axis=0), now), [each.statistic for each in expected]
+    )
+    result = compare_outputs(before, now)
+    assert result.p_value == pytest.approx(min(1.0, 4 * min(each.pvalue for each in expected)))
+    assert result.output == int(np.argmax([each.statistic for each in expected]))
+
+
+def test_the_statistic_is_the_discrepancy_of_the_gaussian_kernel() -> None:
+    """Computed directly from all pairs, up to the error of the random features."""
+    generator = np.random.default_rng(0)
+    before, now = generator.normal(size=(150, 6)), generator.normal(0.6, 1, size=(100, 6))
+    kernel = FeatureKernel(before)
+    own, other, across = (
+        np.exp(-cdist(a, b, "sqeuclidean") / (2 * kernel.width**2)).mean()
+        for a, b in ((before, before), (now, now), (before, now))
+    )
+    direct = own + other - 2 * across
+    assert kernel.compare(now, 0.05, seed=1).statistic == pytest.approx(direct, rel=0.2)
+    drifted = np.concatenate([before[:40], generator.normal(4, 1, size=(10, 6))])
+    assert set(np.argsort(-kernel.excess(drifted))[:10]) == set(range(40, 50))  # for the page
+
+
+def test_the_p_value_is_that_of_all_permutations() -> None:
+    """For two small samples, whose 462 divisions can all be listed."""
+    generator = np.random.default_rng(3)
+    before, now = generator.normal(size=(6, 8)), generator.normal(0.5, 1, size=(5, 8))
+    pooled = np.concatenate([now, before]).astype(np.float32)
+    centred = pooled - pooled.mean(axis=0)
+    observed, *others = (
+        (centred[list(rows)].sum(axis=0) ** 2).sum()
+        for rows in itertools.combinations(range(11), 5)
+    )
+    exact = (1 + np.sum(np.array(others) >= observed * (1 - 1e-6))) / 462
+    found = [permutation_test(pooled[5:], pooled[:5], 1e-4, seed).p_value for seed in range(40)]
+    assert np.mean(found) == pytest.approx(exact, rel=0.15)
+
+
+def test_the_null_distribution_of_p_values_is_uniform() -> None:
+    """Below any level lies at most that share, also below one that 200 permutations cannot reach.
+
+    Without drift, it stops after some dozens of permutations.
+    """
+    generator, p_values, draws = np.random.default_rng(4), [], []
+    for seed in range(200):
+        before, now = generator.normal(size=(60, 4)), generator.normal(size=(25, 4))
+        result = permutation_test(before.astype(np.float32), now.astype(np.float32), 1e-3, seed)
+        p_values.append(result.p_value)
+        draws.append(result.draws)
+    values = np.array(p_values)
+    for level in (0.01, 0.05, 0.2, 0.5):
+        spread = 3 * math.sqrt(level * (1 - level) / len(values))
+        assert level - spread - 0.02 <= float((values <= level).mean()) <= level + spread
+    assert np.median(draws) < 64
+
+
+@pytest.mark.parametrize(("before", "now"), [(200, 30), (40, 300)])
+def test_a_drift_reaches_a_level_that_many_looks_share(before: int, now: int) -> None:
+    """0.05 over 30 checks and two tests; whichever sample is larger."""
+    generator, level = np.random.default_rng(5), 0.05 / 60
+    kernel = FeatureKernel(generator.normal(size=(before, 5)))
+    assert kernel.compare(generator.normal(1.5, 1, size=(now, 5)), level, seed=0).p_value <= level
+
+
+def test_features_that_are_all_the_same_do_not_divide_by_zero() -> None:
+    """A model may have collapsed."""
+    kernel = FeatureKernel(np.ones((30, 3)))
+    assert kernel.compare(np.ones((20, 3)), 0.01, seed=0).p_value > 0.5
+
+
+def test_the_effect_size_does_not_depend_on_the_number_of_images() -> None:
+    """It is near 0 without drift, and else near the distance that all images together have."""
+    generator = np.random.default_rng(8)
+    kernel = FeatureKernel(generator.normal(size=(500, 5)))
+    mapped = kernel.mapped(generator.normal(0.5, 1, (20_000, 5)))
+    apart = ((mapped.mean(axis=0) - kernel.reference_MF.mean(axis=0)) ** 2).sum()
+    whole = math.sqrt(apart / kernel.reference_MF.var(axis=0).sum())
+    for shift, count, expected in ((0.5, 30, whole), (0.5, 300, whole), (0, 300, 0)):
+        images = [generator.normal(shift, 1, (count, 5)) for _ in range(20)]
+        effects = [kernel.compare(each, 0.5, seed=0).effect for each in images]
+        assert np.mean(effects) == pytest.approx(expected, rel=0.12, abs=0.06)

@@ -25,8 +25,7 @@ from patchline.plugins.tools.monitor.flow import (
     TOO_FEW,
     monitor_flow,
 )
-from patchline.plugins.tools.monitor.monitoring import MonitorChoices
-from patchline.plugins.tools.monitor.stream_check import check_stream
+from patchline.plugins.tools.monitor.monitoring import MonitorChoices, check_stream
 from tests.conftest import Run, draw_photo, write_photos
 from tests.flows.lasting_server import LastingServer
 from tests.made.servers import Command

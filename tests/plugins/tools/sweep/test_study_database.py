@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError, RunError
-from patchline.plugins.tools.sweep.ranges import parsed
-from patchline.plugins.tools.sweep.space import SearchSpace
+from patchline.plugins.tools.sweep.space import SearchSpace, parsed
 from patchline.plugins.tools.sweep.study import Study, StudyIdentity, StudyOptions, open_study
 from tests import postgres_server
 from tests.postgres_server import PostgresServer

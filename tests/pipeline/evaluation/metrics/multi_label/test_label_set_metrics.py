@@ -24,8 +24,8 @@ from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import 
     macro_f1,
     multi_label_metrics,
 )
-from patchline.pipeline.evaluation.metrics.multi_label.names import MULTI_LABEL_METRICS
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import paired_map
+from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 
 Array = np.ndarray[Any, Any]
 

@@ -1,0 +1,367 @@
+"""The commands `patchline plugins list`, `show`, `check` and `new`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from cyclopts import Parameter
+from pydantic import BaseModel
+
+from patchline.flows.commands.application import commands
+from patchline.flows.commands.named_plugin import (
+    NamedPlugin,
+    check_words,
+    named_plugin,
+    typed,
+    words_of,
+)
+from patchline.flows.commands.switches import Json
+from patchline.pipeline import config_files
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_loader import PluginEntry, installed
+from patchline.pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
+from patchline.pipeline.training.config import OptimizerConfig
+from patchline.pipeline.training.recipe.schedule import learning_rate
+from patchline.plugin_api import ToolPlugin
+
+
+def list_plugins(*, as_json: Json = False) -> None:
+    """List the installed plugins without importing them."""
+    entries = installed()
+    if as_json:
+        shown = ("kind", "name", "distribution", "version", "summary", "error")
+        plugins = [{key: asdict(entry)[key] for key in shown} for entry in entries]
+        print(json.dumps({"plugins": plugins}, indent=2))
+        return
+    widths = [
+        max(len(word) for word in column) for column in zip(*map(_words, entries), strict=True)
+    ]
+    kind = ""
+    for entry in entries:
+        if entry.kind != kind:
+            kind = entry.kind
+            print(f"\n{kind}" if entry is not entries[0] else kind)
+        name, origin = _words(entry)
+        text = f"cannot be used: {entry.error}" if entry.error else entry.summary
+        print(f"  {name:<{widths[0]}}  {origin:<{widths[1]}}  {text}")
+
+
+def _words(entry: PluginEntry) -> tuple[str, str]:
+    return entry.name, f"{entry.distribution} {entry.version}"
+
+
+def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = False) -> None:
+    """Create a package with a new, working plugin: code, settings and tests.
+
+    Parameters
+    ----------
+    kind
+        model, patch_embedding, data_source, augmentation, objective, launcher, store or tool.
+    name
+        Name of the plugin: lower-case letters, digits and underscores.
+    into
+        Parent folder of the new package `patchline-NAME`; the current folder by default.
+    """
+    words = name.replace("_", "-")
+    if kind == "tool" and words in {each.words.partition(" ")[0] for each in commands()}:
+        raise ConfigError(f"`patchline {words}` exists already. Choose another name for the tool.")
+    written = write_package(kind, name, into)
+    steps = _next_steps(written)
+    if as_json:
+        answer = {
+            "kind": written.kind,
+            "name": written.name,
+            "folder": str(written.folder),
+            "files": list(written.files),
+            "next": steps,
+        }
+        print(json.dumps(answer, indent=2))
+        return
+    print(f"Created the {written.kind} plugin '{written.name}' in {written.folder}:\n")
+    print("\n".join(f"  {file}" for file in written.files))
+    print("\nIt already works. What's next:\n")
+    print("\n".join(f"  {step}" for step in steps))
+
+
+def _next_steps(written: WrittenPackage) -> list[str]:
+    """Return the commands that install, check, use and test the package, in order."""
+    folder = shlex.quote(str(written.folder))
+    return [
+        f"pip install -e {folder}",
+        f"patchline plugins check {written.kind} {written.name}",
+        written.run_command,
+        f"python -m pytest {folder}",
+    ]
+
+
+def build_check(arguments: list[str]) -> Callable[..., int]:
+    """Return the command with the settings of the named plugin as flags."""
+
+    def check(
+        *words: str,
+        as_json: Json = False,
+        settings: Any = None,
+    ) -> int:
+        """Run the plugin's conformance checks; exits with code 1 if one fails.
+
+        Parameters
+        ----------
+        words
+            [KIND] NAME of the plugin; KIND is needed only if the name is ambiguous. Settings are
+            flags as in `run`: --model.size b.
+        settings
+            Settings to run the checks with.
+        """
+        check_words(words, arguments)
+        return _print_checks(named_plugin(arguments), settings, as_json=as_json)
+
+    return typed(check, arguments)
+
+
+def _print_checks(named: NamedPlugin, settings: BaseModel | None, *, as_json: bool) -> int:
+    """Run the checks, and print each result as soon as it is available."""
+    from patchline.plugin_checks import checks_of
+
+    entry = named.entry
+    with redirect_stdout(sys.stderr):  # output of the plugin's own
+        plugin = plugin_loader.load(entry.kind, entry.name)
+        checks = checks_of(plugin, named.only_own_settings(settings))
+    stream = sys.stderr if as_json else sys.stdout
+    print(f"{entry.kind} {entry.name} ({entry.distribution} {entry.version})\n", file=stream)
+    width = max(len(check.name) for check in checks)
+    results = []
+    for check in checks:
+        print(f"  {check.name:<{width}}  ", end="", file=stream, flush=True)
+        with redirect_stdout(sys.stderr):
+            result = check.result()
+        results.append(result)
+        note = {"passed": check.summary, "failed": result.message}.get(
+            result.status, f"expected: {result.message}"
+        )
+        print(f"{result.status:<8} {result.seconds:5.1f} s  {note}", file=stream)
+    counts = {
+        status: sum(result.status == status for result in results)
+        for status in ("passed", "excepted", "failed")
+    }
+    print("\n" + ", ".join(f"{count} {status}" for status, count in counts.items()), file=stream)
+    if as_json:
+        answer = {
+            "kind": entry.kind,
+            "name": entry.name,
+            "passed": counts["failed"] == 0,
+            "checks": [result.model_dump() for result in results],
+        }
+        print(json.dumps(answer, indent=2))
+    return 1 if counts["failed"] else 0
+
+
+Kind = Literal["schedule", "optimizer"]
+CURVES: tuple[Kind, ...] = get_args(Kind)
+_POINTS, _ROWS = 64, 10
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+class OptimizerSettings(FrozenModel):
+    """The settings that decide the learning rate."""
+
+    optimizer: OptimizerConfig | None = None
+
+
+def build_curve(kind: Kind, name: str) -> Callable[..., None]:
+    """Return the command that draws the learning rate of a schedule, or with an optimizer.
+
+    Raises:
+        ConfigError: if there is no schedule or optimizer of that name.
+    """
+    names = list(get_args(OptimizerConfig.model_fields[_key_of(kind)].annotation))
+    if name not in names:
+        raise ConfigError(f"There is no {kind} '{name}'. Choose one of {', '.join(names)}.")
+
+    def show(
+        *words: str,
+        picture: Path | None = None,
+        as_json: Json = False,
+        settings: Annotated[OptimizerSettings | None, Parameter(name="*")] = None,
+    ) -> None:
+        """Draw the learning rate of a schedule over a training run.
+
+        Parameters
+        ----------
+        words
+            schedule NAME or optimizer NAME.
+        picture
+            Write the curve as a picture: .svg, .png or .pdf.
+        settings
+            Settings of the optimizer: --optimizer.warmup-fraction 0.2.
+        """
+        del words
+        given = settings.model_dump(exclude_unset=True) if settings else {}
+        chosen = {"optimizer": {_key_of(kind): name}}
+        if name == "schedule_free":
+            chosen["optimizer"]["schedule"] = "constant"
+        config = config_files.validated(config_files.merged(chosen, given)).optimizer
+        rates = learning_rates(config, _POINTS)
+        if picture is not None:
+            _save_picture(config, picture)
+            print(f"Picture: {picture}", file=sys.stderr)
+        if as_json:
+            answer: dict[str, Any] = {"kind": kind, "name": name, "learning_rates": rates}
+            print(json.dumps(answer, indent=2))
+            return
+        print(f"optimizer {config.name}, schedule {config.schedule}, ", end="")
+        print(f"warm-up {config.warmup_fraction:.0%}, peak {config.learning_rate:g}\n")
+        print("\n".join(_drawn(rates)))
+
+    return show
+
+
+def learning_rates(config: OptimizerConfig, points: int) -> list[float]:
+    """Return the learning rate at equally distant moments of a training run."""
+    return [learning_rate(config, (point + 0.5) / points) for point in range(points)]
+
+
+def _key_of(kind: Kind) -> str:
+    return "schedule" if kind == "schedule" else "name"
+
+
+def _drawn(rates: Sequence[float]) -> list[str]:
+    """Return the lines of a bar chart, with the learning rate beside its axis."""
+    peak = max(rates)
+    lines = []
+    for row in range(_ROWS, 0, -1):
+        heights = [rate / peak * _ROWS - (row - 1) for rate in rates]
+        bars = "".join(_EIGHTHS[round(8 * min(1.0, max(0.0, each)))] for each in heights)
+        label = f"{peak * row / _ROWS:.2g}" if row in (_ROWS, _ROWS // 2) else ""
+        lines.append(f"{label:>10} │{bars}".rstrip())
+    lines.append(f"{0:>10} └{'─' * len(rates)}")
+    lines.append(f"{'':>12}start{'of training':^{len(rates) - 8}}end")
+    return lines
+
+
+def _save_picture(config: OptimizerConfig, file: Path) -> None:
+    if file.suffix not in (".svg", ".png", ".pdf"):
+        raise ConfigError(f"--picture {file} must end with .svg, .png or .pdf.")
+    from matplotlib.figure import Figure
+
+    points = 500
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([(point + 0.5) / points for point in range(points)], learning_rates(config, points))
+    axes.set(xlabel="training progress", ylabel="learning rate", ylim=(0, None))
+    figure.savefig(file)
+
+
+_IMAGE_SIZE = 224
+
+
+def build_show(arguments: list[str]) -> Callable[..., None]:
+    """Return the command with the settings of the named plugin as flags."""
+    words_given = words_of(arguments)
+    for kind in CURVES:
+        if words_given[:1] == [kind] and len(words_given) == 2:  # noqa: PLR2004 - kind and name
+            return build_curve(kind, words_given[1])
+
+    def show(
+        *words: str,
+        picture: Path | None = None,
+        photo: Path | None = None,
+        as_json: Json = False,
+        settings: Any = None,
+    ) -> None:
+        """Show a plugin's settings, and the cost of a model or patch embedding.
+
+        Parameters
+        ----------
+        words
+            [KIND] NAME of the plugin; KIND is needed only if the name is ambiguous. Settings are
+            flags as in `run`: --model.size b --data.image-size 224. `schedule NAME` and
+            `optimizer NAME` draw the learning rate.
+        picture
+            Write a picture of what a patch embedding does to a 224-pixel photo: .png, .svg or .pdf.
+        photo
+            The photo for --picture; by default one that ships with scikit-learn.
+        settings
+            Settings to compute the cost with.
+        """
+        check_words(words, arguments)
+        plugin = named_plugin(arguments)
+        if picture is None and photo is not None:
+            raise ConfigError("--photo needs --picture. Add --picture FILE.png.")
+        if picture is not None:
+            _draw(plugin, settings, photo, picture)
+        _print_plugin(plugin, settings, as_json=as_json)
+
+    return typed(show, arguments)
+
+
+def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bool) -> None:
+    entry = named.entry
+    plugin = plugin_loader.load(entry.kind, entry.name)
+    if isinstance(plugin, ToolPlugin):
+        _print_tool(entry, plugin, as_json=as_json)
+        return
+    schema = plugin.config_class.model_json_schema()
+    answer: dict[str, Any] = {"kind": entry.kind, "name": entry.name, "settings": schema}
+    config = named.config(settings)
+    image_size = config.data.image_size or _IMAGE_SIZE
+    cost = None
+    if entry.kind in ("model", "patch_embedding"):
+        from patchline.pipeline.models.model_cost import model_cost
+
+        cost = model_cost(config.model, image_size)
+        answer |= {"image_size": image_size, **cost.model_dump()}
+    if as_json:
+        print(json.dumps(answer, indent=2))
+        return
+    print(f"{entry.kind} {entry.name} ({entry.distribution} {entry.version})")
+    print(f"{plugin.summary}{'. ' + plugin.paper if plugin.paper else ''}\n")
+    given = named.own_settings(settings)
+    properties = schema.get("properties", {})
+    width = max((len(key) for key in properties), default=0)
+    for key, setting in properties.items():
+        here = f", set to {json.dumps(given[key])}" if key in given else ""
+        default = json.dumps(setting.get("default"))
+        text = " ".join(setting.get("description", "").split())
+        print(f"  {key:<{width}}  {text} [default {default}{here}]")
+    if cost is not None:
+        model = " with patch embedding ".join(config.model.names)
+        print(f"\n{model}, {image_size}x{image_size} pixels, 1000 classes:\n")
+        print("\n".join(f"  {name:<20} {value}" for name, value in cost.rows()))
+
+
+def _print_tool(entry: PluginEntry, plugin: ToolPlugin, *, as_json: bool) -> None:
+    """Print what a tool adds: commands, work that schedules repeat, events, services of `up`."""
+    parts = {
+        "commands": {f"patchline {each.words}": each.help for each in plugin.commands},
+        "schedules": {each.flag: each.help for each in plugin.work},
+        "events": {each.name: each.when for each in plugin.events},
+        "services": {each.flag: each.help for each in plugin.services},
+    }
+    if as_json:
+        print(json.dumps({"kind": entry.kind, "name": entry.name, **parts}, indent=2))
+        return
+    print(f"{entry.kind} {entry.name} ({entry.distribution} {entry.version})")
+    print(plugin.summary)
+    for part, named in parts.items():
+        print("\n".join([f"\n{part}", *(f"  {name}  {help_}" for name, help_ in named.items())]))
+
+
+def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, out: Path) -> None:
+    if named.entry.kind != "patch_embedding":
+        raise ConfigError(
+            f"--picture works only for a patch embedding, but {named.entry.name} is a "
+            f"{named.entry.kind}. Omit --picture."
+        )
+    from patchline.pipeline.evaluation.visual_guide.patch_embedding_picture import save_picture
+
+    save_picture(named.entry.name, named.own_settings(settings), photo, out)
+    print(f"Picture: {out}", file=sys.stderr)

@@ -1,1 +1,0 @@
-"""What a model's weights have seen: digests of their images, and of those of their ancestors."""

@@ -1,0 +1,326 @@
+"""What the approver of a promotion sees: gates, comparison, metrics and links, in Markdown."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text, points
+from patchline.pipeline.evaluation.comparison_page import PAGE, write_comparison
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.names import ALL_METRICS, MULTI_LABEL_METRICS
+from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
+from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.models.provenance import ProvenanceSummary
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.gate_evaluation import evaluate_gates
+from patchline.pipeline.registry.registered_models import ModelReference, summaries
+from patchline.pipeline.workspace.tracking import addresses
+from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workspace.tracking.tracking_store import client
+
+
+class Question(FrozenModel):
+    """Everything that a person needs to decide whether a version becomes champion."""
+
+    name: str
+    """Of the registered model."""
+    version: str
+    champion: str | None
+    """The version that is champion now; none if there is none."""
+    gates: tuple[GateResult, ...]
+    provenance: ProvenanceSummary
+    """Whether all images that the version has seen are recorded."""
+    comparison: Comparison | LabelSetComparison | None
+    """With the champion; none if there is none."""
+    metrics: dict[str, float]
+    """From the version's own test report: `test/accuracy` and the like."""
+    champion_metrics: dict[str, float]
+    run_page: str | None
+    """Address of the version's run in MLflow; none if the run was deleted."""
+    champion_run_page: str | None
+    comparison_page: str | None
+    """Address of the comparison among the run's artifacts; none if there is no comparison."""
+
+    @property
+    def failed_gates(self) -> tuple[GateResult, ...]:
+        """The gates that fail."""
+        return tuple(gate for gate in self.gates if gate.failed)
+
+
+def prepare_question(
+    reference: ModelReference,
+    champion: str | None,
+    config: PromotionConfig,
+    folder: Path,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Question:
+    """Compare a version with the champion, and log the comparison on the version's run.
+
+    Args:
+        reference: the version to promote.
+        champion: the version that is champion now; none if there is none.
+        config: the gates.
+        folder: receives the comparison's page.
+        on_note: called with progress messages.
+
+    Raises:
+        ModelReferenceError: if files or records of a version are missing.
+    """
+    evaluation = evaluate_gates(reference, champion, config, on_note)
+    [model] = summaries(reference.name)
+    versions = {version.version: version for version in model.versions}
+    own, other = versions[reference.version], versions.get(champion or "")
+    run_page, page = _run_page(own.run_id), None
+    if evaluation.comparison is not None:
+        write_comparison(evaluation.comparison, None, folder, evaluation.pixels_of)
+        page = _log(folder, own.run_id, run_page)
+    return Question(
+        name=reference.name,
+        version=reference.version,
+        champion=champion,
+        gates=tuple(evaluation.gates),
+        provenance=evaluation.provenance,
+        comparison=evaluation.comparison,
+        metrics=own.metrics,
+        champion_metrics=other.metrics if other else {},
+        run_page=run_page,
+        champion_run_page=_run_page(other.run_id) if other else None,
+        comparison_page=page,
+    )
+
+
+def _run_page(run_id: str) -> str | None:
+    from mlflow.exceptions import MlflowException
+
+    with contextlib.suppress(MlflowException):  # the run was deleted
+        info = client().get_run(run_id).info
+        return addresses.run_page(TrackedRun(run_id, info.experiment_id, Path()))
+    return None
+
+
+def _log(folder: Path, run_id: str, run_page: str | None) -> str | None:
+    """Log the folder on the run, and return the address of the comparison there."""
+    if run_page is None:
+        return None
+    place = f"approval/{folder.name}"
+    client().log_artifacts(run_id, str(folder), place)
+    address, _, layout = run_page.partition("?")
+    return f"{address}/artifacts/{place}/{PAGE}?{layout}"
+
+
+_METRICS = ("accuracy", "mAP", "macro_f1", "log_loss", "ece")
+_CLASSES_SHOWN = 5
+_NAMES_SHOWN = 20
+
+
+def headline(question: Question) -> str:
+    """Return the outcome of the gates in one sentence."""
+    failed, count = question.failed_gates, len(question.gates)
+    if not count:
+        return "No gates are configured, so your answer alone decides."
+    unchecked = [f"`{gate.name}`" for gate in question.gates if gate.passed is None]
+    if not failed and unchecked:
+        return (
+            f"No gate fails: {count - len(unchecked)} of {count} pass, and there was nothing to "
+            f"check for {', '.join(unchecked)}. The promotion needs only your approval."
+        )
+    if not failed:
+        return f"Every gate passes ({count} of {count}). The promotion needs only your approval."
+    names = ", ".join(f"`{gate.name}`" for gate in failed)
+    verb = "fails" if len(failed) == 1 else "fail"
+    return (
+        f"{len(failed)} of {count} gates {verb}: {names}. To approve it anyway, set force "
+        "and give a reason."
+    )
+
+
+def page_text(question: Question, hours: float) -> str:
+    """Return the complete question, for the page of the flow run."""
+    parts = [
+        f"## Should {question.name}, version {question.version}, become champion?",
+        f"**{headline(question)}**",
+        _comparison_sentence(question),
+        _table(question),
+        _gates(question.gates),
+        _classes(question.comparison),
+        _links(question),
+        _how_to_answer(question, hours),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def form_text(question: Question, hours: float) -> str:
+    """Return a short version without tables, shown above the form, which is narrow."""
+    parts = [
+        f"**Should {question.name}, version {question.version}, become champion?**",
+        headline(question),
+        _comparison_sentence(question),
+        _flips(question.comparison),
+        _links(question),
+        f"Without an answer within {hours:g} hours, the request expires.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _how_to_answer(question: Question, hours: float) -> str:
+    version = f"{question.name}/{question.version}"
+    return (
+        "Answer with **Resume** on this flow run's page, or on the command line: "
+        f"`patchline approve {version}` or `patchline reject {version}`. Without an answer within "
+        f"{hours:g} hours, the request expires and the version is not promoted."
+    )
+
+
+def _comparison_sentence(question: Question) -> str:
+    if question.comparison is None:
+        return "There is no champion to compare with."
+    return question.comparison.sentence
+
+
+def _flips(comparison: Comparison | LabelSetComparison | None) -> str:
+    if not isinstance(comparison, Comparison):
+        return ""
+    pair = comparison.paired
+    return f"Correct only now: {pair.only_b_right}; correct only before: {pair.only_a_right}."
+
+
+def _table(question: Question) -> str:
+    """Return champion and challenger side by side; metrics on common images come first."""
+    champion = f"champion, version {question.champion}" if question.champion else "no champion"
+    lines = [f"| | {champion} | challenger, version {question.version} |", "|---|---|---|"]
+    comparison = question.comparison
+    if isinstance(comparison, LabelSetComparison) and comparison.images:
+        for key, each in comparison.paired.items():
+            change = each.difference
+            title = MULTI_LABEL_METRICS[key].title
+            lines += [
+                f"| {title} on {_common(comparison)} | {each.a:.1%} | {each.b:.1%} |",
+                f"| difference, percentage points | | {_change(change, each.p_value)} |",
+            ]
+    elif isinstance(comparison, Comparison) and comparison.images:
+        pair = comparison.paired
+        before, now = comparison.champion_accuracy, comparison.challenger_accuracy
+        lines += [
+            f"| accuracy on {_common(comparison)} | {_share(before)} | {_share(now)} |",
+            f"| difference, percentage points | | {_difference(comparison)} |",
+            f"| correct only here | {pair.only_a_right} images | {pair.only_b_right} images |",
+        ]
+    for name in _METRICS:
+        own = _metric(question.metrics, name)
+        if own:
+            other = _metric(question.champion_metrics, name)
+            lines.append(f"| {ALL_METRICS[name].title}, own test images | {other} | {own} |")
+    return "\n".join(lines)
+
+
+def _common(comparison: Comparison | LabelSetComparison) -> str:
+    """Return how many images both models are compared on, and how many groups they form."""
+    return f"{comparison.counted_images} in common"
+
+
+def _metric(metrics: Mapping[str, float], name: str) -> str:
+    """Return a metric with its 95% interval; empty if it was not recorded."""
+    value = metrics.get(f"test/{name}")
+    if value is None:
+        return ""
+    low, high = metrics.get(f"test/{name}_low"), metrics.get(f"test/{name}_high")
+    beside = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+    return f"{value:.3g}{beside}"
+
+
+def _share(estimate: MetricEstimate) -> str:
+    return f"{estimate.value:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
+
+
+def _difference(comparison: Comparison) -> str:
+    return _change(comparison.paired.difference, comparison.paired.p_value)
+
+
+def _change(change: MetricEstimate, p_value: float) -> str:
+    return (
+        f"{points(change.value)} ({points(change.low)} to {points(change.high)}), "
+        f"{p_value_text(p_value)}"
+    )
+
+
+def _gates(gates: tuple[GateResult, ...]) -> str:
+    if not gates:
+        return ""
+    lines = ["### Gates", ""]
+    for gate in gates:
+        verdict = "FAILED" if gate.failed else gate.verdict
+        lines.append(f"- **{verdict}** `{gate.name}`: {' '.join(gate.sentence.split())}")
+    return "\n".join(lines)
+
+
+def _classes(comparison: Comparison | LabelSetComparison | None) -> str:
+    """Return the classes with the largest loss of recall, or labels of average precision."""
+    if comparison is None:
+        return ""
+    if isinstance(comparison, LabelSetComparison):
+        return _labels(comparison)
+    losing = sorted(
+        (change for change in comparison.by_class if change.images and change.difference.value < 0),
+        key=lambda change: change.difference.value,
+    )
+    if not losing:
+        return "No class loses recall."
+    lines = [
+        "### Largest losses of recall",
+        "",
+        "| class | images | recall before | recall now | difference, percentage points |",
+        "|---|---|---|---|---|",
+        *(_class_line(change) for change in losing[:_CLASSES_SHOWN]),
+    ]
+    if len(losing) > _CLASSES_SHOWN:
+        further = [_cell(change.name) for change in losing[_CLASSES_SHOWN:]]
+        more = len(further) - _NAMES_SHOWN
+        beside = f" and {more} more" if more > 0 else ""
+        lines += ["", f"Other classes with a loss: {', '.join(further[:_NAMES_SHOWN])}{beside}."]
+    return "\n".join(lines)
+
+
+def _labels(comparison: LabelSetComparison) -> str:
+    losing = sorted(
+        (change for change in comparison.by_label if change.gain < 0),
+        key=lambda change: change.gain,
+    )
+    if not losing:
+        return "No label loses average precision."
+    lines = [
+        "### Largest losses of average precision",
+        "",
+        "| label | images | difference, percentage points |",
+        "|---|---|---|",
+        *(
+            f"| {_cell(change.name)} | {change.images} | {points(change.gain)} |"
+            for change in losing[:_CLASSES_SHOWN]
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _class_line(change: ClassChange) -> str:
+    difference = change.difference
+    return (
+        f"| {_cell(change.name)} | {change.images} | {change.champion.value:.1%} | "
+        f"{change.challenger.value:.1%} | {points(difference.value)} "
+        f"({points(difference.low)} to {points(difference.high)}) |"
+    )
+
+
+def _links(question: Question) -> str:
+    links = [
+        ("comparison, with the images whose prediction changed", question.comparison_page),
+        (f"MLflow run of version {question.version}", question.run_page),
+        (f"MLflow run of the champion, version {question.champion}", question.champion_run_page),
+    ]
+    return " · ".join(f"[{words}]({address})" for words, address in links if address)
+
+
+def _cell(text: str) -> str:
+    """Return text escaped for a table cell."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,185 @@
+"""After the folds: train again on all images, or make one model of the models of all folds.
+
+It follows the plan of the first training, epoch for epoch, and ends where the best weights of the
+first training were. There is no image left to validate on, so the last weights are kept.
+
+Each member is calibrated on the images of its own fold, which it was not trained on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.same_images import units_of
+from patchline.pipeline.data.store.opened_images import open_images
+from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.label_calibration import fit_label_calibration
+from patchline.pipeline.evaluation.metrics.label_thresholds import fit_label_thresholds
+from patchline.pipeline.evaluation.metrics.temperature import fit_temperature
+from patchline.pipeline.models.calibrated_models import Ensemble
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.model_files import load_model, save_model
+from patchline.pipeline.training.checkpoint import PREVIOUS
+from patchline.pipeline.training.device import make_repeatable
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.machine import choose_device, detect_machine
+from patchline.pipeline.training.recipe.optimizer import averages_itself
+from patchline.pipeline.training.train_result import EnsembleResult, RefitResult
+from patchline.pipeline.training.trained_model import provenance_of_job, save_model_of
+from patchline.pipeline.workers.event_log import EventWriter
+
+_WEIGHTS = "weights"
+
+
+class Refit(Training):
+    """A training without validation, from a job to a result."""
+
+    def refit(self) -> RefitResult:
+        """Train to the end of the plan, and return the folder of the last weights."""
+        self.train_to_the_end()
+        folder = self.job.folder / _WEIGHTS
+        if self.ranks.is_first:
+            self._save(folder)
+        return self.result_of(folder)
+
+    def result_of(self, folder: Path) -> RefitResult:
+        """Return the result of the finished training, with its weights in a folder."""
+        state = self.state
+        return RefitResult(
+            weights=folder,
+            images=len(self.data.training.rows),
+            steps=state.step,
+            epochs=state.step / self.length.steps_per_epoch,
+            seconds=self.clock.elapsed,
+            images_per_second=state.sums.total_images / max(state.training_seconds, 1e-9),
+        )
+
+    def _save(self, folder: Path) -> None:
+        state = self.state
+        (self.job.folder / PREVIOUS).unlink(missing_ok=True)
+        if self.last_weights.count is None:
+            save_model_of(self.job, state.average.model, folder)
+        else:
+            ends = range(self.length.steps_per_epoch, state.step, self.length.steps_per_epoch)
+            steps = [*ends, state.step][-self.last_weights.count :]
+            self.last_weights.save_average(steps, state.average.model, folder, self.data, self.job)
+
+    def _validate(self, *, last: bool = False) -> None:  # noqa: ARG002 - as the loop calls it
+        """Report the end of an epoch; called by the loop where other fits validate.
+
+        It is no restart point: a refit that diverges restarts from the beginning.
+        """
+        self.step.finite.settle()
+        state = self.state
+        self._count_training_time(self.clock.read())
+        if averages_itself(state.optimizer):
+            state.average.take_averaged(state.model, state.optimizer)
+        values = {
+            "refit/loss": state.sums.mean_loss,
+            **({"refit/accuracy": state.sums.accuracy} if self.step.counts_correct else {}),
+            "refit/learning_rate": self.learning_rate,
+            "refit/epoch": state.step / self.length.steps_per_epoch,
+        }
+        state.sums.next_epoch()
+        if self.ranks.is_first:
+            self.last_weights.add(state.step, state.average.model)
+        self.events.write("metrics", step=state.step, values=values)
+        self.clock.read()
+        if self.checkpoints.is_due or not self.checkpoints.exist:
+            self._write_checkpoint()
+
+
+Array = np.ndarray[Any, Any]
+_BASIS = (
+    "highest F1 on the training and validation images, each predicted by the model that was not "
+    "trained on it"
+)
+
+
+def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
+    """Calibrate the models of the folds, and save them as one model."""
+    began = time.monotonic()
+    device = torch.device(choose_device(job.config.training, detect_machine()))
+    make_repeatable(job.config.training.threads, device)
+    images = open_images(job.store)
+    rows = manifests.usable(manifests.load(job.manifest_file))
+    models, logits, held = [], [], []
+    for number, folder in enumerate(job.part.members, start=1):
+        model, description = load_model(folder)
+        part = job.part.model_copy(update={"fold": number, "folds": len(job.part.members)})
+        _, held_out = part.rows(rows, job.config.data.split_seed)
+        logits_NK = predict_logits(
+            model.to(device), images, held_out, description.image, device=device
+        )
+        models.append(model.cpu())
+        logits.append(logits_NK.numpy())
+        held.append(rows.iloc[held_out])
+        events.progress(number, len(job.part.members), "model")
+    folder = job.folder / _WEIGHTS
+    described = description.model_copy(update={"members": len(models), "run_id": job.run_id})
+    if described.is_multi_label:
+        ensemble, fits = _combined_sets(models, logits, held, job.classes)
+    else:
+        balanced = job.config.training.balances_classes
+        class_images = manifests.class_images(rows, job.classes) if balanced else ()
+        ensemble, fits = _combined(models, logits, held, job.classes, class_images)
+    save_model(folder, ensemble, described, provenance_of_job(job))
+    return EnsembleResult(weights=folder, seconds=time.monotonic() - began, **fits)
+
+
+def _combined(
+    models: Sequence[nn.Module],
+    logits: Sequence[Array],
+    held: Sequence[pd.DataFrame],
+    classes: tuple[str, ...],
+    class_images: Sequence[int],
+) -> tuple[Ensemble, dict[str, Any]]:
+    """Return the ensemble, and the calibration of each member."""
+    index = {label: number for number, label in enumerate(classes)}
+    fits = tuple(
+        fit_temperature(
+            logits_NK,
+            rows["label"].map(index).to_numpy().astype(np.int64),
+            groups=ImageGroups.of(units_of(rows)),
+            class_images=class_images,
+        )
+        for logits_NK, rows in zip(logits, held, strict=True)
+    )
+    return Ensemble(models, fits, len(classes)), {"calibrations": fits}
+
+
+def _combined_sets(
+    models: Sequence[nn.Module],
+    logits: Sequence[Array],
+    held: Sequence[pd.DataFrame],
+    classes: tuple[str, ...],
+) -> tuple[Ensemble, dict[str, Any]]:
+    """Return the ensemble, the calibration of each member, and the thresholds.
+
+    No image is left that no member was trained on. So the thresholds are those of the members, each
+    on its own fold, as the thresholds of a model that is trained again are those of its folds.
+    """
+    sets = [label_sets.matrix(list(rows["label"]), classes) for rows in held]
+    fits = tuple(
+        fit_label_calibration(logits_NK, sets_NK)
+        for logits_NK, sets_NK in zip(logits, sets, strict=True)
+    )
+    probabilities = [
+        fit.probabilities(logits_NK) for fit, logits_NK in zip(fits, logits, strict=True)
+    ]
+    thresholds = fit_label_thresholds(np.concatenate(probabilities), np.concatenate(sets))
+    return Ensemble(models, fits, len(classes)), {
+        "label_calibrations": fits,
+        "thresholds": thresholds.model_copy(update={"basis": _BASIS}),
+    }

@@ -1,0 +1,279 @@
+"""The length of a training run, and when it validates, by epochs, a limit or a record.
+
+Without a time limit, the whole validation split is validated after each epoch. With one, all
+validations together take at most a tenth of it: those during training use a fixed part of the
+split, as large as the measured speed allows; the last one uses the whole split if it fits. What
+the clock decided is recorded as (step, images), so that a replay validates the same.
+
+The time limit, `training.time_limit`, counts from the first step and includes the validations. It
+is kept by two classes: `step_plan.TimePlanner` moves the last step by the measured speed, and
+`validation_plan.Timed` chooses when to validate and on how many images. Folds and a refit share it
+(`parts.run_parts`); the features of a frozen model are not in it (`parts.probe` says so). A preset
+sets it to the minutes of its plan (`pipeline/planning/plan.py`). A run records the steps that it
+planned in its resolved config, which then replays by steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.job import TrainingPart
+from patchline.pipeline.training.step_plan import StepPlan, TimePlanner
+from patchline.pipeline.training.train_result import EpochRecord
+
+_SHARE = 0.1
+"""Largest share of the time limit for all validations."""
+_INTERVALS = 5
+"""There is a validation after this fraction (1/5) of the limit, if no epoch ends earlier."""
+_FIRST = 50
+"""The first validation is not before this fraction (1/50) of the limit."""
+_FEWEST_IMAGES = 64
+"""Minimum of a part of the split; fewer say little."""
+_MANY = 10**9
+_TRAINING_TO_VALIDATION = 3
+"""Estimated cost of a training image in validation images, before it is measured."""
+
+
+class ValidationPlan(Protocol):
+    """Decides when to validate, besides the end of the training, and on how many images."""
+
+    def is_due(self, step: int, elapsed_seconds: float) -> bool:
+        """Return whether to validate after that step."""
+
+    def images(self, step: int, *, last: bool) -> int:
+        """Return the number of images of the validation after that step."""
+
+    def compared(self) -> int:
+        """Return the number of images that are part of every validation."""
+
+
+class EachEpoch:
+    """The whole split after each epoch."""
+
+    def __init__(self, steps_per_epoch: int, images: int) -> None:
+        self._steps_per_epoch, self._images = steps_per_epoch, images
+
+    def is_due(self, step: int, elapsed_seconds: float) -> bool:  # noqa: ARG002 - no clock
+        """Return whether an epoch ends with the step."""
+        return step % self._steps_per_epoch == 0
+
+    def images(self, step: int, *, last: bool) -> int:  # noqa: ARG002 - always the whole split
+        """Return the size of the split."""
+        return self._images
+
+    def compared(self) -> int:
+        """Return the size of the split."""
+        return self._images
+
+
+class Recorded:
+    """The validations of an earlier run."""
+
+    def __init__(self, steps: Sequence[tuple[int, int]], images: int) -> None:
+        self._images_at = dict(steps)
+        self._images = images
+
+    def is_due(self, step: int, elapsed_seconds: float) -> bool:  # noqa: ARG002 - no clock
+        """Return whether the earlier run validated after the step."""
+        return step in self._images_at
+
+    def images(self, step: int, *, last: bool) -> int:  # noqa: ARG002 - as recorded
+        """Return the recorded number of images."""
+        return min(self._images_at.get(step, self._images), self._images)
+
+    def compared(self) -> int:
+        """Return the smallest recorded number of images."""
+        return min([self._images, *self._images_at.values()])
+
+
+class Timed:
+    """Validations that fit into a time limit.
+
+    Args:
+        limit_seconds: of the training, validation included.
+        steps_per_epoch: there is a validation after an epoch if the time allows.
+        images: size of the validation split.
+        batch_size: images of a step.
+    """
+
+    def __init__(
+        self, limit_seconds: float, steps_per_epoch: int, images: int, batch_size: int
+    ) -> None:
+        self._limit, self._steps_per_epoch = limit_seconds, steps_per_epoch
+        self._whole, self._batch_size = images, batch_size
+        self._part: int | None = None
+        self._seconds_per_image: float | None = None
+        self.preparation_seconds = 0.0
+        """Of each validation, whatever its number of images: measuring batch-norm statistics."""
+        self._spent = 0.0
+        self._validated_at = 0.0
+
+    def restore(
+        self,
+        history: Sequence[EpochRecord],
+        spent_seconds: float,
+        elapsed_seconds: float,
+        preparation_seconds: float = 0.0,
+    ) -> None:
+        """Take up what a training run that is resumed, or restarts, has already validated.
+
+        Args:
+            history: of the run.
+            spent_seconds: on these validations, without their preparation.
+            elapsed_seconds: of the run.
+            preparation_seconds: of all these validations.
+        """
+        images = sum(record.validation_images for record in history)
+        self._part = min(record.validation_images for record in history) if history else None
+        if images:
+            self._seconds_per_image = spent_seconds / images
+            self.preparation_seconds = preparation_seconds / len(history)
+        self._spent = spent_seconds + preparation_seconds
+        self._validated_at = elapsed_seconds
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the speed of a validation is known."""
+        return self._seconds_per_image is not None
+
+    def prepared(self, seconds: float) -> None:
+        """Note how long the preparation of a validation took."""
+        self.preparation_seconds = seconds
+        self._spent += seconds
+
+    def measured(self, images: int, seconds: float) -> None:
+        """Note the speed of a first few images."""
+        self._seconds_per_image = seconds / images
+
+    def validated(self, images: int, seconds: float, elapsed_seconds: float) -> None:
+        """Note that a validation is done."""
+        if self._part is None or images < self._part:
+            self._part = images
+        self._seconds_per_image = seconds / images
+        self._spent += seconds
+        self._validated_at = elapsed_seconds
+
+    def is_due(self, step: int, elapsed_seconds: float) -> bool:
+        """Return whether a validation is worth its time after that step."""
+        ends = step % self._steps_per_epoch == 0
+        waited = elapsed_seconds - self._validated_at >= self._limit / _INTERVALS
+        if not (ends or waited):
+            return False
+        if self._seconds_per_image is None:
+            return waited or elapsed_seconds >= self._limit / _FIRST
+        if elapsed_seconds > self._latest(self._seconds_per_image):
+            return False
+        each = self._part_of(self._seconds_per_image) * self._seconds_per_image
+        each += self.preparation_seconds
+        allowed = self._for_intermediate(self._seconds_per_image) * elapsed_seconds / self._limit
+        return self._spent + each <= allowed
+
+    def images(self, step: int, *, last: bool) -> int:  # noqa: ARG002 - by the clock
+        """Return the number of images; the speed must be known."""
+        seconds_per_image = self._seconds_per_image or 0.0
+        return self._last_of(seconds_per_image) if last else self._part_of(seconds_per_image)
+
+    def compared(self) -> int:
+        """Return the size of the part that every validation includes."""
+        return self._part if self._part is not None else self._whole
+
+    def seconds_to_come(self, step: int, more: int, step_seconds: float) -> float:
+        """Return how long the validations of the next `more` steps take, the last one included.
+
+        Args:
+            step: number of steps done.
+            more: steps to come.
+            step_seconds: duration of a step.
+        """
+        each = self._seconds_per_image
+        if each is None:
+            each = step_seconds / (_TRAINING_TO_VALIDATION * self._batch_size)
+        part, last = (
+            images * each + self.preparation_seconds
+            for images in (self._part_of(each), self._last_of(each))
+        )
+        epochs = (step + more - 1) // self._steps_per_epoch - (step - 1) // self._steps_per_epoch
+        intervals = int((self._limit - self._validated_at) * _INTERVALS / self._limit)
+        room = self._for_intermediate(each) * self._latest(each) / self._limit - self._spent
+        affordable = int(min(max(0.0, room) / part, _MANY)) if part > 0 else _MANY
+        return min(epochs + intervals, affordable) * part + last
+
+    def _latest(self, seconds_per_image: float) -> float:
+        """Return when there is no time left for another validation and the last one."""
+        images = self._part_of(seconds_per_image) + self._last_of(seconds_per_image)
+        return self._limit - images * seconds_per_image - 2 * self.preparation_seconds
+
+    def _for_intermediate(self, seconds_per_image: float) -> float:
+        """Return the seconds for all validations but the last."""
+        last = self._last_of(seconds_per_image) * seconds_per_image + self.preparation_seconds
+        return self._limit * _SHARE - last
+
+    def _last_of(self, seconds_per_image: float) -> int:
+        """Return the images of the last validation: all, if they leave time for others."""
+        whole = self._whole * seconds_per_image + self.preparation_seconds
+        if whole <= self._limit * _SHARE / 2:
+            return self._whole
+        return self._part_of(seconds_per_image)
+
+    def _part_of(self, seconds_per_image: float) -> int:
+        """Return the images of a validation during training; fixed after the first one."""
+        if self._part is not None:
+            return self._part
+        budget, prepared = self._limit * _SHARE, self.preparation_seconds
+        whole = self._whole * seconds_per_image + prepared
+        seconds = (
+            (budget - whole) / _INTERVALS if whole <= budget / 2 else budget / (_INTERVALS + 1)
+        )
+        if whole <= seconds:
+            return self._whole
+        seconds -= prepared
+        return min(self._whole, max(_FEWEST_IMAGES, int(seconds / seconds_per_image)))
+
+
+@dataclass
+class RunLength:
+    """When a training run validates, and when it ends."""
+
+    steps_per_epoch: int
+    """Of the training split."""
+    validations: ValidationPlan
+    """A refit has no validation, but reports each epoch."""
+    plan: StepPlan
+    """Of the steps, which may follow the plan of another training."""
+    planner: TimePlanner | None = None
+    """Changes the plan, with a time limit."""
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, part: TrainingPart, steps_per_epoch: int, images: int
+    ) -> RunLength:
+        """Return the length of a part of a run; `images` is the size of the validation split."""
+        settings, record = config.training, config.record
+        limit = duration_seconds(settings.time_limit) if settings.time_limit else 0.0
+        timed = Timed(limit, steps_per_epoch, images, settings.batch_size)
+        validations: ValidationPlan = timed
+        if record.validation_plan is not None and not part.refit:
+            recorded = part.validations(record.validation_plan, steps_per_epoch)
+            validations = Recorded(recorded, images)
+        elif not limit or record.step_plan is not None:
+            validations = EachEpoch(steps_per_epoch, images)
+        knots = record.step_plan
+        if limit and knots is None:
+            plan = TimePlanner.opening_plan()
+            most_steps = settings.max_epochs * steps_per_epoch if settings.max_epochs else None
+            # The cost of recorded validations is only estimated.
+            return cls(
+                steps_per_epoch, validations, plan, TimePlanner(plan, limit, timed, most_steps)
+            )
+        if knots is None:
+            knots = tuple(StepPlan.of_steps(settings.epochs * steps_per_epoch).knots)
+        return cls(steps_per_epoch, validations, StepPlan(part.plan(knots, steps_per_epoch)))
+
+    @property
+    def timed(self) -> Timed | None:
+        """The validations, if they have to fit into a time limit."""
+        return self.validations if isinstance(self.validations, Timed) else None

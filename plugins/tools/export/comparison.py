@@ -1,0 +1,287 @@
+"""A form of a model compared with the package: whether their outputs agree, and which is faster.
+
+Shapes: N images, K classes.
+"""
+
+from __future__ import annotations
+
+import operator
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+
+Array = np.ndarray[Any, Any]
+LEAST_AGREEMENT = 0.995
+"""Share of images with the package's label that every form must reach."""
+FEWEST_IMAGES = 30
+"""Of fewer images, nothing is concluded."""
+_MOST_DECIMALS = 9
+
+
+class Bounds(FrozenModel):
+    """What a form must keep to on the compared images."""
+
+    agreement: float = LEAST_AGREEMENT
+    """Smallest allowed share of images with the package's label."""
+    largest: float
+    """Largest allowed difference in any probability."""
+    mean: float
+    """Largest allowed mean over the images of the largest difference of each."""
+
+
+EXACT = Bounds(largest=1e-4, mean=1e-5)
+"""For a form that computes in float32, as the package does."""
+REDUCED = Bounds(largest=0.15, mean=0.02)
+"""For a form that computes in fewer bits."""
+
+
+class Agreement(FrozenModel):
+    """How the probabilities of a form differ from the package's."""
+
+    labels: MetricEstimate
+    """Share of images to which both give the same label; of a multi-label model, the same set."""
+    largest_difference: float | None
+    """Largest difference in any probability; None if one is not a number."""
+    mean_difference: float | None
+    """Mean over the images of the largest difference of each; None if one is not a number."""
+    package_accuracy: MetricEstimate
+    """Of a multi-label model, the share of images whose labels are all right."""
+    form_accuracy: MetricEstimate
+    bounds: Bounds
+    is_multi_label: bool = Field(default=False, exclude_if=operator.not_)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Each bound that is not kept, as a clause with its numbers."""
+        labels, bounds = self.labels, self.bounds
+        if labels.n < FEWEST_IMAGES:
+            return (f"{labels.n} images are too few to tell; at least {FEWEST_IMAGES} are needed",)
+        if self.largest_difference is None or self.mean_difference is None:
+            return ("a probability is not a number",)
+        failed = []
+        if labels.value < bounds.agreement:
+            failed.append(
+                f"it gives {_share(labels)} of {labels.n:,} images the "
+                f"{'labels' if self.is_multi_label else 'label'} of the package (95% "
+                f"interval {percent(labels.low)} to {percent(labels.high)}); at least "
+                f"{bounds.agreement:.1%} are required"
+            )
+        if self.largest_difference > bounds.largest:
+            failed.append(
+                f"a probability differs by {self.largest_difference:.2g}; at most "
+                f"{bounds.largest:g} is allowed"
+            )
+        if self.mean_difference > bounds.mean:
+            failed.append(
+                f"the largest difference in probability of an image is {self.mean_difference:.2g} "
+                f"on average; at most {bounds.mean:g} is allowed"
+            )
+        return tuple(failed)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all bounds are kept."""
+        return not self.failures
+
+    @property
+    def accuracies(self) -> str:
+        """Both accuracies, for a sentence."""
+        return (
+            f"{self.measure} {self.form_accuracy.value:.1%}, package "
+            f"{self.package_accuracy.value:.1%}"
+        )
+
+    @property
+    def measure(self) -> str:
+        """What the accuracies are called."""
+        return "exact match" if self.is_multi_label else "accuracy"
+
+
+def compared(
+    package_NK: Array,
+    form_NK: Array,
+    labels_N: Array,
+    bounds: Bounds,
+    thresholds_K: Array | None = None,
+) -> Agreement:
+    """Compare the probabilities of a form with those of the package.
+
+    Args:
+        package_NK: probabilities of the package.
+        form_NK: of the form, for the same images.
+        labels_N: number of the true class of each image; of a multi-label model, zeros and ones
+            (N, K).
+        bounds: which differences are allowed.
+        thresholds_K: of a multi-label model.
+    """
+    count = len(labels_N)
+    expected_N, given_N = (_chosen(each, thresholds_K) for each in (package_NK, form_NK))
+    worst_N = np.abs(form_NK.astype(np.float64) - package_NK).max(axis=1, initial=0.0)
+    is_number = bool(np.isfinite(worst_N).all())
+    return Agreement(
+        labels=proportion(_equal(expected_N, given_N) if is_number else 0, count),
+        largest_difference=float(worst_N.max(initial=0.0)) if is_number else None,
+        mean_difference=float(worst_N.mean()) if is_number and count else None,
+        package_accuracy=proportion(_equal(expected_N, labels_N), count),
+        form_accuracy=proportion(_equal(given_N, labels_N), count),
+        bounds=bounds,
+        is_multi_label=thresholds_K is not None,
+    )
+
+
+def _chosen(probabilities_NK: Array, thresholds_K: Array | None) -> Array:
+    """Return the number of each image's class (N), or zeros and ones for its labels (N, K)."""
+    if thresholds_K is None:
+        numbers_N: Array = probabilities_NK.argmax(1)
+        return numbers_N
+    chosen_NK: Array = probabilities_NK >= thresholds_K
+    return chosen_NK.astype(np.int64)
+
+
+def _equal(some: Array, others: Array) -> int:
+    """Return how many images have the same class, or the same labels."""
+    same = some == others
+    return int((same if same.ndim == 1 else same.all(axis=1)).sum())
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, rounded to one decimal.
+
+    It has more of them if it would otherwise seem to be all, or the least that is allowed.
+    """
+    text = ""
+    for decimals in range(1, _MOST_DECIMALS):
+        text = f"{100 * share:.{decimals}f}"
+        if all((float(text) >= 100 * least) == (share >= least) for least in (LEAST_AGREEMENT, 1)):
+            break
+    return f"{text}%"
+
+
+def _share(estimate: MetricEstimate) -> str:
+    return percent(estimate.value)
+
+
+Answers = Callable[[Array], Array]
+"""Maps uint8 images (N, H, W, C) to probabilities (N, K)."""
+
+
+def _unchecked(images_NHWC: Array, expected_NK: Array) -> None:
+    """Check nothing: the comparison covers all of most forms."""
+    del images_NHWC, expected_NK
+
+
+@dataclass(frozen=True)
+class FormInputs:
+    """What the forms of a model are made from."""
+
+    package_folder: Path
+    """Holds `model.onnx`, `model.json` and `model.safetensors`."""
+    package: PackagedModel
+    name: str
+    """Of the registered model."""
+    version: str
+    calibration_NHWC: Array
+    """Images that the ranges of int8 activations are taken from; may be empty."""
+    calibration_origin: str
+    scratch: Path
+    """An empty folder."""
+
+
+@dataclass(frozen=True)
+class ExportCandidate:
+    """A form that may be written if it agrees with the package."""
+
+    name: str
+    """Such as `int8, static`."""
+    folder: Path
+    """Holds the files of the form, and nothing else."""
+    model_files: tuple[str, ...]
+    """Those whose size is compared with that of `model.onnx`."""
+    open: Callable[[int], Answers]
+    """Opens the files that were written, with a number of threads; 0 for one per core."""
+    bounds: Bounds
+    details: Mapping[str, str] = field(default_factory=dict)
+    """How it was made, for its record."""
+    libraries: tuple[str, ...] = ("onnxruntime",)
+    """Distributions whose versions determine its answers."""
+    is_bound_to_processor: bool = False
+    """Whether other processors may answer differently, so that a server has to check."""
+
+    is_timed: bool = True
+    """Whether its latency may differ from the package's."""
+    check: Callable[[Array, Array], None] = _unchecked
+    """Checks whatever else belongs to it on images (N, H, W, C) with the package's probabilities
+    (N, K); raises a PackagingError."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of the model files."""
+        return sum((self.folder / name).stat().st_size for name in self.model_files)
+
+
+BATCH_SIZES = (1, 8, 32)
+_FEWEST_ROUNDS, _MOST_ROUNDS = 3, 50
+SECONDS = 2.0
+"""That the rounds of one batch size take, unless three rounds take longer."""
+
+
+class BatchLatency(FrozenModel):
+    """Median time of one batch, decoding not included."""
+
+    batch_size: int
+    package_milliseconds: float
+    form_milliseconds: float
+    rounds: int
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast the form is."""
+        return self.package_milliseconds / self.form_milliseconds
+
+
+def measured_latency(
+    package: Answers, form: Answers, images_NHWC: Array, seconds: float = SECONDS
+) -> tuple[BatchLatency, ...]:
+    """Time the package and a form in turn at each batch size.
+
+    Args:
+        package: maps images to probabilities.
+        form: the same, in another form.
+        images_NHWC: images to take the batches from; they repeat if there are too few.
+        seconds: budget for each batch size.
+    """
+    return tuple(_of_batch(package, form, images_NHWC, size, seconds) for size in BATCH_SIZES)
+
+
+def _of_batch(
+    package: Answers, form: Answers, images_NHWC: Array, size: int, seconds: float
+) -> BatchLatency:
+    batch = np.ascontiguousarray(np.resize(images_NHWC, (size, *images_NHWC.shape[1:])))
+    times: tuple[list[float], list[float]] = ([], [])
+    package(batch)  # the first call of a batch size allocates
+    form(batch)
+    began = time.perf_counter()
+    while len(times[0]) < _FEWEST_ROUNDS or (
+        len(times[0]) < _MOST_ROUNDS and time.perf_counter() - began < seconds
+    ):
+        order = (0, 1) if len(times[0]) % 2 == 0 else (1, 0)
+        for which in order:
+            start = time.perf_counter()
+            (package, form)[which](batch)
+            times[which].append(time.perf_counter() - start)
+    return BatchLatency(
+        batch_size=size,
+        package_milliseconds=1000 * statistics.median(times[0]),
+        form_milliseconds=1000 * statistics.median(times[1]),
+        rounds=len(times[0]),
+    )

@@ -1,0 +1,98 @@
+"""Areas under the curves against scikit-learn, ties and extremes included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from patchline.pipeline.evaluation.metrics import curve_areas
+from patchline.pipeline.evaluation.metrics.classification import softmax
+from patchline.pipeline.evaluation.metrics.curve_areas import (
+    Areas,
+    average_precision,
+    roc_auc,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+def scores(n: int, seed: int, steps: int) -> tuple[Array, Array]:
+    """Return scores with ties, and labels with at least one of either kind."""
+    generator = np.random.default_rng(seed)
+    positive = generator.uniform(size=n) < 0.3
+    positive[:2] = True, False
+    return np.round((generator.normal(size=n) + positive) * steps) / steps, positive
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 80), st.integers(0, 10_000), st.integers(1, 50))
+def test_areas_equal_scikit_learns(n: int, seed: int, steps: int) -> None:
+    """Both areas are scikit-learn's, also where scores tie; the intervals hold them."""
+    found, positive = scores(n, seed, steps)
+    for ours, theirs in (
+        (roc_auc(found, positive), roc_auc_score),
+        (average_precision(found, positive), average_precision_score),
+    ):
+        assert ours is not None
+        assert ours.value == pytest.approx(theirs(positive, found))
+        assert 0 <= ours.low < ours.high <= 1
+        assert ours.low <= ours.value <= ours.high
+        assert ours.n == n
+
+
+def test_perfect_ranking_is_not_taken_for_certain() -> None:
+    """With no image ranked wrongly the interval ends at 1, and is narrower with more images."""
+    lows = []
+    for n in (10, 100):
+        positive = np.arange(n) >= n // 2
+        estimate = roc_auc(np.arange(n), positive)
+        assert estimate is not None
+        assert estimate.value == estimate.high == 1
+        lows.append(estimate.low)
+    assert 0.5 < lows[0] < lows[1] < 1
+
+
+def test_mean_is_over_the_classes_with_images() -> None:
+    """A class without images takes no part in the mean, and its column does no harm."""
+    labels = np.arange(30) % 2 * 2
+    probabilities = softmax(np.random.default_rng(0).normal(size=(30, 3)) + np.eye(3)[labels])
+    areas = Areas.of(probabilities, labels)
+    for found, theirs in zip(areas, (roc_auc_score, average_precision_score), strict=True):
+        expected = [theirs(labels == k, probabilities[:, k]) for k in (0, 2)]
+        assert found is not None
+        assert found.macro.value == pytest.approx(np.mean(expected))
+        assert found.by_class[1] is None
+
+
+@settings(max_examples=20)
+@given(
+    classes=st.integers(2, 6),
+    count=st.integers(3, 60),
+    steps=st.sampled_from([2, 5, 1000]),
+    seed=st.integers(0, 10**6),
+)
+def test_samples_by_their_places_say_the_same(
+    classes: int, count: int, steps: int, seed: int
+) -> None:
+    """What is done for many classes gives the areas and intervals of sorting all samples."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, count)
+    labels[:2] = 0, 1
+    probabilities = generator.integers(0, steps, (count, classes)).astype(np.float32) / steps
+    by_sorting = Areas.of(probabilities, labels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curve_areas, "_MANY_CLASSES", 1)
+        by_places = Areas.of(probabilities, labels)
+    for ours, theirs in zip(by_places, by_sorting, strict=True):
+        assert ours is not None
+        assert theirs is not None
+        pairs = zip((ours.macro, *ours.by_class), (theirs.macro, *theirs.by_class), strict=True)
+        for one, other in pairs:
+            assert (one and one.model_dump()) == (
+                other and pytest.approx(other.model_dump(), abs=1e-6)
+            )
