@@ -84,7 +84,7 @@ class IngestedData(FrozenModel):
     repeats: str | None = None
     """The run or the file whose manifest is used again, if any."""
     seen_before: SeenBefore = SeenBefore()
-    """What the initial weights have seen of it; see `seen_images`."""
+    """What the initial weights have seen of it; see `provenance`."""
     taught_by: str = ""
     """The teacher of the run and what it has predicted, in words; empty without a teacher."""
     unlabelled: UnlabelledImages | None = None

@@ -1,7 +1,7 @@
 """What an ingestion has found, for the next one of the same files with the same settings.
 
 Nothing is opened and nothing is split again if the source lists the same files, none of them has
-changed (see `scan_memory`), and the manifest and the remembered splits are still there.
+changed (see `scanning`), and the manifest and the remembered splits are still there.
 """
 
 from __future__ import annotations

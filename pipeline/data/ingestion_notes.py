@@ -12,7 +12,6 @@ import pandas as pd
 from patchline.pipeline.data.labels.class_names import suspicions
 from patchline.pipeline.data.labels.label_pairs import LabelPairs, label_pairs
 from patchline.pipeline.data.labels.label_sets import Task, by_task, decoded
-from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.left_out import left_out, note
 from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, units_of
@@ -144,7 +143,7 @@ def notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> lis
     words = by_number(len(empty), "class has", "classes have") + " no image"
     if listing.is_multi_label:
         words = by_number(len(empty), "label is", "labels are") + " on no image"
-    return [f"{len(empty)} {words}: {manifests.examples(empty, _NAMED_FILES)}"]
+    return [f"{len(empty)} {words}: {examples(empty, _NAMED_FILES)}"]
 
 
 FEW_POSITIVES = 10

@@ -21,17 +21,15 @@ from patchline.pipeline.data.config import source_of
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData, UnlabelledImages
 from patchline.pipeline.data.ingestion_notes import notes_on_files
 from patchline.pipeline.data.labels.reading_rules import AUTO
-from patchline.pipeline.data.manifests import left_out, scanning
+from patchline.pipeline.data.manifests import left_out
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import (
     EarlierData,
     repeated,
     unlabelled_of_run,
 )
-from patchline.pipeline.data.manifests.left_out import STATUS
-from patchline.pipeline.data.manifests.manifest import examples, usable
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
-from patchline.pipeline.data.manifests.scanning import ScanMemory
+from patchline.pipeline.data.manifests.scanning import ScanMemory, scan
 from patchline.pipeline.data.manifests.source_listing import listing_of, uses_labels
 from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
@@ -81,8 +79,8 @@ def without_copies(
         near: a number for each usable unlabelled image (U,) and for each usable labelled one (N,),
             equal for images that nearly show the same; None if that was not searched for.
     """
-    rows, labelled = unlabelled[unlabelled["status"] == "ok"], usable(manifest)
-    excluded = manifest[manifest["status"] == STATUS]
+    rows, labelled = unlabelled[unlabelled["status"] == "ok"], manifests.usable(manifest)
+    excluded = manifest[manifest["status"] == left_out.STATUS]
     numbers_U, numbers_N, numbers_X = (
         each.to_numpy() for each in content_numbers(rows, labelled, excluded)
     )
@@ -102,13 +100,13 @@ def without_copies(
         reasons[is_so_U] = reason
     result, copies = unlabelled.copy(), rows.index[reasons != ""]
     result.loc[copies, "reason"] = reasons[reasons != ""]
-    result.loc[copies, "status"] = STATUS
+    result.loc[copies, "status"] = left_out.STATUS
     return result
 
 
 def left_out_copies(manifest: pd.DataFrame) -> dict[str, list[str]]:
     """Return the paths of the unlabelled images that `without_copies` has excluded, by reason."""
-    excluded = manifest[manifest["status"] == STATUS]
+    excluded = manifest[manifest["status"] == left_out.STATUS]
     paths = {why: list(excluded.loc[excluded["reason"] == why, "path"]) for why in _REASONS}
     return {reason: found for reason, found in paths.items() if found}
 
@@ -140,7 +138,7 @@ def _note(reason: str, paths: list[str]) -> str:
         follows = f", {by_number(number, 'whose label is', 'whose labels are')} known,"
     return (
         f"{counted(number, 'unlabelled image')} {by_number(number, _ONE[reason], f'are {reason}')}"
-        f"{follows} and {by_number(number, 'was', 'were')} left out: {examples(paths)}"
+        f"{follows} and {by_number(number, 'was', 'were')} left out: {manifests.examples(paths)}"
     )
 
 
@@ -276,7 +274,7 @@ def read_unlabelled(
             on_progress(_LABEL, done, total)
 
     memory = ScanMemory(listing.root, workspace, fresh=fresh)
-    manifest = scanning.scan(listing, reading, labelled=False, memory=memory)
+    manifest = scan(listing, reading, labelled=False, memory=memory)
     manifest = with_unfit_damaged(manifest, mapping)
     if config.data.exclude is not None:
         table = left_out.read_exclusion(Path(config.data.exclude))

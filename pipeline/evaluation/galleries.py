@@ -1,8 +1,9 @@
 """Select images worth a look: confident errors, uncertain predictions, suspicious labels.
 
-Shapes: N images, K classes.
+Where images have sets of labels, what is selected are pairs of an image and a label: false
+positives, false negatives, and labels that an image seems to lack.
 
-Shapes: N images, K labels, M pairs of image and label.
+Shapes: N images, K classes or labels, M pairs of image and label.
 """
 
 from __future__ import annotations

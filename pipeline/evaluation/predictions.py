@@ -5,14 +5,11 @@ probabilities (K numbers, calibrated), group, mode, width, height, bytes. The co
 data itself that `evaluation.slices` names follow. The table of a run also has row (of the prepared
 store) and logits (K numbers, uncalibrated).
 
-Shapes: N images, K classes.
+The table of a multi-label model has the same columns without label_index. Its label is the set of
+true labels as `label_sets.encoded` writes it, predicted those at or above their thresholds,
+likewise, and probability that of the most probable label.
 
-Columns: path, sha256, split, label (the true labels as `label_sets.encoded` writes them), predicted
-(those at or above their thresholds, likewise), probability (of the most probable label),
-probabilities (K numbers, calibrated), group, mode, width, height, bytes. Columns of the data itself
-follow. The table of a run also has row (of the prepared store) and logits (K numbers).
-
-Shapes: N images, K labels.
+Shapes: N images, K classes or labels.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Accuracy or mAP on corrupted test images, paired with that on the same images as they are.
 
-Shapes: N images, K classes, V corrupted versions of each image.
+Corruptions do not change the labels, so that the mAP of all versions can be compared. Its intervals
+are those of one bootstrap over the images for all versions, as in the paired test: percentiles, or
+with groups of images, which are drawn together, those of Student's t.
 
-Corruptions do not change the labels, so that the mAP of all versions can be compared. Intervals are
-those of one bootstrap over the images for all versions, as in the paired test: percentiles, or with
-groups of images, which are drawn together, those of Student's t.
-
-Shapes: N images, K labels, V corrupted versions of each image, R draws.
+Shapes: N images, K classes or labels, V corrupted versions of each image, R draws.
 """
 
 from __future__ import annotations

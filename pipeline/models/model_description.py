@@ -87,14 +87,6 @@ class AnswerRules(FrozenModel):
 DESCRIPTION_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
 
 
-__all__ = [
-    "DESCRIPTION_FILE",
-    "WEIGHTS_FILE",
-    "ModelDescription",
-    "PluginRecord",
-    "describe_plugins",
-    "load_description",
-]
 FORMAT_VERSION = 1
 Calibration = TemperatureFit | LabelCalibration
 """What maps a model's logits to probabilities, by a softmax or by sigmoids."""

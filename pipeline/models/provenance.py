@@ -13,9 +13,9 @@ published weights whose checksum is known, and whose training images are not. *u
 else, such as a file without a record. A descendant of unknown weights is unknown as well. What is
 said about a model in reports, cards, evaluations and decisions is decided here.
 
-It is in the same file as the weights, so that no copy of one is without the other, and the file's
-own SHA-256 covers both. A file without a record, or with one that cannot be read, is unknown: it is
-never taken for weights that have seen nothing.
+The record is in the same file as the weights, so that no copy of one is without the other, and the
+file's own SHA-256 covers both. A file without a record, or with one that cannot be read, is
+unknown: it is never taken for weights that have seen nothing.
 """
 
 from __future__ import annotations

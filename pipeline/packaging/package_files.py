@@ -5,7 +5,7 @@
 | `model.onnx` | uint8 images in; calibrated probabilities, or an encoder's features, out | `calibrated_onnx`, `inner_outputs`, `models.onnx_export` |
 | `model.json` | classes, image format, temperature, rules for sets and warnings, plugins with their settings | `models.model_files` |
 | `model.safetensors` | the weights, to continue training and to explain | `models.model_files` |
-| `reference_features.npz` | features of seen images, for the warning `far`; not in every package | `answer_rules` |
+| `reference_features.npz` | features of seen images, for the warning `far`; not in every package | `AnswerRules` |
 | `reference_images.npz` | probabilities and features of validation and test images, for `patchline monitor` | `models.reference_images` |
 | `model_server.py` | the MLflow model from code, which needs only numpy, onnxruntime and OpenCV | `standalone_file` |
 | `digests.json` | the SHA-256 of the files above and below, which are compared with it when the package is opened | `package_digests` |

@@ -1,6 +1,7 @@
 """Which images are in which batch: it depends only on (seed, epoch), so any step can be the first.
 
-Where all images are shuffled together, every epoch reads the whole store in random order. In
+The images of an epoch are shuffled all together, or, where they would not fit the memory, in
+windows. Where all are shuffled together, every epoch reads the whole store in random order. In
 windows, an epoch is a sequence of parts of the store, each of which is read once, ahead of its use:
 blocks of consecutive rows are assigned to windows by chance, then the rows of a window are
 shuffled. A store lists its images class by class, as a folder does, so a window of random blocks
@@ -10,13 +11,10 @@ blocks, so that it is a sample of the whole store.
 An image is named by its draw: its row in the store, plus the number of the store's rows for each
 time that it has been drawn before in the same epoch. So each draw is augmented in its own way.
 
-The images of an epoch are shuffled all together, or, where they would not fit the memory, in
-windows (`shuffle_windows`).
-
-The batches are divided into pages (`local_pages`). While one is used, the next one is fetched in
-the background. Where images are shuffled in windows, no page holds batches of two windows, so that
-a page is a number of large pieces of the store. The batches themselves are those of the order,
-whatever the pages, and every process fetches only what it computes itself.
+The batches of a streamed store are divided into pages (`streamed_images`). While one is used, the
+next one is fetched in the background. Where images are shuffled in windows, no page holds batches
+of two windows, so that a page is a number of large pieces of the store. The batches themselves are
+those of the order, whatever the pages, and every process fetches only what it computes itself.
 """
 
 from __future__ import annotations

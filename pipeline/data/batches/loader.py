@@ -1,7 +1,8 @@
 """Batches of images, or of stored tokens, in an order that depends only on (seed, epoch).
 
-Reading a batch from the store, copying it and pinning its memory release Python's lock, so that the
-thread that starts the kernels does not wait for them. The batches and their order stay the same.
+A batch is loaded one ahead, in a thread, while a GPU computes the one before. Reading a batch from
+the store, copying it and pinning its memory release Python's lock, so that the thread that starts
+the kernels does not wait for them. The batches and their order stay the same.
 
 Shapes: B images of a batch, M images with tokens, V views of each, N tokens, D embedding.
 """

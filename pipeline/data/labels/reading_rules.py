@@ -1,12 +1,13 @@
 """Settings that say how labels are read from paths and tables, and which files are skipped.
 
-It is matched against the whole path below the data's folder, folder by folder. A name in braces is
+A template such as `{site}/{label}/*` or `{label}_*.jpg` says which part of a path is the label. It
+is matched against the whole path below the data's folder, folder by folder. A name in braces is
 some text within one folder or file name: `{label}` is the class, `{split}` a split, `{group}` the
 group of images that stay in one split, and any other a column of that name. `*` is any text within
 one name, `**` any number of folders. Where a template ends with a name in braces, anything may be
 below it: `{site}/{label}` means `{site}/{label}/**`.
 
-It is no regular expression, and every path is decided in a time that its length bounds.
+A template is no regular expression, and every path is decided in a time that its length bounds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LONGEST_PATH = 4096
 
 
 class PathTemplate:
-    """A parsed template.
+    """A parsed template, such as `{site}/{label}/*`.
 
     Raises:
         ValueError: with the rule that the text breaks.

@@ -1,6 +1,7 @@
 """What changed between two manifests: added, removed, changed, moved and relabelled images.
 
-A copy, a renamed file, a new date or another file format with the same pixels is not new.
+For the number of new images, a copy, a renamed file, a new date or another file format with the
+same pixels is not new.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The manifests of earlier runs, as the tracking store keeps them, and their data used again.
 
-Whatever has been added since is not used. An image that is gone, or has another content, stops the
-run, unless changes are accepted; then it is left out.
+The images, labels and splits of an earlier run are used again as they were: whatever has been added
+since is not used. An image that is gone, or has another content, stops the run, unless changes are
+accepted; then it is left out.
 """
 
 from __future__ import annotations

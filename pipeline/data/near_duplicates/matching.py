@@ -1,6 +1,6 @@
 """Match images that are crops, mirror images, rescaled or re-encoded versions of one another.
 
-Candidates are found by the vectors of `picture_vectors`: the whole images are indexed, and the
+Candidates are found by the vectors of `thumbnails`: the whole images are indexed, and the
 images, their mirror images and their crops are looked up. A candidate counts if its pixels match
 once the crop is aligned as well as possible.
 """

@@ -1,10 +1,11 @@
 """Find images that are crops, mirror images, rescaled or re-encoded versions of one another.
 
-They are compared in this process, or, where the launcher of a run has several machines, some views
-of all images on each.
+Images are compared in this process, or, where the launcher of a run has several machines, some
+views of all images on each.
 
-Frames of a burst, or images of one patient, are hardly more evidence than one of them. A test that
-counts each rejects far too often, so it takes one image of each unit.
+Which images are independent is decided here, too: frames of a burst, or images of one patient, are
+hardly more evidence than one of them. A test that counts each rejects far too often, so it takes
+one image of each unit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find out whether a file holds other values than 8 bits, and read them.
 
-This module is copied into every packaged model.
+Files of the format Netpbm (PGM and PPM) are read here: their header declares the value of white.
 
 This module is copied into every packaged model.
 """

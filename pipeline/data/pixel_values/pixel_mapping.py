@@ -4,8 +4,6 @@ Copied into every packaged model, so that a package maps an image as its trainin
 image of 8 bits is not touched.
 
 H: height, W: width, N: samples per pixel as they are in the file, C: channels.
-
-This module is copied into every packaged model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an inspection found: kinds, how bad each is, and the table of findings that can be edited.
 
-Its cells are safe to open in a spreadsheet (see `table_cells`), so a path in it may be written in
-another way than in the manifest; both are compared in the form of the table.
+The cells of the table are safe to open in a spreadsheet (see `table_cells`), so a path in it may be
+written in another way than in the manifest; both are compared in the form of the table.
 """
 
 from __future__ import annotations

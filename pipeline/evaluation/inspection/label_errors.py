@@ -9,9 +9,9 @@ among themselves, because the model is surer of them.
 
 N: images, K: classes of the model.
 
-Each label is a question of its own, answered yes or no, so what holds for two classes holds for it
-(see `label_errors`): the model is sure if a probability reaches its mean over the images with the
-same answer, and the share of sure images that it contradicts tells how many answers are wrong.
+Each label of a set is a question of its own, answered yes or no, so what holds for two classes
+holds for it: the model is sure if a probability reaches its mean over the images with the same
+answer, and the share of sure images that it contradicts tells how many answers are wrong.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Where a model looked: maps over an image, from its attention, its gradients and covered parts.
 
-Shapes: L layers, A attention heads, N tokens, n patches among them, P tokens before the patches.
+What an answer depends on is measured twice, by covering parts and by the gradient. Both give the
+rise of the cross-entropy, -log of a class's probability, for each cell of a grid over the image.
+Covered pixels get the mean colour of the training images, which is 0 after normalisation.
 
-Both return the rise of the cross-entropy, -log of a class's probability, for each cell of a grid
-over the image. Covered pixels get the mean colour of the training images, which is 0 after
-normalisation.
-
-Shapes: B batch, C channels, H height, W width, K classes; h, w the grid of cells.
-
-Shapes: B batch, C channels, H height, W width, L layers, A attention heads, N tokens; h, w the
-grid of patches, or of cells.
+Shapes: B batch, C channels, H height, W width, K classes, L layers, A attention heads, N tokens, n
+patches among them, P tokens before the patches; h, w the grid of patches, or of cells.
 """
 
 from __future__ import annotations
