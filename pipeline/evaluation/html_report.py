@@ -73,6 +73,19 @@ class WhereItLooked(NamedTuple):
     """Titles by path relative to the report."""
 
 
+class PagePictures(NamedTuple):
+    """What the page shows besides the text: images, curves and maps."""
+
+    pixels_of: PixelsOf
+    """Returns the images of the galleries."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """Training history, for the training curves."""
+    preview: Path | None = None
+    """Preview image of the augmentation."""
+    looked: WhereItLooked = WhereItLooked()
+    """Where the model looked."""
+
+
 class _Gallery(NamedTuple):
     key: str
     title: str
@@ -84,25 +97,17 @@ class _Gallery(NamedTuple):
 def write_html(
     report: EvaluationReport,
     page: ReportPage,
-    pixels_of: PixelsOf,
+    pictures: PagePictures,
     file: Path,
-    *,
-    history: Sequence[Mapping[str, Any]] = (),
-    preview: Path | None = None,
-    looked: WhereItLooked | None = None,
 ) -> None:
     """Write the report.
 
     Args:
         report: the metrics.
         page: the text.
-        pixels_of: returns the images of the galleries.
+        pictures: what the page shows besides the text.
         file: the HTML file to write.
-        history: training history, for the training curves.
-        preview: preview image of the augmentation.
-        looked: where the model looked.
     """
-    looked = looked or WhereItLooked()
     classes = sorted(report.by_class, key=_worst_first)
     text = render(
         "report.html.j2",
@@ -117,15 +122,15 @@ def write_html(
         class_numbers=numbers_without_font(report.classes),
         other_classes=classes[_MOST_OPEN_CLASSES:_MOST_LISTED_CLASSES],
         unlisted_classes=max(0, len(classes) - _MOST_LISTED_CLASSES),
-        galleries=[gallery for gallery in _galleries(report, pixels_of, looked) if gallery.images],
+        galleries=[gallery for gallery in _galleries(report, pictures) if gallery.images],
         open_images=_OPEN_IMAGES,
-        explained=looked.pages,
+        explained=pictures.looked.pages,
         reliability=vector_graphic(reliability_diagram(report)),
         mean_confidence=_mean_confidence(report),
         slices=by_column(report.slices),
         slice_meanings={column: meaning_of(column) for column in report.config.slices},
-        curves=vector_graphic(training_curves(history)) if history else "",
-        preview=picture(preview) if preview else "",
+        curves=vector_graphic(training_curves(pictures.history)) if pictures.history else "",
+        preview=picture(pictures.preview) if pictures.preview else "",
     )
     write_text(file, text)
 
@@ -166,15 +171,15 @@ def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
     return notes
 
 
-def _galleries(
-    report: EvaluationReport, pixels_of: PixelsOf, looked: WhereItLooked
-) -> list[_Gallery]:
+def _galleries(report: EvaluationReport, pictures: PagePictures) -> list[_Gallery]:
+    looked = pictures.looked
+
     def shown(
         images: Sequence[GalleryImage], maps: Mapping[int, Array] = MappingProxyType({})
     ) -> list[tuple[GalleryImage, str, str]]:
         galleries = []
         for image in images:
-            pixels, seen_hw = pixels_of(image.position), maps.get(image.position)
+            pixels, seen_hw = pictures.pixels_of(image.position), maps.get(image.position)
             over = "" if seen_hw is None else thumbnail(tinted(seen_hw, pixels))
             galleries.append((image, thumbnail(pixels), over))
         return galleries

@@ -12,6 +12,7 @@ import pandas as pd
 from patchline.pipeline.evaluation import predictions
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from patchline.pipeline.evaluation.html_report import (
+    PagePictures,
     PixelsOf,
     ReportPage,
     WhereItLooked,
@@ -58,16 +59,14 @@ def write_report(
     indent = 2 if len(report.classes) <= _MOST_INDENTED_CLASSES else None
     write_text(folder / "report.json", report.model_dump_json(indent=indent) + "\n")
     html = folder / "report.html"
-    beside: dict[str, Any] = {"history": contents.history, "preview": contents.preview}
     looked = _looked(contents.explanations, folder)
+    pictures = PagePictures(contents.pixels_of, contents.history, contents.preview, looked)
     if isinstance(report, MultiLabelReport):
         write_label_set_plots(report, contents.pixels_of, folder, contents.history)
-        write_label_set_html(
-            report, contents.page, contents.pixels_of, html, **beside, looked=looked
-        )
+        write_label_set_html(report, contents.page, pictures, html)
     else:
         write_plots(report, contents.pixels_of, folder, contents.history)
-        write_html(report, contents.page, contents.pixels_of, html, **beside, looked=looked)
+        write_html(report, contents.page, pictures, html)
     return html
 
 

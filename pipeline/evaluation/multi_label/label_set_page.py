@@ -15,7 +15,7 @@ from patchline.pipeline.evaluation.html_page import (
     tinted,
     vector_graphic,
 )
-from patchline.pipeline.evaluation.html_report import PixelsOf, ReportPage, WhereItLooked, by_column
+from patchline.pipeline.evaluation.html_report import PagePictures, PixelsOf, ReportPage, by_column
 from patchline.pipeline.evaluation.metrics.label_calibration import listed
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import LabelMetrics
 from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
@@ -90,25 +90,17 @@ def _tile(image: LabelSetImage) -> Tile:
 def write_label_set_html(
     report: MultiLabelReport,
     page: ReportPage,
-    pixels_of: PixelsOf,
+    pictures: PagePictures,
     file: Path,
-    *,
-    history: Sequence[Mapping[str, Any]] = (),
-    preview: Path | None = None,
-    looked: WhereItLooked | None = None,
 ) -> None:
     """Write the page.
 
     Args:
         report: the metrics.
         page: the text.
-        pixels_of: returns the images of the galleries.
+        pictures: what the page shows besides the text.
         file: the HTML file to write.
-        history: training history, for the training curves.
-        preview: preview image of the augmentation.
-        looked: where the model looked.
     """
-    looked = looked or WhereItLooked()
     labels = sorted(report.by_label, key=_worst_first)
     metrics = [
         (key.removeprefix(f"{report.split}/"), estimate) for key, estimate in report.metrics.items()
@@ -131,15 +123,17 @@ def write_label_set_html(
         thresholds=report.thresholds.sentence(report.classes),
         unfitted=frozenset(report.thresholds.unfitted(report.classes)),
         unknown=listed(report.unknown_labels),
-        galleries=[gallery for gallery in _galleries(report, pixels_of, looked) if gallery.images],
-        explained=looked.pages,
+        galleries=[gallery for gallery in _galleries(report, pictures) if gallery.images],
+        explained=pictures.looked.pages,
         slices=by_column(report.slices),
         slice_meanings={column: meaning_of(column) for column in report.config.slices},
         samples_f1=report.metrics[f"{report.split}/samples_f1"],
         open_images=_OPEN_IMAGES,
         reliability=vector_graphic(_diagram(report)),
-        curves=vector_graphic(training_curves(history, _CURVES)) if history else "",
-        preview=picture(preview) if preview else "",
+        curves=vector_graphic(training_curves(pictures.history, _CURVES))
+        if pictures.history
+        else "",
+        preview=picture(pictures.preview) if pictures.preview else "",
     )
     write_text(file, text)
 
@@ -151,19 +145,19 @@ def _worst_first(row: LabelMetrics) -> tuple[bool, float]:
     )
 
 
-def _galleries(
-    report: MultiLabelReport, pixels_of: PixelsOf, looked: WhereItLooked
-) -> list[_LabelSetGallery]:
+def _galleries(report: MultiLabelReport, pictures: PagePictures) -> list[_LabelSetGallery]:
+    maps = pictures.looked.maps
+
     def shown(images: Sequence[LabelSetImage], *, mapped: bool = False) -> list[_Shown]:
         rows = []
         for image in images:
-            pixels = pixels_of(image.position)
-            seen_hw = looked.maps.get(image.position) if mapped else None
+            pixels = pictures.pixels_of(image.position)
+            seen_hw = maps.get(image.position) if mapped else None
             over = "" if seen_hw is None else thumbnail(tinted(seen_hw, pixels))
             rows.append((image, thumbnail(pixels), over))
         return rows
 
-    map_words = _MAP_WORDS if looked.maps else ""
+    map_words = _MAP_WORDS if maps else ""
     return [
         _LabelSetGallery(
             "false-positives",

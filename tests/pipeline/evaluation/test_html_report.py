@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.evaluation.html_report import ReportPage, write_html
+from patchline.pipeline.evaluation.html_report import PagePictures, ReportPage, write_html
 from patchline.pipeline.evaluation.metrics.names import METRICS
 from patchline.pipeline.evaluation.report import EvaluationReport
 from tests.conftest import Run
@@ -25,7 +25,7 @@ def _html(
 ) -> str:
     page = page or ReportPage(title="photos: test report", facts={}, notes=(), settings={})
     images, file = random_images(2 * report.images, channels), Path("report.html")
-    write_html(report, page, images.__getitem__, file, **more)
+    write_html(report, page, PagePictures(images.__getitem__, **more), file)
     return file.read_text(encoding="utf-8")
 
 
