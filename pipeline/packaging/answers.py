@@ -1,13 +1,10 @@
 """What an answer says beside probabilities: labels above thresholds, a prediction set, warnings.
 
-Inlined into every package, so it needs only numpy.
+Sets and warnings follow the rules of `patchline.pipeline.models.model_description`, which a package
+holds as JSON, to one batch. Inlined into every package, so it needs only numpy and OpenCV.
 
-Shapes: B images, K labels.
-
-It applies the rules of `patchline.pipeline.models.model_description`, which a package holds as
-JSON, to one batch. Inlined into every package, so it needs only numpy and OpenCV.
-
-Shapes: B images, H, W and C of an image, K classes, D features, L blocks; h, w the grid of patches.
+Shapes: B images, H, W and C of an image, K classes or labels, D features, L blocks; h, w the grid
+of patches.
 """
 
 from __future__ import annotations

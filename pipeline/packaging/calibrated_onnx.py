@@ -47,6 +47,8 @@ from patchline.pipeline.models.onnx_export import write_onnx
 from patchline.pipeline.models.probing.linear_head import classifying_head, linear_head
 from patchline.plugin_api import ImageSpec, PatchTokens
 
+logger = logging.getLogger(__name__)
+
 Probabilities = Callable[[torch.Tensor], torch.Tensor]
 """Maps logits (…, K) to probabilities of the same shape."""
 INNER_OUTPUTS = ("features", "attention", "readings")
@@ -258,9 +260,6 @@ def _readings(model: nn.Module, captured: _Captured, images: int) -> torch.Tenso
     return logits.reshape(images, len(tokens), -1).float()
 
 
-logger = logging.getLogger(__name__)
-
-
 class ProbabilityModel(nn.Module):
     """Normalise, classify and calibrate: uint8 (B, H, W, C) -> probabilities (B, K).
 
@@ -357,8 +356,8 @@ def export_onnx(
 ) -> tuple[str, ...]:
     """Write the model as one ONNX file with a dynamic batch dimension.
 
-    The file of a classifier also has the inner values of `patchline.pipeline.packaging.
-    inner_outputs`, as far as the model has them and torch can export them.
+    The file of a classifier also has the inner values, as far as the model has them and torch can
+    export them.
 
     Args:
         model: in evaluation mode, on the CPU.

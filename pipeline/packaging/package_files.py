@@ -2,7 +2,7 @@
 
 | file | content | written by |
 | --- | --- | --- |
-| `model.onnx` | uint8 images in; calibrated probabilities, or an encoder's features, out | `calibrated_onnx`, `inner_outputs`, `models.onnx_export` |
+| `model.onnx` | uint8 images in; calibrated probabilities, or an encoder's features, out | `calibrated_onnx`, `models.onnx_export` |
 | `model.json` | classes, image format, temperature, rules for sets and warnings, plugins with their settings | `models.model_files` |
 | `model.safetensors` | the weights, to continue training and to explain | `models.model_files` |
 | `reference_features.npz` | features of seen images, for the warning `far`; not in every package | `AnswerRules` |

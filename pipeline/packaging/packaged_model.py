@@ -213,7 +213,7 @@ class PackagedModel:
 
         An answer has `label`, `probability`, `top_k`, `set`, `coverage`, `set_unknown`, `warnings`,
         `unchecked` (kinds of warnings that the package has no limit for) and `error`, and if asked
-        for `map`; that of a multi-label model also `labels` (`chosen_labels.py`); that of an
+        for `map`; that of a multi-label model also `labels` (`answers.py`); that of an
         encoder `features` and `error`. An image that cannot be read gets an error; the other images
         are still predicted.
         """

@@ -1,8 +1,8 @@
 """The plan for initial weights: train the head alone, then the last blocks or all weights.
 
-A pure function, as in `patchline.pipeline.planning.plan`.
+Pure functions, as in `patchline.pipeline.planning.plan`.
 
-A pure function, as in `patchline.pipeline.planning.plan`. Optimizer and learning rate are those for
+From a model of Patchline's own, optimizer and learning rate are those for
 random weights: a smaller rate, or AdamW at 1e-3, was behind on a tenth more images. Unless the user
 decides it, the length is a third of what the preset would train from random weights, which reaches
 their accuracy (benchmarks/warm_starts.py). An encoder has never seen a class: it is trained for the

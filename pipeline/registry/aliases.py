@@ -1,15 +1,15 @@
 """The aliases of a registered model: how users refer to versions, the lock, and the history.
 
-An entry is written before the alias moves, in the state `intended`, and marked `done` afterwards.
-If a process dies in between, `settle` compares the entry with the alias and either completes or
-removes it. A change made outside Patchline gets an entry when it is noticed. Functions that write
-here require the lock of `promotion.changing`.
+An entry of the history is written before the alias moves, in the state `intended`, and marked
+`done` afterwards. If a process dies in between, `settle` compares the entry with the alias and
+either completes or removes it. A change made outside Patchline gets an entry when it is noticed.
+Functions that write here require the lock of `promotion.changing`.
 
 The MLflow UI hides tags whose names begin with `mlflow.`, so the entries are stored under such
 names.
 
-On one machine it is a file lock, which the operating system releases when a process dies. MLflow
-has no compare-and-swap, so a shared server needs a claim too: a tag with a unique key on the
+On one machine the lock is a file lock, which the operating system releases when a process dies.
+MLflow has no compare-and-swap, so a shared server needs a claim too: a tag with a unique key on the
 registered model. Each process writes its claim first and then looks for others, so two processes
 cannot both see none. A process that sees another claim withdraws its own and retries after a random
 pause. A claim that exists for more than a minute, by the observer's clock, belongs to a dead
@@ -48,6 +48,7 @@ from patchline.pipeline.workspace.tracking.tracking_store import client, sqlite_
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+logger = logging.getLogger(__name__)
 
 LONGEST_REASON = 500
 """Characters."""
@@ -78,7 +79,7 @@ def checked_reason(text: str | None) -> str | None:
 CHAMPION, CHALLENGER = "champion", "challenger"
 HISTORY_PREFIX = "mlflow.patchline.history."
 Action = Literal["registered", "promoted", "forced", "rolled back", "changed outside Patchline"]
-_LONGEST_REASON = 2000
+_LONGEST_ENTRY_REASON = 2000
 
 
 class AliasChange(FrozenModel):
@@ -197,7 +198,7 @@ def change_alias(
         from_version=alias_of(store, name, proposal.alias),
         at=_now(),
         state="intended",
-        **{**proposal.model_dump(), "reason": proposal.reason[:_LONGEST_REASON]},
+        **{**proposal.model_dump(), "reason": proposal.reason[:_LONGEST_ENTRY_REASON]},
     )
     still_held()
     _write(store, name, entry)
@@ -292,8 +293,6 @@ def parsed(reference: str) -> ParsedReference:
     alias = None if match["version"] else match["alias"] or CHAMPION
     return ParsedReference(match["name"], alias, match["version"])
 
-
-logger = logging.getLogger(__name__)
 
 CLAIM_PREFIX = "patchline.claim."
 _LEASE_SECONDS = 60.0

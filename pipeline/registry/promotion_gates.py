@@ -1,8 +1,6 @@
 """The gates of a promotion, each one check: of the version alone, and against the champion.
 
-Those that compare it with the champion are in `champion_gates.py`.
-
-The test is McNemar's exact test of the accuracy
+The comparison is McNemar's exact test of the accuracy
 (`patchline.pipeline.evaluation.metrics.paired_test`), or with sets of labels a paired bootstrap of
 mAP, of macro F1, or of both (`patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap`).
 Where images form groups, such as patients, both test whole groups, and least numbers of images are

@@ -1,4 +1,4 @@
-"""The folders of the best weights so far: those of the last checkpoint, and possibly newer ones.
+"""Checkpoints: the training state on disk, from which training resumes bit for bit.
 
 A checkpoint names the step of the best weights. Newer weights must not replace them before the next
 checkpoint is complete: training that resumes from the old checkpoint may take other steps under a
@@ -34,6 +34,8 @@ from patchline.pipeline.workspace.files.workspace_folder import (
 )
 from patchline.pipeline.workspace.workspace import workspace_of
 
+logger = logging.getLogger(__name__)
+
 FINAL = "best"
 
 
@@ -63,8 +65,6 @@ def take_back(job_folder: Path, step: int) -> None:
     if final.exists() and not folder.exists():
         final.rename(folder)
 
-
-logger = logging.getLogger(__name__)
 
 LAST, PREVIOUS = LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 5.0, 15.0

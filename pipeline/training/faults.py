@@ -1,6 +1,7 @@
 """Faults of a training run: a loss or gradient that is not finite, a dead data-loader worker.
 
-All ranks notice it in the same step, because the norm of the gradient is the same on all of them.
+All ranks notice a divergence in the same step, because the norm of the gradient is the same on all
+of them.
 
 On a CPU it is noticed before the update. On a GPU reading a value would wait for the device in each
 step, so it is noticed one step later; nothing is validated or saved in between, and training

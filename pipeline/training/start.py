@@ -16,8 +16,7 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing.linear_head import linear_head
-from patchline.pipeline.training import checkpoint
-from patchline.pipeline.training.checkpoint import FINAL, LAST, load
+from patchline.pipeline.training.checkpoint import FINAL, LAST, folder_of, load
 from patchline.pipeline.training.faults import FiniteCheck
 from patchline.pipeline.training.initial_weights.loading import as_csv, load_into, summary
 from patchline.pipeline.training.initial_weights.record import load_record
@@ -216,9 +215,9 @@ def take_over(
         progress = max(progress, settings.full_size_from)
     state.plan.knots = StepPlan([(0, 0.0, state.step), (state.step, progress, end)]).knots
     if state.best is not None:
-        best = extended.folder / checkpoint.FINAL
+        best = extended.folder / FINAL
         if validator.ranks.is_first:
-            copied = checkpoint.folder_of(job.folder, state.best.step)
+            copied = folder_of(job.folder, state.best.step)
             shutil.copytree(best, copied, dirs_exist_ok=True)
         of_part = state.best.compared_loss is not None
         if job.classes and (of_part or state.best.validation_images < validator.images):

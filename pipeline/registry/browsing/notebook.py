@@ -1,6 +1,6 @@
 """What a notebook shows: progress as one output that is redrawn, and results as frozen values.
 
-It is plain HTML, so it needs no widget library, works in every kind of notebook, and stays in the
+Both are plain HTML, so they need no widget library, work in every kind of notebook, and stay in the
 saved file.
 """
 

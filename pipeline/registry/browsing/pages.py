@@ -1,7 +1,7 @@
 """Write the pages of a finished run in the MLflow UI, for a classifier or an encoder.
 
-MLflow shows them as a grid with a slider over the steps. They are cut out of figures that the run
-has already drawn. Shapes: height H, width W, channels C.
+MLflow shows the images of a run as a grid with a slider over the steps. They are cut out of figures
+that the run has already drawn. Shapes: height H, width W, channels C.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from patchline.pipeline.registry.browsing.saved_views import (
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.tracking import addresses
 from patchline.pipeline.workspace.tracking.tracking_store import client
+
+logger = logging.getLogger(__name__)
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -138,8 +140,6 @@ def _read(file: Path) -> Pixels:
     with Image.open(file, formats=("PNG",)) as image:
         return np.asarray(image.convert("RGB"))
 
-
-logger = logging.getLogger(__name__)
 
 NOTE_TAG = "mlflow.note.content"
 PROMOTED_TAG = "patchline.promoted"

@@ -4,7 +4,7 @@ MLflow 3.17 stores a view as the experiment's tag `mlflow.sharedViewState.ID`, J
 `createdAt`, `updatedAt` (milliseconds) and `state`, which is JSON too: the table's filter, order
 and columns. A link with `viewStateShareKey=ID` opens it.
 
-The keys are those of the MLflow 3.17 UI, which ignores charts that it does not know.
+The keys of the charts are those of the MLflow 3.17 UI, which ignores charts that it does not know.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ from patchline.pipeline.registry.serving.model_host import ModelHost
 from patchline.pipeline.web.access_control import AccessControl, left_unread
 from patchline.pipeline.web.request_body import Refusal, json_response
 
+logger = logging.getLogger(__name__)
+
 _TEXT = {"type": "string", "format": "byte"}
 _BASE64 = {
     "anyOf": [_TEXT, {"type": "object", "properties": {"b64": _TEXT}, "required": ["b64"]}],
@@ -190,8 +192,6 @@ def _describe(operation: dict[str, Any], content: dict[str, Any]) -> None:
             "content": {"application/json": {"schema": _ERROR}},
         }
 
-
-logger = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "page"
 """The files of the pages; nothing in them is loaded from elsewhere."""

@@ -36,6 +36,8 @@ from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.serving.checked_package import Checked
 
+logger = logging.getLogger(__name__)
+
 TOP_K = 5
 
 
@@ -165,8 +167,6 @@ def _picture(package: PackagedModel, image_HWC: np.ndarray[Any, Any]) -> str | N
     encoded = base64.b64encode(file.tobytes()).decode()
     return f"data:image/png;base64,{encoded}" if written else None
 
-
-logger = logging.getLogger(__name__)
 
 Image = bytes | np.ndarray[Any, Any]
 Answer = dict[str, Any]

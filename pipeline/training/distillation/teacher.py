@@ -1,8 +1,8 @@
 """Find the teacher of a run, compare it with the data, and keep it in the workspace.
 
-It lies in a folder named after the digest of its weights, as every model of Patchline does:
-`model.safetensors` and `model.json`, whatever it was found as. So resuming and repeating a run
-need nothing else.
+The teacher lies in a folder named after the digest of its weights, as every model of Patchline
+does: `model.safetensors` and `model.json`, whatever it was found as. So resuming and repeating a
+run need nothing else.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from patchline.pipeline.models.provenance import (
     provenance_of,
 )
 from patchline.pipeline.registry import package_download, registered_models
+from patchline.pipeline.training.initial_weights import named_weights
 from patchline.pipeline.training.initial_weights.named_weights import publisher_of
 from patchline.pipeline.training.initial_weights.recipe import display_name, is_file, is_name
 from patchline.pipeline.training.initial_weights.record import (
@@ -220,8 +221,6 @@ def _of_name(
     reference: str, num_heads: int | None, workspace: Path, *, download: bool, setting: str
 ) -> InitialWeights:
     """Convert published weights from the cache of their library, downloaded if that is allowed."""
-    from patchline.pipeline.training.initial_weights import named_weights
-
     named = named_weights.file_of(reference, download=download, setting=setting)
     record = _of_file(reference, named.file, num_heads, workspace, named.license)
     licensed = f"The license of {reference} is {record.license or 'not stated by the library'}."

@@ -7,8 +7,8 @@ what they like. The cache of the Hugging Face hub, which timm uses too, names ea
 checksum that the hub has stated: its SHA-256, or Git's SHA-1 for a small one. Both are known
 without a network. A file that nobody on this machine knows has an unrecognised origin.
 
-They are found in the cache of the library that they come from, and downloaded into it only when
-asked, by a process of its own: everywhere else the libraries are told to stay offline.
+Named weights are found in the cache of the library that they come from, and downloaded into it only
+when asked, by a process of its own: everywhere else the libraries are told to stay offline.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """After the folds: train again on all images, or make one model of the models of all folds.
 
-It follows the plan of the first training, epoch for epoch, and ends where the best weights of the
-first training were. There is no image left to validate on, so the last weights are kept.
+The refit follows the plan of the first training, epoch for epoch, and ends where the best weights
+of the first training were. There is no image left to validate on, so the last weights are kept.
 
-Each member is calibrated on the images of its own fold, which it was not trained on.
+Each member of an ensemble is calibrated on the images of its own fold, which it was not trained on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tokens of a frozen network between two blocks, and a fit of the last blocks from them.
 
-They lie beside the features of the same network and images, half as precise: float16 has 11
+The tokens lie beside the features of the same network and images, half as precise: float16 has 11
 significant bits, as many as the products of a bfloat16 pass have errors left.
 
 Shapes: M images, B images of a batch, V views, N tokens, D embedding, H, W and C of an image.

@@ -1,11 +1,9 @@
 """The training losses: of one label for each image, and of several.
 
-Shapes: B images of a batch, K classes.
+Of several labels, each one is a question of its own, answered by yes or no. A target between 0 and
+1, as mixed images have, counts as so much of a yes and the rest of a no.
 
-Every label is a question of its own, answered by yes or no. A target between 0 and 1, as mixed
-images have, counts as so much of a yes and the rest of a no.
-
-Shapes: N images, B of a batch, K labels.
+Shapes: N images, B of a batch, K classes or labels.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ one shape are computed together, in float32 on a CPU and in bfloat16 on a GPU th
 
 Shapes: S matrices of one shape, M rows, N columns of a matrix.
 
-Small gradients would be rounded to zero in float16, so the loss is multiplied by a large factor
+In float16, small gradients would be rounded to zero, so the loss is multiplied by a large factor
 first. If a gradient overflows, the update is left out and the factor halved; after many updates
 without overflow it is doubled, as in `torch.amp.GradScaler`. That class expects an update after
 every gradient, but one can be computed again: after a divergence, in smaller micro-batches, or to

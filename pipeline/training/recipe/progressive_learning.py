@@ -1,7 +1,7 @@
 """Progressive learning: image size and regularisation change over the training.
 
 As in EfficientTrain++ (arXiv 2405.08768), early steps see only low frequencies, which a smaller
-image holds at a fraction of the cost. The size depends on the progress of the training alone.
+image holds at a fraction of the cost. Both depend on the progress of the training alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Open Inference Protocol v2 over REST, as the clients of KServe and Triton speak it.
 
-The protocol: https://github.com/kserve/open-inference-protocol (REST); the extension:
+The protocol: https://github.com/kserve/open-inference-protocol (REST); the extension for tensors:
 "binary tensor data" of the Triton Inference Server. With it, a body is a JSON object followed by
 the raw tensors, and the header `Inference-Header-Content-Length` tells where the JSON ends. The
 elements of a BYTES tensor are each preceded by their length, four bytes, little-endian.
