@@ -1,7 +1,7 @@
 """The decision about a promotion: the result of every gate, and the reason.
 
 These are the values only. The gates that decide, the paired test against the champion among them,
-are in `pipeline/registry/promotion_gates.py` and `champion_gates.py`.
+are in `pipeline/registry/promotion_gates.py`.
 """
 
 from __future__ import annotations

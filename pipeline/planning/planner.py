@@ -82,10 +82,7 @@ from patchline.pipeline.workspace.workspace import workspace_of
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
 CODE = (
-    *(
-        f"{MODULE}.{name}"
-        for name in ("__main__", "planner", "plan", "fine_tuning", "warm_start", "pretraining")
-    ),
+    *(f"{MODULE}.{name}" for name in ("__main__", "planner", "plan", "fine_tuning", "pretraining")),
     f"{MODULE}.weights_choice",
     "patchline.pipeline.models.layers",
 )

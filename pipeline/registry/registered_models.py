@@ -76,7 +76,7 @@ class VersionSummary(FrozenModel):
     decision: dict[str, Any] | None
     """The latest decision on whether the version becomes champion."""
     approval: dict[str, Any] | None = None
-    """The state of the latest approval request; see `approval.answer.Note`."""
+    """The state of the latest approval request; see `approval_answer.Note`."""
 
 
 class ModelSummary(FrozenModel):

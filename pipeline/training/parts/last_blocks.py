@@ -3,7 +3,7 @@
 What the blocks below give for an image never changes, so their tokens are computed once, for the
 image itself and for augmented views of it, and kept beside the features. The blocks above are then
 trained in the same loop as any model, at a fraction of its cost. The weights that are kept lie
-between the initial ones with the fitted head and the trained ones (`interpolation`), decided by the
+between the initial ones with the fitted head and the trained ones (`fine_tuning`), decided by the
 validation images. With fewer than 50 of them, training images are predicted too, each by a fit
 without its fold.
 
