@@ -151,7 +151,7 @@ class Teach(Stage[TeachInputs, Taught]):
 
     def compute(self, context: Context, inputs: TeachInputs) -> Taught:
         """Predict what is not stored yet, in a worker process."""
-        from patchline.pipeline.training.distillation.listed_images import launcher_for, write_list
+        from patchline.pipeline.training.distillation.job import launcher_for, write_list
 
         folder = inputs.run.folder / "teaching"
         job = _job(context, inputs)

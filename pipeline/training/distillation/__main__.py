@@ -16,8 +16,7 @@ from patchline.pipeline.models.calibrated_models import CalibratedModel
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.distillation.class_columns import class_columns
-from patchline.pipeline.training.distillation.job import Taught, TeachingJob, views_of
-from patchline.pipeline.training.distillation.listed_images import rows_of
+from patchline.pipeline.training.distillation.job import Taught, TeachingJob, rows_of, views_of
 from patchline.pipeline.training.distillation.predictions import ImageToTeach, TeacherOutputs
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import missing_data

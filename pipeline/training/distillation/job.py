@@ -1,15 +1,25 @@
-"""The input and the result of the process in which a teacher predicts views of images."""
+"""The process in which a teacher predicts: its input, the images, their views, and its result."""
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import pandas as pd
 
 from patchline.pipeline.data.ingested_data import SeenBefore
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.job_paths import SAME_PLACE
+from patchline.pipeline.workers.missing_data import missing_data, stays_here
+from patchline.pipeline.workers.worker_parts import write_lines
+from patchline.pipeline.workers.worker_start import LocalLauncher
+from patchline.pipeline.workspace import remote_data
 
 _CROP = 7 / 8
 
@@ -134,3 +144,39 @@ class Taught(FrozenModel):
             own = " (whether it was trained on these is not known)"
         labelled = counted(self.labelled, "labelled image")
         return f"the teacher has predicted {labelled}{further}{views}; {self._agrees}{own}"
+
+
+LIST_FILE = "images.jsonl"
+
+
+def rows_of(images: ImagesToTeach) -> pd.DataFrame:
+    """Return the rows of the manifest that the teacher predicts."""
+    rows = manifests.usable(manifests.load(images.manifest_file))
+    return rows[rows["split"].isin(images.splits)]
+
+
+def write_list(job: TeachingJob, folder: Path) -> None:
+    """Write the absolute paths of all images if some roots are the folder of several buckets.
+
+    Such a root is no address whose objects another machine could list.
+    """
+    (folder / LIST_FILE).unlink(missing_ok=True)
+    if any(remote_data.is_above_buckets(each.root) for each in job.images):
+        lines = (
+            [os.fspath(each.root.resolve() / path)]
+            for each in job.images
+            for path in rows_of(each)["path"]
+        )
+        write_lines(folder / LIST_FILE, lines)
+
+
+def launcher_for(job: TeachingJob) -> AbstractContextManager[Any]:
+    """Return a block in which workers start where the images can be read.
+
+    Raises:
+        DataError: if that is this machine alone, and the teacher needs a GPU of another one.
+    """
+    here = [each.root for each in job.images if stays_here(each.root, rows_of(each)["path"])]
+    if here and job.device != "cpu":
+        raise missing_data(here[0].absolute())
+    return worker_start.using_launcher("images here", LocalLauncher) if here else nullcontext()

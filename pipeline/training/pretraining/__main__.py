@@ -20,7 +20,7 @@ from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.training.pretraining.job import (
+from patchline.pipeline.training.pretraining.evaluating import (
     PicturedImage,
     PretrainingJob,
     PretrainingResult,

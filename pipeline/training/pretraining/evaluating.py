@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.seen_images import about_test_images
 from patchline.pipeline.evaluation.evaluating import about_run
 from patchline.pipeline.evaluation.html_page import picture, render, vector_graphic
@@ -14,17 +15,56 @@ from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean
 from patchline.pipeline.evaluation.plots import training_curves
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.training.pretraining.job import (
-    PicturedImage,
-    PretrainingJob,
-    PretrainingResult,
-)
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
+from patchline.plugin_api import ImageSpec
+
+
+class PretrainingJob(FrozenModel):
+    """What was trained, the images to test it on, and the folder for the results."""
+
+    config: RunConfig
+    """Resolved."""
+    trained: Path
+    """Folder of the weights."""
+    manifest_file: Path
+    store: Path
+    image: ImageSpec
+    device: str
+    pictures: int
+    """Images to make pictures of, at most."""
+    folder: Path
+
+
+class ViewFile(FrozenModel):
+    """The file of one view of one image."""
+
+    title: str
+    file: str
+    """Name in the folder of the result."""
+
+
+class PicturedImage(FrozenModel):
+    """An image and its views."""
+
+    path: str
+    """As in the manifest."""
+    views: tuple[ViewFile, ...]
+
+
+class PretrainingResult(FrozenModel):
+    """The losses of the test images, and pictures of the first ones."""
+
+    losses: tuple[float, ...]
+    """Of each test image; of each batch, if the objective computes no loss of one image."""
+    images: int
+    pictures: tuple[PicturedImage, ...]
+    seconds: float
+
 
 LOSS = "test/loss"
 HTML_FILE, JSON_FILE = "report.html", "report.json"

@@ -26,7 +26,7 @@ from patchline.pipeline.training.__main__ import train
 from patchline.pipeline.training.job import TrainingJob, TrainingPart
 from patchline.pipeline.training.parts.after_folds import combine_members
 from patchline.pipeline.training.pretraining.__main__ import evaluate_objective
-from patchline.pipeline.training.pretraining.job import PretrainingJob
+from patchline.pipeline.training.pretraining.evaluating import PretrainingJob
 from patchline.pipeline.training.recipe.objectives import REST_FILE
 from patchline.pipeline.training.trained_model import provenance_of_job
 from patchline.pipeline.training.training_data import open_data

@@ -18,15 +18,13 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.training.distillation import predictions
 from patchline.pipeline.training.distillation.job import (
+    LIST_FILE,
     VIEWS,
     ImagesToTeach,
     TeachingJob,
     View,
-    views_of,
-)
-from patchline.pipeline.training.distillation.listed_images import (
-    LIST_FILE,
     launcher_for,
+    views_of,
     write_list,
 )
 from patchline.pipeline.training.distillation.predictions import (
