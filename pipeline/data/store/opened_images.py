@@ -1,8 +1,8 @@
 """The images of a store that is complete, of whichever kind it is, or of several as one.
 
-For a training, they are read ahead in the background, in large pieces and in the order of the file,
-while the training computes. So a disk is read at its full speed, where a shuffled batch would wait
-for one small read after another.
+For a training run, they are read ahead in the background, in large pieces and in the order of the
+file, while the training computes. So a disk is read at its full speed, where a shuffled batch would
+wait for one small read after another.
 """
 
 from __future__ import annotations
