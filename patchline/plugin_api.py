@@ -199,8 +199,7 @@ def __getattr__(name: str) -> Any:
     """Import what stores are made of when it is used: other plugins do not depend on it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    module = "folder_store" if name == "FolderStore" else "object_store"
-    return getattr(importlib.import_module(f"patchline.pipeline.workspace.{module}"), name)
+    return getattr(importlib.import_module("patchline.pipeline.workspace.object_store"), name)
 
 
 # -- settings, and the format of the images --------------------------------------------------------

@@ -75,24 +75,24 @@ COMMANDS = (
     ),
     Command(
         "plugins list",
-        "plugins_list:list_plugins",
+        "plugins:list_plugins",
         "List the installed plugins without importing them.",
     ),
     Command(
         "plugins show",
-        "plugins_show:build_show",
+        "plugins:build_show",
         "Show a plugin's settings, and the cost of a model or patch embedding.",
         composed=True,
     ),
     Command(
         "plugins check",
-        "plugins_check:build_check",
+        "plugins:build_check",
         "Run the plugin's conformance checks; exits with code 1 if one fails.",
         composed=True,
     ),
     Command(
         "plugins new",
-        "plugins_new:new_plugin",
+        "plugins:new_plugin",
         "Create a package with a new, working plugin: code, settings and tests.",
     ),
     Command(

@@ -213,9 +213,9 @@ def emit(event: str, resource: str, payload: Mapping[str, Any]) -> None:
     waits for that thread at exit; call `flush` before stopping a server.
 
     Args:
-        event: one of the names in `event_kinds`.
+        event: one of the names above.
         resource: the id of the resource, such as `patchline.model.flowers`.
-        payload: the keys that `event_kinds.KINDS` lists for the event.
+        payload: the keys that `KINDS` lists for the event.
     """
     try:
         with _using_server() as found:
@@ -232,9 +232,9 @@ def deliver(event: str, resource: str, payload: Mapping[str, Any], event_id: UUI
     minutes.
 
     Args:
-        event: one of the names in `event_kinds`.
+        event: one of the names above.
         resource: the id of the resource, such as `patchline.model.flowers`.
-        payload: the keys that `event_kinds.KINDS` lists for the event.
+        payload: the keys that `KINDS` lists for the event.
         event_id: the same whenever this event is sent.
     """
     try:

@@ -13,7 +13,6 @@ from patchline.flows.commands.switches import Json, without_needless_negatives
 from patchline.flows.progress.progress_display import shown
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.terminal_words import counted, short_path, visible
-from patchline.plugins.tools.monitor.monitoring import check_stream
 
 if TYPE_CHECKING:
     from patchline.plugins.tools.monitor.check_journal import StreamCheck
@@ -55,7 +54,7 @@ def monitor(
     table
         Columns of a table, where they cannot be guessed.
     """
-    from patchline.plugins.tools.monitor.monitoring import MonitorChoices
+    from patchline.plugins.tools.monitor.monitoring import MonitorChoices, check_stream
 
     choices = MonitorChoices(false_alarms=false_alarms, checks=checks, least_images=least_images)
     columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}

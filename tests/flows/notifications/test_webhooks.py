@@ -28,8 +28,7 @@ from tests.patience import patient, until
 _EMITTING = """
 import sys
 from patchline.flows.notifications import events
-from patchline.flows.notifications import event_kinds
-events.emit(event_kinds.MODEL_REFUSED, "patchline.model.short", {"name": "short", "version": "2"})
+events.emit(events.MODEL_REFUSED, "patchline.model.short", {"name": "short", "version": "2"})
 print("prefect" in sys.modules)
 """
 

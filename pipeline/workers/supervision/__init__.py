@@ -1,1 +1,0 @@
-"""Long-running processes: started, checked, restarted, and ended together with their supervisor."""

@@ -1,1 +1,0 @@
-"""Tests of patchline.pipeline.workers.supervision."""
