@@ -4,9 +4,9 @@ In order:
 
 1. `opening` opens a request: it deploys the flow and starts a flow run for a version.
 2. `approval_flow` compares the version with the champion, shows the question and suspends.
-3. `approval_form` holds the form, takes an answer, and stores it with the flow run.
+3. `requests` holds the form, takes an answer, and stores it with the flow run.
 4. `approval_flow` starts again from the top, finds the answer and carries it out.
-5. `expiry` closes overdue requests and retries flow runs whose process was killed.
+5. `opening` closes overdue requests and retries flow runs whose process was killed.
 
 `requests` tells which requests are open, and what is known of each.
 

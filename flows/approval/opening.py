@@ -1,4 +1,4 @@
-"""Open an approval request: a flow run that compares a version with the champion and waits."""
+"""Open approval requests, each a flow run that waits, and close or retry those that need it."""
 
 from __future__ import annotations
 

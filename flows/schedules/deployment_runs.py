@@ -2,7 +2,7 @@
 
 A worker may start a run at any moment, so each is read again before it is cancelled.
 
-The same flow run starts again, so it keeps its page, its answers and its MLflow run.
+A retried flow run is the same one, so it keeps its page, its answers and its MLflow run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start the workers of a run with the launcher that its config names."""
+"""What a run gets from outside: the launcher that its config names, and how it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a training run: its pages in MLflow, its artifacts in Prefect, and its summary.
+"""What a training run shows: its name in Prefect, its events, its pages at the end, its summary.
 
 The model is registered by then, so a server error costs descriptions, never the run.
 """

@@ -5,7 +5,8 @@ credentials are refused before Prefect or MLflow sees them. Credentials are the 
 (programs: HTTP Basic, as Prefect's and MLflow's clients send it) or a session cookie (browsers),
 which a link with a one-time code sets.
 
-A server that takes more waits for connections that its own other requests hold: MLflow opens a
+`Limited` answers only as many requests at a time as the connections of a database suffice for. A
+server that takes more waits for connections that its own other requests hold: MLflow opens a
 second one while it holds the first, so that with a pool of 15 connections 32 writers stop each
 other until SQLAlchemy gives up ("QueuePool limit"). Requests that wait here hold nothing.
 """

@@ -1,11 +1,12 @@
 """A process that a supervisor keeps running: how it is started, begins, beats and ends.
 
+The supervisor holds a lock, the lifeline: every process of `patchline up` ends when it is released.
 The operating system releases the lock of a process that ends, however it ends. A pipe would do the
 same for direct children only. The runs that the runner starts must end with the supervisor, too,
 but must survive the runner.
 
-What a long-lived process writes by that path would otherwise create a new workspace in the old
-place, where the user wants to move the folder back to.
+A user may move the folder of a workspace. What a long-lived process writes by its old path would
+otherwise create a new workspace in the old place, where the user wants to move the folder back to.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Plugins implement it, one for each scheme of an address. Keys are relative paths with `/`.
 
-An object is a file; a write renames a complete file into place. Conditions are checked under a lock
-on the folder, so that they hold between the processes of one machine, and between machines if the
-file system passes locks on.
+In a folder, an object is a file; a write renames a complete file into place. Conditions are checked
+under a lock on the folder, so that they hold between the processes of one machine, and between
+machines if the file system passes locks on.
 """
 
 from __future__ import annotations

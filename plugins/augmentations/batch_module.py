@@ -1,8 +1,6 @@
-"""Transforms of whole batches: mirroring, cropping and erasing.
+"""Transforms of whole batches: mirroring, crops of equal or random size, colors, and erasing.
 
 Shapes: B batch, H height, W width, C channels, A attempts.
-
-Shapes: B batch, H height, W width, C channels.
 """
 
 from __future__ import annotations

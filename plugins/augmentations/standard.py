@@ -1,4 +1,7 @@
-"""Random crops of the padded image, and mirror images where that keeps the class."""
+"""Random crops of the padded image, and mirror images where that keeps the class.
+
+`randaugment`, `trivialaugment` and `strong` have these settings, too.
+"""
 
 from __future__ import annotations
 

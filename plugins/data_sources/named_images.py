@@ -5,8 +5,9 @@ file whose path ends like the address is its image.
 
 A name is first what is written. It is decoded, once, only if nothing has that name.
 
-`my photo (1).jpg` becomes `0a1b2c3d-my_photo_1.jpg`: spaces are underscores, and what is neither a
-letter, a digit, `-`, `_` nor `.` is left out (Django's `get_valid_filename`).
+Label Studio stores uploaded images under names of its own: `my photo (1).jpg` becomes
+`0a1b2c3d-my_photo_1.jpg`: spaces are underscores, and what is neither a letter, a digit, `-`, `_`
+nor `.` is left out (Django's `get_valid_filename`).
 """
 
 from __future__ import annotations

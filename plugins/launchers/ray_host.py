@@ -4,8 +4,8 @@ Workers are processes of the node, started as on any machine. They end with the 
 standard input closes; and the actor ends them itself if its driver does not ask for half a minute.
 Where the node does not see the folder of the run, its jobs come through the shared workspace.
 
-They are named one by one, because others that begin with `PATCHLINE_` are secrets, such as the
-token of a server.
+Environment variables that go to nodes are named one by one, because others that begin with
+`PATCHLINE_` are secrets, such as the token of a server.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Host:
 
     Args:
         cpus: cores that are reserved for it.
-        environment: variables that workers inherit, see `ray_environment`.
+        environment: variables that workers inherit, see `environment_of_nodes`.
         patience_seconds: without a call for so long, it ends.
         uri: address of the shared workspace; empty if it is a folder of one machine.
         module: of its first worker, which imports what it needs while its job is on the way.

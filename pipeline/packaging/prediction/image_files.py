@@ -82,7 +82,7 @@ def place(argument: int, name: str) -> Place:
 def find_images(given: Sequence[Path], without: Sequence[Path] = ()) -> Iterator[ImageFile]:
     """Yield the given files and every file below the given folders and in archives, in order.
 
-    Hidden files and folders, those that other programs leave beside images (see `ignored_files`),
+    Hidden files and folders, those that other programs leave beside images (see `folder_walk`),
     tables and texts, such as a table of labels, and the paths `without` are skipped. Linked folders
     are followed, except back to a parent.
 

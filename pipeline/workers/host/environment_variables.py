@@ -11,10 +11,10 @@ way of its own. So the environment is corrected once, before a library or a proc
 
 `check_proxy` raises where such a variable would have been needed.
 
-Prefect's client, httpx, reads them when a connection is prepared, and fails there even if it only
-talks to this machine, without TLS. So a variable that names a missing or damaged file is removed
-before a library or a process reads it: what is trusted then are the certificates that came with
-Python's packages, never more than the user had asked for.
+Certificates and keys of TLS: httpx reads them when a connection is prepared, and fails there even
+if it only talks to this machine, without TLS. So a variable that names a missing or damaged file is
+removed before a library or a process reads it: what is trusted then are the certificates that came
+with Python's packages, never more than the user had asked for.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ a slash matches the name of a file or a folder at any depth, one that ends in a 
 folder, and any other the path below the data's folder. `*`, `?` and `[…]` are wildcards; upper and
 lower case do not matter.
 
-Hidden files and folders are skipped, and those that other programs leave beside images (see
-`ignored_files`). Links to folders are followed, but not in a circle; a link to a file counts as a
-file. What MLflow stores beside the images is skipped.
+Hidden files and folders are skipped, too. Links to folders are followed, but not in a circle; a
+link to a file counts as a file. What MLflow stores beside the images is skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known about an export: `export.json`, and the sentence if it is refused."""
+"""What is known about an export: `export.json`, in words, and the sentence if it is refused."""
 
 from __future__ import annotations
 

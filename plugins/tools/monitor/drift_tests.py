@@ -1,12 +1,8 @@
 """The tests of one check, of outputs and of features, with the level divided between them.
 
-Shapes: N images, K outputs, D features.
-
 Rabanser, Günnemann and Lipton, Failing loudly: an empirical study of methods for detecting dataset
 shift (arXiv 1810.11953), section 3 (BBSDs): univariate tests of the outputs of a classifier that is
 there anyway were the best of the methods compared.
-
-Shapes: M reference images, N images, K outputs.
 
 Gretton, Borgwardt, Rasch, Schölkopf and Smola, A kernel two-sample test (JMLR 13, 2012). The kernel
 is Gaussian, with the median distance of the reference images as its width, in the form of random
@@ -19,7 +15,7 @@ are needed only when the images differ: it stops as soon as five permutations ar
 was observed (Besag and Clifford, Sequential Monte Carlo p-values, Biometrika 78, 1991), which
 without drift happens after some dozens.
 
-Shapes: M reference images, N images, D features, F Fourier features, B draws.
+Shapes: M reference images, N images, K outputs, D features, F Fourier features, B draws.
 """
 
 from __future__ import annotations

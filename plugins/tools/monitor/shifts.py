@@ -2,8 +2,6 @@
 
 These describe; only `drift_tests` decides. Their intervals hold for one check each, not for all.
 
-Shapes: M reference images, N images, K classes or labels.
-
 A label often arrives after the check of its image. So the accuracy is one of the stream, not of a
 check: it covers every arrived image that has a label now, each once, whichever check it was in. No
 image takes part that trained, validated or tested the version. It is an estimate with an interval;

@@ -1,4 +1,4 @@
-"""Settings of a search: how many trials, how long, over what, and where the study is kept."""
+"""Settings of a search: how many trials, how long, over what, where the study is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The result of a search: its trials, the final fits, and what the search gained."""
+"""The result of a search: its trials, the final fits, what it gained, and its summary."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
     POST /classes           {"name"}: a new class
 
 A request never names a path. What changes something is a POST with JSON, which pages of other
-origins cannot send (see `serving/access_control.py`).
+origins cannot send (see `pipeline/web/access_control.py`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Shapes: N images, B images of a batch, D features, K classes; H, W and C of an i
 
 A folder belongs to one network. Each file in it, `NAME.npz`, holds the results of some images, so
 that images which are added, renamed or moved do not make those of the others worthless.
-
-Shapes: B images of a batch.
 """
 
 from __future__ import annotations
