@@ -34,7 +34,12 @@ from patchline.plugin_api import (
     valid_name,
 )
 from patchline.plugins.data_sources.embedded_images import extracted, image_names
-from patchline.plugins.data_sources.table_columns import NO_COLUMN, Columns, chosen_columns
+from patchline.plugins.data_sources.table_columns import (
+    NO_COLUMN,
+    Columns,
+    GivenColumns,
+    chosen_columns,
+)
 from patchline.plugins.data_sources.table_files import find_files
 from patchline.plugins.data_sources.table_formats import joined, shown
 from patchline.plugins.data_sources.table_reading import (
@@ -198,15 +203,14 @@ class ImageTable:
         file, rules = self._file(), self.context.rules
         table = _table(file, rules)
         config = self.config
-        columns = chosen_columns(
-            table,
+        given = GivenColumns(
             config.image_column,
             config.label_column,
             config.split_column,
             config.group_column,
-            needs_labels=self.needs_labels,
-            label_columns=rules.label_columns,
+            rules.label_columns,
         )
+        columns = chosen_columns(table, given, needs_labels=self.needs_labels)
         if self.needs_labels and columns.split is None and config.split_column is None:
             ask_about_lists(table.file, table.column(columns.image))
         places = self._places(table, columns.image)

@@ -99,16 +99,18 @@ class Columns(NamedTuple):
     """Which columns are not read, though they may say what belongs together."""
 
 
-def chosen_columns(
-    table: Table,
-    image: str | None,
-    label: str | None,
-    split: str | None,
-    group: str | None,
-    *,
-    needs_labels: bool = True,
-    label_columns: Sequence[str] = (),
-) -> Columns:
+class GivenColumns(NamedTuple):
+    """The columns that the settings name; those that are None are guessed."""
+
+    image: str | None
+    label: str | None
+    split: str | None
+    group: str | None
+    labels: Sequence[str] = ()
+    """Columns of 0 and 1 that each stand for a label."""
+
+
+def chosen_columns(table: Table, given: GivenColumns, *, needs_labels: bool = True) -> Columns:
     """Return the columns that were given, and guess the others.
 
     Where no labels are needed, only a column that is named like one is taken for them. `none` in
@@ -118,22 +120,24 @@ def chosen_columns(
         DataError: if a column does not exist or cannot be guessed, or if one that was not given
             most likely holds splits or groups.
     """
-    asks_splits, asks_groups = split is None, group is None
+    image, label = given.image, given.label
+    asks_splits, asks_groups = given.split is None, given.group is None
     split, group = (
-        None if name == NO_COLUMN and name not in table.names else name for name in (split, group)
+        None if name == NO_COLUMN and name not in table.names else name
+        for name in (given.split, given.group)
     )
     _check_given(
-        table, label_columns, image_column=image, label_column=label, split_column=split,
+        table, given.labels, image_column=image, label_column=label, split_column=split,
         group_column=group,
     )  # fmt: skip
     guessed = []
-    taken = {name for name in (label, split, group, *label_columns) if name is not None}
+    taken = {name for name in (label, split, group, *given.labels) if name is not None}
     if image is None:
         image = _guessed_image(table, taken)
         guessed.append(f"images from '{shown(image)}'")
     found_split = _guessed_split(table, {image, *taken}) if asks_splits else split
     taken |= {name for name in (image, found_split) if name is not None}
-    labels = tuple(dict.fromkeys(label_columns))
+    labels = tuple(dict.fromkeys(given.labels))
     if label is None and not labels:
         if needs_labels:
             label, labels = _guessed_labels(table, taken)

@@ -32,7 +32,7 @@ from patchline.plugin_api import (
     stem_of,
     valid_name,
 )
-from patchline.plugins.data_sources.table_columns import Columns, chosen_columns
+from patchline.plugins.data_sources.table_columns import Columns, GivenColumns, chosen_columns
 from patchline.plugins.data_sources.table_formats import shown
 from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
 
@@ -339,9 +339,8 @@ class WebDataset:
         several = self.context.rules.label_columns
         if label is None and LABEL in table.names and not several:
             label = LABEL
-        return chosen_columns(
-            table, image, label, config.split_column, config.group_column, label_columns=several
-        )
+        given = GivenColumns(image, label, config.split_column, config.group_column, several)
+        return chosen_columns(table, given)
 
     def _place(self) -> Path:
         if self.path is None:

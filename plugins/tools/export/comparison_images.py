@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -51,6 +51,14 @@ class ComparisonImages:
     calibration_origin: str
 
 
+class _Chosen(NamedTuple):
+    """Images that were chosen, not yet decoded."""
+
+    rows: pd.DataFrame
+    origin: str
+    """Which images these are, for a sentence."""
+
+
 def of_run(
     reference: ModelReference, workspace: Path, on_progress: StageProgress
 ) -> ComparisonImages:
@@ -82,10 +90,8 @@ def of_run(
     return _decoded(
         records,
         records.root,
-        tested,
-        f"{_of(len(tested), total)} test images of its run",
-        trained,
-        f"{len(trained):,} training images of its run",
+        _Chosen(tested, f"{_of(len(tested), total)} test images of its run"),
+        _Chosen(trained, f"{len(trained):,} training images of its run"),
         workspace,
         on_progress,
     )
@@ -128,10 +134,8 @@ def of_data(
     return _decoded(
         records,
         chosen.data.root,
-        tested,
-        f"{_of(len(tested), len(rows))} images of {chosen.data.name}{caveat}",
-        calibrating,
-        f"{len(calibrating):,} {source}",
+        _Chosen(tested, f"{_of(len(tested), len(rows))} images of {chosen.data.name}{caveat}"),
+        _Chosen(calibrating, f"{len(calibrating):,} {source}"),
         workspace,
         on_progress,
     )
@@ -140,27 +144,25 @@ def of_data(
 def _decoded(
     records: VersionRecords,
     root: Path,
-    tested: pd.DataFrame,
-    origin: str,
-    calibrating: pd.DataFrame,
-    calibration_origin: str,
+    tested: _Chosen,
+    calibrating: _Chosen,
     workspace: Path,
     on_progress: StageProgress,
 ) -> ComparisonImages:
     package = records.package
     if not image_root.exists(root):
         raise DataError(f"The images in {root} are gone. {_USE_DATA}")
-    both = pd.concat([tested, calibrating], ignore_index=True)
+    both = pd.concat([tested.rows, calibrating.rows], ignore_index=True)
     images = prepared_images(package, both, root, workspace, on_progress)
     number = {name: position for position, name in enumerate(package.classes)}
     return ComparisonImages(
-        images_NHWC=np.array(images[np.arange(len(tested))]),
-        labels_N=label_sets.matrix(list(tested["label"]), package.classes)
+        images_NHWC=np.array(images[np.arange(len(tested.rows))]),
+        labels_N=label_sets.matrix(list(tested.rows["label"]), package.classes)
         if package.is_multi_label
-        else tested["label"].map(number).to_numpy(np.int64),
-        origin=origin,
-        calibration_NHWC=np.array(images[np.arange(len(tested), len(both))]),
-        calibration_origin=calibration_origin,
+        else tested.rows["label"].map(number).to_numpy(np.int64),
+        origin=tested.origin,
+        calibration_NHWC=np.array(images[np.arange(len(tested.rows), len(both))]),
+        calibration_origin=calibrating.origin,
     )
 
 
