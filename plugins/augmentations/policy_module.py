@@ -233,8 +233,8 @@ def step_of(name: str, magnitude: int, ranges: Ranges, *, negative: bool) -> Ste
 
 _AMOUNTS = {
     "shear": "amount",
-    "translate_x": "pixels",
-    "translate_y": "pixels",
+    "pixels_x": "pixels",
+    "pixels_y": "pixels",
     "rotation": "degrees",
 }
 

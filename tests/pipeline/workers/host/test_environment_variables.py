@@ -54,7 +54,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(environment_variables, "_removed", {})
-    monkeypatch.setattr(environment_variables, "_left_out", {})
+    monkeypatch.setattr(environment_variables, "_entries_left_out", {})
 
 
 def _through(client: httpx.Client, url: str) -> bool:
@@ -189,7 +189,7 @@ def _no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in environment_variables.CERTIFICATE_VARIABLES:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr(environment_variables, "_left_out", {})
+    monkeypatch.setattr(environment_variables, "_files_left_out", {})
 
 
 @pytest.mark.parametrize(
