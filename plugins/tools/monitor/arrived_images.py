@@ -6,7 +6,7 @@ Shapes: N images, H, W and C of an image, K classes or labels, D features.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests import scanning
 from patchline.pipeline.data.manifests.scanning import ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of
-from patchline.pipeline.data.near_duplicates.search import ComparedPictures
+from patchline.pipeline.data.near_duplicates.search import ComparedPictures, Progress
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
@@ -95,7 +95,6 @@ def place_of(root: Path, path: str) -> str:
 
 
 Array = np.ndarray[Any, Any]
-Progress = Callable[[str, int, int], None]
 _FOLDERS = ("image_folder", "archive")
 _BATCH = 64
 _NAMED = 3

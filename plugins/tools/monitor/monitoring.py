@@ -21,6 +21,7 @@ from patchline.flows.notifications import events
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import data_settings, merged, validated
+from patchline.pipeline.data.near_duplicates.search import Progress
 from patchline.pipeline.errors import DataError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.reference_images import (
@@ -38,7 +39,6 @@ from patchline.plugins.tools.monitor.arrived_images import (
     ArrivedImages,
     Computed,
     ImageFiles,
-    Progress,
 )
 from patchline.plugins.tools.monitor.check_journal import (
     CheckJournal,

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel, Field, ValidationError
 
-from patchline.pipeline.data.near_duplicates.search import ComparedPictures
+from patchline.pipeline.data.near_duplicates.search import ComparedPictures, Progress
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.reference_images import ReferenceImages
@@ -25,7 +25,6 @@ from patchline.pipeline.workspace.files.json_lines import DamagedLineError, obje
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.plugins.tools.monitor.arrived_images import (
     Computed,
-    Progress,
     labels_table,
     since_training,
     size_before,

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from patchline.pipeline.data.near_duplicates.search import Progress
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.terminal_words import counted
-from patchline.plugins.tools.monitor.arrived_images import ArrivedImages, Labels, Progress
+from patchline.plugins.tools.monitor.arrived_images import ArrivedImages, Labels
 
 Array = np.ndarray[Any, Any]
 _Z = 1.959963984540054
