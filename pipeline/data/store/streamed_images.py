@@ -274,9 +274,9 @@ class StreamedImages:
     def _kept_as(self, rows: Rows) -> dict[int, memoryview]:
         """Return rows as they are kept: of pages, of what was kept, or of the object store."""
         found = dict[int, memoryview]()
-        for cache in (self._pages, self.kept):
-            if cache is not None and len(found) < len(rows):
-                found |= cache.find(rows)
+        for kept in (self._pages, self.kept):
+            if kept is not None and len(found) < len(rows):
+                found |= kept.find(rows)
         missing = np.array([row for row in rows.tolist() if row not in found], np.int64)
         if len(missing):
             records = self.records.read(missing)
