@@ -34,7 +34,7 @@ from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from tests.pipeline.training.processes.ray_nodes import Cluster, two_nodes, why_not
 

@@ -49,8 +49,12 @@ from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.plugins.tools.monitor.arrived_images import predicted
 from patchline.plugins.tools.monitor.check_journal import Period
-from patchline.plugins.tools.monitor.class_shares import class_shares
-from patchline.plugins.tools.monitor.drift_tests import FeatureKernel, distances, drift_tests
+from patchline.plugins.tools.monitor.drift_tests import (
+    FeatureKernel,
+    class_shares,
+    distances,
+    drift_tests,
+)
 
 Array = np.ndarray[Any, Any]
 _DRIFTED, _BATCH, _TOGETHER = 1500, 100, 10

@@ -37,7 +37,7 @@ from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 from patchline.pipeline.data.store.streamed_images import PagesFolder, StreamedImages
 from patchline.pipeline.workspace import cache_limit, chosen
 from patchline.pipeline.workspace.address import parsed
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugin_api import ImageSpec
 from patchline.plugins.stores.objects import RemoteStore

@@ -15,13 +15,12 @@ from typing import Any
 from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 from patchline.flows.commands.application import application, command_tools
-from patchline.flows.commands.number_lists import each_with_its_flag
-from patchline.flows.commands.switches import value_of_switch
+from patchline.flows.commands.switches import each_with_its_flag, value_of_switch
 from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.terminal_words import protect_terminal, visible
-from patchline.pipeline.workers.host import interpreter, interruption
+from patchline.pipeline.workers.host import interruption, processors
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files import workspace_folder
@@ -56,7 +55,7 @@ def run_command_line(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        interpreter.check()
+        processors.check()
         files, arguments = _plugin_files(arguments)
         _use_plugin_files(files)  # a store may be among them
         arguments = _use_workspace(arguments)

@@ -73,13 +73,13 @@ from patchline.pipeline.workspace.files.data_names import (
     stem_of,
     valid_name,
 )
+from patchline.pipeline.workspace.files.file_locks import known_digest, made_once
 from patchline.pipeline.workspace.files.folder_walk import (
     FoundFile,
     IgnoredFiles,
     visible_folders,
     walk_files,
 )
-from patchline.pipeline.workspace.files.made_once import known_digest, made_once
 from patchline.pipeline.workspace.files.table_cells import plain_cell
 from patchline.pipeline.workspace.files.tar_archive import sample_key, shards_in
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from patchline.flows import prefect_session
 from patchline.flows.commands.switches import Json
-from patchline.flows.new_data import watches
+from patchline.flows.new_data import watched_folders
 from patchline.flows.notifications import events
 from patchline.flows.schedules import scheduled_work
 from patchline.pipeline import local_services
@@ -46,10 +46,10 @@ def watch(
         How long nothing in the folder may change before a run starts, so that no run reads a folder
         that is still being copied. Default: 60; 3 if its subfolders are those of the last run.
     """
-    quiet_seconds = watches.checked_quiet_seconds(quiet_seconds)
-    watched = watches.checked_folder(folder)
-    name = watches.checked_name(watched, name)
-    settings, notes = watches.run_settings(watched, config)
+    quiet_seconds = watched_folders.checked_quiet_seconds(quiet_seconds)
+    watched = watched_folders.checked_folder(folder)
+    name = watched_folders.checked_name(watched, name)
+    settings, notes = watched_folders.run_settings(watched, config)
     with prefect_session.connected():
         deployment_id = _deploy(name, watched, settings, config, quiet_seconds)
         notes += _missing_services()
@@ -67,7 +67,7 @@ def watch(
     asked = settings.data.min_new_images
     enough = "one image is" if asked == 1 else f"{asked} images are"
     print(f"{name}: watching {visible(watched)}; trains when at least {enough} new.")
-    print(f"  {watches.quiet_words(quiet_seconds)}")
+    print(f"  {watched_folders.quiet_words(quiet_seconds)}")
     for note in notes:
         print(f"  {visible(note)}")
     print(
@@ -119,7 +119,7 @@ def _deploy(
         labels=labels,
         description=(
             f"Watches `{folder}` and trains when at least {settings.data.min_new_images} images "
-            f"are new. {watches.quiet_words(quiet_seconds)}"
+            f"are new. {watched_folders.quiet_words(quiet_seconds)}"
         ),
         concurrency="enqueue",
     )

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, create_model
 
 from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
 from patchline.flows.prefect_session import connected
-from patchline.flows.schedules import schedule_summary, schedule_times, scheduled_work
+from patchline.flows.schedules import schedule_times, scheduled_work
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.plugin_system.tools import Tools, tools
@@ -264,7 +264,7 @@ def list_schedules(*, as_json: Json = False) -> None:
             '--cron "0 2 * * *" --config run.yaml`.'
         )
         return
-    print("\n".join(schedule_summary.table(shown)))
+    print("\n".join(scheduled_work.table(shown)))
 
 
 def pause(name: ScheduleName, /, *, as_json: Json = False) -> None:

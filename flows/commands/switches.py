@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -48,3 +49,39 @@ def without_needless_negatives(section: type[BaseModel]) -> type[BaseModel]:
         elif kind is bool and field.default is False and _ALONE not in field.metadata:
             field.metadata.append(_ALONE)
     return section
+
+
+_FLAGS = {"--data.bands", "--data.mean", "--data.std"}
+_MOST = 3
+
+
+def each_with_its_flag(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with the flag repeated before each of its numbers, as cyclopts takes them.
+
+    A number that does not directly follow belongs to something else.
+    """
+    return list(_repeated(arguments))
+
+
+def _repeated(arguments: Sequence[str]) -> Iterator[str]:
+    flag, left = "", 0
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            yield from arguments[place:]
+            return
+        if argument in _FLAGS:
+            flag, left = argument, _MOST
+        elif not left or not _is_number(argument):
+            flag, left = "", 0
+        else:
+            if left < _MOST:
+                yield flag
+            left -= 1
+        yield argument
+
+
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
+        return True
+    return False

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from patchline.flows.commands.switches import Json, Switch
 from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.services import starting, stopping
-from patchline.flows.services.startup_plan import PlannedService
+from patchline.flows.services.service_programs import PlannedService
 from patchline.flows.services.stopping import Supervised
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import OrchestrationError

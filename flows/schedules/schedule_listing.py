@@ -13,9 +13,13 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
 
 from patchline.flows.schedules import deployments, scheduled_work
-from patchline.flows.schedules.schedule_summary import LastRun, ScheduleSummary, work_words
 from patchline.flows.schedules.schedule_times import Times, duration_words, invalid_cron
-from patchline.flows.schedules.scheduled_work import ScheduledWork
+from patchline.flows.schedules.scheduled_work import (
+    LastRun,
+    ScheduledWork,
+    ScheduleSummary,
+    work_words,
+)
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.tools import tools
 from patchline.plugin_api import ToolWork

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchline.flows.services import restart_events
+from patchline.flows.services import supervisor
 from patchline.pipeline.workers import supervised_process
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ DUTIES = (
     ("patchline.flows.schedules.missed_runs:drop_missed", 10.0),
     ("patchline.flows.schedules.missed_runs:continue_interrupted", 5.0),
     ("patchline.flows.new_data.watched_folders:check_folders", 2.0),
-    (f"{restart_events.__name__}:announce", 5.0),
+    (f"{supervisor.__name__}:announce", 5.0),
 )
 
 

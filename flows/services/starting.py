@@ -12,8 +12,8 @@ from pathlib import Path
 
 from patchline.flows import prefect_session
 from patchline.flows.prefect_api import postgres, prefect_database, prefect_settings
-from patchline.flows.services import artifact_bucket, mlflow_server, service_processes, store_choice
-from patchline.flows.services.startup_plan import (
+from patchline.flows.services import mlflow_server, service_processes, store_choice
+from patchline.flows.services.service_programs import (
     Failure,
     PlannedService,
     StartupPlan,
@@ -187,7 +187,7 @@ def _check_artifacts(place: str) -> None:
         StorageError: if a folder may not be written.
     """
     if place.startswith("s3://"):
-        artifact_bucket.check(place)
+        store_choice.check(place)
         return
     with storage_errors(Path(place)):
         make_folder(Path(place))

@@ -2,11 +2,15 @@
 
 It starts the services, reports when they are ready, restarts what dies or stops answering, and ends
 everything on SIGTERM. It imports nothing heavy, so that little can go wrong with it.
+
+The supervisor imports neither Prefect nor MLflow, so that it stays small and hardly anything can
+end it.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 import os
 import shutil
@@ -17,8 +21,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from patchline.flows.services import restart_events, service_programs
-from patchline.flows.services.startup_plan import Failure, StartupPlan, failure_file, plan_file
+from patchline.flows.services import service_programs
+from patchline.flows.services.service_programs import Failure, StartupPlan, failure_file, plan_file
 from patchline.pipeline import local_services, redaction
 from patchline.pipeline.errors import OrchestrationError, PipelineError, error_class
 from patchline.pipeline.local_services import (
@@ -34,6 +38,30 @@ from patchline.pipeline.workers.host import interruption
 from patchline.pipeline.workers.supervised_process import SupervisedProcess
 from patchline.pipeline.workspace.files.atomic_files import write_private_text, write_text
 from patchline.pipeline.workspace.files.file_locks import try_lock
+
+_FOLDER = "restarts"
+
+
+def note(folder: Path, service: str, reason: str) -> None:
+    """Write a note about a restart; of the reason only the part before the first semicolon."""
+    file = services_folder(folder) / _FOLDER / f"{time.time_ns()}.json"
+    write_text(file, json.dumps({"service": service, "reason": reason.partition(";")[0]}))
+
+
+def announce() -> None:
+    """Send an event for each note, once Prefect answers, and delete the note."""
+    from patchline.flows.notifications import events
+    from patchline.pipeline import local_services
+
+    services = local_services.running()
+    if services is None or not local_services.answers(f"{services.prefect_api_url}/health"):
+        return  # events that are sent now would be lost
+    for file in sorted((services_folder() / _FOLDER).glob("*.json")):
+        noted = json.loads(file.read_text(encoding="utf-8"))
+        resource = f"patchline.service.{noted['service']}"
+        events.emit(events.SERVICES_RESTARTED, resource, noted)
+        file.unlink(missing_ok=True)
+
 
 logger = logging.getLogger("supervisor")
 
@@ -223,7 +251,7 @@ def _note(folder: Path, name: str, happened: str) -> None:
     if not supervised_process.is_workspace_there(folder):
         return
     try:
-        restart_events.note(folder, name, happened)
+        note(folder, name, happened)
     except (PipelineError, OSError) as error:
         logger.warning("the restart could not be noted (%s)", error)
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from patchline.flows.progress.progress_display import display, show_event
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
-from patchline.pipeline.stages.context import Reporting
+from patchline.pipeline.stages.stage import Reporting
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Launcher
 from patchline.pipeline.workspace.files.workspace_folder import place

@@ -29,9 +29,9 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.planning.fine_tuning import FEATURES
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.decode import DECODE
 from patchline.pipeline.stages.lines import line_of
+from patchline.pipeline.stages.stage import Context
 from patchline.pipeline.terminal_words import duration
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.parts.run_parts import images_of_parts

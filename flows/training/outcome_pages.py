@@ -43,9 +43,9 @@ from patchline.pipeline.registry.browsing.pages import (
 )
 from patchline.pipeline.registry.browsing.run_summary import RunSummary, summary_of
 from patchline.pipeline.registry.registration import Registered
-from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.promote import Promoted
 from patchline.pipeline.stages.read import data_name
+from patchline.pipeline.stages.stage import Context
 from patchline.pipeline.training.parts.launching import CONFIG_FILE
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult

@@ -26,9 +26,8 @@ from patchline.flows.progress.progress_display import display
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.stages.context import reads_of
 from patchline.pipeline.stages.engine import Computation
-from patchline.pipeline.stages.stage import AnyStage
+from patchline.pipeline.stages.stage import AnyStage, reads_of
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.parts.run_parts import STAGE as TRAINING
 

@@ -31,9 +31,8 @@ from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
 from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.lines import Pipeline, line_of
-from patchline.pipeline.stages.stage import AnyStage
+from patchline.pipeline.stages.stage import AnyStage, Context
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace import chosen, run_folders

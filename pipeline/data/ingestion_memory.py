@@ -27,7 +27,7 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import (
 )
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.table_cells import printable
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import ImageListing

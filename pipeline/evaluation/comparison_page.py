@@ -19,7 +19,7 @@ from patchline.pipeline.evaluation.comparison import (
 from patchline.pipeline.evaluation.html_page import render, thumbnail
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
-from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
+from patchline.pipeline.evaluation.multi_label.label_set_page import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import Decision
 from patchline.pipeline.workspace.files.atomic_files import write_text
 

@@ -45,7 +45,7 @@ from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import worker_main
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 
 _COMPARED_INSIDE = 64
 """Test images on which the inner values of the package are compared with torch's."""

@@ -10,7 +10,7 @@ from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, p_
 from patchline.pipeline.evaluation.comparison_page import PAGE, write_comparison
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS, MULTI_LABEL_METRICS
-from patchline.pipeline.evaluation.multi_label.label_set_comparison import LabelSetComparison
+from patchline.pipeline.evaluation.multi_label.label_set_page import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.provenance import ProvenanceSummary

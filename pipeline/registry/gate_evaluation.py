@@ -15,7 +15,7 @@ from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.evaluation.comparison import Comparison, comparable_images, compare
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import ThresholdedScores
-from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
+from patchline.pipeline.evaluation.multi_label.label_set_page import (
     LabelSetComparison,
     compare_label_sets,
 )

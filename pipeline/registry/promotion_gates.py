@@ -23,7 +23,7 @@ from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.multi_label import paired_bootstrap
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import PAIRED
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS, MULTI_LABEL_METRICS
-from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
+from patchline.pipeline.evaluation.multi_label.label_set_page import (
     LabelChange,
     LabelSetComparison,
 )

@@ -24,7 +24,7 @@ from patchline.pipeline.models.provenance import CONTENT, Provenance, provenance
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.package_download import open_package, package_folder
 from patchline.pipeline.registry.registered_models import CHECKED_TAG, ModelReference
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.tracking.tracked_run import DATA_ROOT_TAG
 from patchline.pipeline.workspace.tracking.tracking_store import client
 

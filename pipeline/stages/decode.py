@@ -12,8 +12,7 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges import range_choice
 from patchline.pipeline.registry import registered_models
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.workspace import cache_limit
 from patchline.pipeline.workspace.address import of_path, parsed
 from patchline.pipeline.workspace.run_memory import stage_keys

@@ -16,8 +16,7 @@ from typing import Any
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import AnyStage
+from patchline.pipeline.stages.stage import AnyStage, Context
 from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun

@@ -22,8 +22,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.registry import registration
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.pretraining import evaluating as encoder_evaluating
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult

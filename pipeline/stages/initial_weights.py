@@ -14,8 +14,7 @@ from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_ima
 from patchline.pipeline.data.symmetry.assumed_symmetries import notes_on_mirroring_weights
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.weights_choice import WeightsChoice
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.initial_weights.starting_point import (
     StartingPoint,
     check_published,

@@ -8,7 +8,6 @@ from typing import Any
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.source_listing import uses_labels
-from patchline.pipeline.stages.context import reads_of
 from patchline.pipeline.stages.decode import DECODE
 from patchline.pipeline.stages.evaluate import EVALUATE, TEST_ENCODER
 from patchline.pipeline.stages.initial_weights import CHOOSE_WEIGHTS, INITIAL_WEIGHTS
@@ -17,7 +16,7 @@ from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.stages.promote import CHALLENGE, PROMOTE
 from patchline.pipeline.stages.read import READ
 from patchline.pipeline.stages.register import REGISTER
-from patchline.pipeline.stages.stage import AnyStage, Stage
+from patchline.pipeline.stages.stage import AnyStage, Stage, reads_of
 from patchline.pipeline.stages.teacher import FIND_TEACHER, TEACH
 from patchline.pipeline.stages.train import TRAIN
 from patchline.pipeline.workspace.run_memory import stage_keys

@@ -22,15 +22,14 @@ from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel
 from patchline.pipeline.packaging.packaging import MODULE, package_model
 from patchline.pipeline.registry import registration
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.initial_weights.recipe import display_name
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.training.parts import run_parts
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.worker_start import Worker
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.tracking import provenance

@@ -15,8 +15,7 @@ from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.planning.measuring_job import MODULE
 from patchline.pipeline.planning.weights_choice import WeightsChoice
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.initial_weights.record import InitialWeights
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.workers.worker_start import Worker

@@ -8,8 +8,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.registry import promotion
 from patchline.pipeline.registry.promotion import Promotion
 from patchline.pipeline.registry.registration import Registered
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 

@@ -11,8 +11,7 @@ from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, by_task
 from patchline.pipeline.data.manifests.earlier_manifests import UNLABELLED_FOLDER
 from patchline.pipeline.data.unlabelled_images import check_unlabelled
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun

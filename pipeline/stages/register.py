@@ -14,8 +14,7 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry import registration
 from patchline.pipeline.registry.registered_models import TAUGHT_BY_TAG, TEST_IMAGES_TAG
 from patchline.pipeline.registry.registration import Registered
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 

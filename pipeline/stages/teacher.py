@@ -9,8 +9,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.distillation.class_columns import class_columns
 from patchline.pipeline.training.distillation.job import MODULE, ImagesToTeach, Taught, TeachingJob
 from patchline.pipeline.training.distillation.teacher import (

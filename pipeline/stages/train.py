@@ -8,8 +8,7 @@ from typing import Any
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.stages.context import Context
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.distillation.job import Taught
 from patchline.pipeline.training.distillation.teacher import Teacher
 from patchline.pipeline.training.initial_weights.recipe import display_name

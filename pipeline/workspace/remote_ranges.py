@@ -18,7 +18,7 @@ from pathlib import Path
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.atomic_files import replacing
-from patchline.pipeline.workspace.files.made_once import made_once
+from patchline.pipeline.workspace.files.file_locks import made_once
 from patchline.pipeline.workspace.files.placeholders import RangedObject
 from patchline.pipeline.workspace.object_store import Address, ConflictError, ObjectStore
 

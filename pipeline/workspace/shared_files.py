@@ -26,8 +26,8 @@ from pydantic import Field, ValidationError
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.files.atomic_files import replacing
-from patchline.pipeline.workspace.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.workspace.files.paths import safe_join, unsafe_reason
+from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.object_store import ConflictError, ObjectState, ObjectStore
 

@@ -32,10 +32,10 @@ from patchline.pipeline.workers.missing_data import MadeArchive, made_archive, m
 from patchline.pipeline.workers.worker_start import LOG_FILE
 from patchline.pipeline.workspace import cache, chosen, remote_data, run_folders
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.files.placeholders import FOLDER
+from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import RUNS, WORKSPACE, make_folder
 from patchline.pipeline.workspace.object_store import Address
 from patchline.pipeline.workspace.shared_files import DamagedObjectError, Reference, SharedFiles

@@ -35,7 +35,7 @@ from patchline.pipeline.data.reading.image_root import open_image, root_image_by
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.reduced_values import reduced_bits
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
-from patchline.pipeline.workspace.files.file_digest import sha256_of
+from patchline.pipeline.workspace.files.sealed_files import sha256_of
 from patchline.pipeline.workspace.files.table_cells import printable
 from patchline.plugin_api import ListedImage
 

@@ -22,7 +22,7 @@ from patchline.pipeline.workspace.files.archive_members import MemberError
 from patchline.pipeline.workspace.files.archives import open_archive
 from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
-from patchline.pipeline.workspace.files.file_digest import sha256_of
+from patchline.pipeline.workspace.files.sealed_files import sha256_of
 from patchline.pipeline.workspace.files.tar_archive import READ_ERRORS
 
 if TYPE_CHECKING:

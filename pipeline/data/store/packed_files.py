@@ -35,8 +35,8 @@ from patchline.pipeline.data.store.store_shards import (
 )
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files.atomic_files import replacing, write_text
-from patchline.pipeline.workspace.files.file_digest import digest_of
 from patchline.pipeline.workspace.files.resumable_work import FinishedPieces, Piece
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 
 PACKED_FILE = "packed.json"
 _OFFSET = np.dtype("<u8")

@@ -30,7 +30,7 @@ from patchline.pipeline.errors import StorageError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import lease
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
-from patchline.pipeline.workspace.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
 

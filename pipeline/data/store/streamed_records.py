@@ -29,7 +29,7 @@ from patchline.pipeline.data.reading.resizing import ResizePolicy
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.file_digest import FileDigest
+from patchline.pipeline.workspace.files.sealed_files import FileDigest
 from patchline.pipeline.workspace.workspace import Workspace, workspace_of
 
 STREAMED_FILE = "streamed.json"

@@ -26,9 +26,9 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.packaging.prediction.image_files import ImageFile, Place, place
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
-from patchline.pipeline.workspace.files.file_digest import digest_of
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.files.resumable_work import FinishedPieces, Piece
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.table_cells import table_cell
 
 _STATE_FILE, _LOG_FILE, _LOCK_FILE = "state.json", "finished.jsonl", "lock"

@@ -37,7 +37,7 @@ from patchline.pipeline.training.initial_weights.record import (
 )
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists
 from patchline.plugin_api import ImageSpec

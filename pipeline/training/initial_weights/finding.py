@@ -42,7 +42,7 @@ from patchline.pipeline.training.initial_weights.record import (
 from patchline.pipeline.workspace import run_folders
 from patchline.pipeline.workspace.files.access import is_readable
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.run_memory import interrupted_runs, stage_keys
 from patchline.pipeline.workspace.tracking import liveness
 from patchline.pipeline.workspace.tracking.tracked_run import LICENSE_TAG, REGULARIZATION_TAG

@@ -38,8 +38,8 @@ from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.host.processors import this_processor
 from patchline.pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
-from patchline.pipeline.workspace.files.file_digest import digest_of
 from patchline.pipeline.workspace.files.paths import safe_join, unsafe_reason
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import (
     Ingredients,

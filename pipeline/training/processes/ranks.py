@@ -32,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.files.atomic_files import replacing
-from patchline.pipeline.workspace.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 Value = TypeVar("Value", bound=FrozenModel)

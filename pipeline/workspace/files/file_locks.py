@@ -2,12 +2,16 @@
 
 The operating system releases a lock when its holder ends, however it ends. Checking a lock holds it
 for a moment, so a holder that expects to be checked waits a few seconds instead of failing at once.
+
+A file that exists is complete. One process makes it while the others wait; what a killed process
+left behind is deleted, and the file is made again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import socket
 import sys
@@ -20,7 +24,8 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 _FOREVER = -1.0
@@ -194,3 +199,50 @@ def running_kernel() -> str:
             return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return ""
     return f"{socket.gethostname()}-{uuid.getnode():x}"
+
+
+_LEFT_BEHIND = ".*.part"
+_RECENT_NANOSECONDS = 2 * 10**9
+"""A file system may give a change that soon after another one the same time."""
+
+
+def made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Return a file, and make it if it does not exist.
+
+    Args:
+        target: the file; its folder holds nothing but such files.
+        make: writes the file at the path that it is given.
+
+    Raises:
+        StorageError: if the folder may not be written, or the disk is full.
+    """
+    if target.exists():
+        return target
+    with locked(target.parent / "making.lock"):
+        if not target.exists():
+            for file in target.parent.glob(_LEFT_BEHIND):
+                file.unlink(missing_ok=True)
+            with replacing(target) as temporary:
+                make(temporary)
+    return target
+
+
+def known_digest(file: Path, folder: Path) -> str:
+    """Return the SHA-256 of a file, computed again only if its size or its date has changed.
+
+    Args:
+        file: any file.
+        folder: keeps a record for each file.
+    """
+    status = file.stat()
+    times = status.st_mtime_ns, status.st_ctime_ns
+    facts = [str(file.resolve()), status.st_size, *times, status.st_ino]
+    name = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    record = folder / f"{name}.json"
+    try:
+        return FileDigest.model_validate_json(record.read_text("utf-8")).sha256
+    except (OSError, ValueError):
+        digest = digest_of(file)
+    if time.time_ns() - max(times) > _RECENT_NANOSECONDS:
+        write_text(record, digest.model_dump_json())
+    return digest.sha256

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from pydantic import Field
+
 from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.files.atomic_files import replacing
 
 if TYPE_CHECKING:
     import torch
+
 
 _KEY, _HEADER = "sha256", "__metadata__"
 _ZEROS = b"0" * 64
@@ -155,3 +160,28 @@ def _damaged(file: Path, why: str) -> DamagedFileError:
     return DamagedFileError(
         f"{file} is damaged ({why}). Restore it from a copy, or train the model again."
     )
+
+
+_PIECE_BYTES = 1 << 20
+
+
+class FileDigest(FrozenModel):
+    """Digest and size of a file's content."""
+
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """In hexadecimal digits."""
+    bytes: int
+
+
+def digest_of(file: Path) -> FileDigest:
+    """Return the digest and the size of a file."""
+    with file.open("rb") as opened:
+        return FileDigest(sha256=sha256_of(opened), bytes=os.fstat(opened.fileno()).st_size)
+
+
+def sha256_of(opened: BinaryIO) -> str:
+    """Return the SHA-256 of the rest of an opened file, which is read in pieces."""
+    digest = hashlib.sha256()
+    while piece := opened.read(_PIECE_BYTES):
+        digest.update(piece)
+    return digest.hexdigest()

@@ -22,7 +22,7 @@ from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry
 from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Ingredients = dict[str, str]

@@ -27,8 +27,8 @@ from pydantic import ValidationError
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
-from patchline.pipeline.workspace.files.file_digest import FileDigest, digest_of
 from patchline.pipeline.workspace.files.paths import safe_join
+from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 Result = TypeVar("Result", bound=FrozenModel)

@@ -21,7 +21,7 @@ from patchline.pipeline.terminal_words import short_path, visible
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 if TYPE_CHECKING:
-    from patchline.plugins.tools.export.comparison_images import ComparisonImages
+    from patchline.plugins.tools.export.comparison import ComparisonImages
     from patchline.plugins.tools.export.export_record import ExportRecord
 
 REFUSED = 3
@@ -93,16 +93,16 @@ def _images(
     reference: ModelReference, data: str | None, columns: Mapping[str, Any]
 ) -> ComparisonImages:
     """Return the images to compare on: those of `data`, or test images of the version's run."""
-    from patchline.plugins.tools.export import comparison_images
+    from patchline.plugins.tools.export import comparison
 
     workspace = WORKSPACE.resolve()
     if data is None:
         if columns:
             raise ConfigError("Columns are given, but no table. Name the table with --data.")
-        return comparison_images.of_run(reference, workspace, display().advance)
+        return comparison.of_run(reference, workspace, display().advance)
     config = validated(merged(data_settings(data, None), {"data": dict(columns)}))
     config = config.model_copy(update={"name": reference.name})
-    return comparison_images.of_data(reference, config, workspace, display().advance)
+    return comparison.of_data(reference, config, workspace, display().advance)
 
 
 def _tell(record: ExportRecord, folder: Path, unlisted: str, *, as_json: bool) -> None:

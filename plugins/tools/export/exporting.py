@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
+import sys
 import tempfile
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from patchline.pipeline.errors import ConfigError, PackagingError
 from patchline.pipeline.packaging import processor_check
 from patchline.pipeline.packaging.package_digests import write_digests
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
@@ -18,17 +25,20 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.workers.host.processors import this_processor
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
-from patchline.plugins.tools.export import container_form, onnx_forms, openvino_form, torch_form
+from patchline.plugins.tools.export import container_form, onnx_forms
 from patchline.plugins.tools.export.comparison import (
+    EXACT,
+    REDUCED,
     SECONDS,
     Agreement,
     Answers,
+    ComparisonImages,
     ExportCandidate,
     FormInputs,
+    StageProgress,
     compared,
     measured_latency,
 )
-from patchline.plugins.tools.export.comparison_images import ComparisonImages, StageProgress
 from patchline.plugins.tools.export.export_record import (
     ExportRecord,
     ProcessorRecord,
@@ -37,6 +47,170 @@ from patchline.plugins.tools.export.export_record import (
 )
 
 Array = np.ndarray[Any, Any]
+PROGRAM_FILE = "model.pt2"
+
+
+def torch_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
+    """Yield the program: uint8 images (B, H, W, C) in, calibrated probabilities (B, K) out.
+
+    Raises:
+        PackagingError: if torch cannot export the model.
+        PluginError: if a plugin of the model is not installed.
+    """
+    import torch
+
+    from patchline.pipeline.models.model_files import load_model
+    from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel
+
+    model, description = load_model(inputs.package_folder)
+    whole = ProbabilityModel.of(model, description).eval()
+    image = description.image
+    example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
+    folder = inputs.scratch / "torch"
+    folder.mkdir()
+    (folder / DESCRIPTION_FILE).write_bytes((inputs.package_folder / DESCRIPTION_FILE).read_bytes())
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            batch = torch.export.Dim("batch")
+            program = torch.export.export(whole, (example,), dynamic_shapes=({0: batch},))
+            program.example_inputs = None  # would be stored as a pickle
+            torch.export.save(program, folder / PROGRAM_FILE)
+        except Exception as error:  # torch documents no class for what it cannot export
+            reason = str(error).strip().splitlines() or ["no message"]
+            raise PackagingError(
+                f"The model cannot be exported with torch.export: {reason[0][:300]}. Choose "
+                "another form with --to."
+            ) from error
+    _check_without_pickle(folder / PROGRAM_FILE)
+    yield ExportCandidate(
+        name="torch",
+        folder=folder,
+        model_files=(PROGRAM_FILE,),
+        open=partial(_loaded, folder / PROGRAM_FILE),
+        bounds=EXACT,
+        details={"precision": "float32"},
+        libraries=("torch",),
+    )
+
+
+def _check_without_pickle(file: Path) -> None:
+    """Raise an error if the archive holds a pickle."""
+    with zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name.endswith(".pt") and content:
+                raise PackagingError(
+                    f"torch stores {name} of the exported program as a pickle, which Patchline "
+                    "does not write. Choose another form with --to."
+                )
+
+
+def _loaded(file: Path, threads: int) -> Answers:
+    """Return a function that answers with the program that was written."""
+    import torch
+
+    program = torch.export.load(file).module()
+    before = torch.get_num_threads()
+
+    def answers(images_NHWC: Array) -> Array:
+        torch.set_num_threads(threads or before)
+        try:
+            with torch.inference_mode():
+                images = torch.from_numpy(np.ascontiguousarray(images_NHWC))
+                outputs: Array = program(images).numpy()
+        finally:
+            torch.set_num_threads(before)
+        return outputs
+
+    return answers
+
+
+MODEL_FILE, WEIGHTS_FILE = "model.xml", "model.bin"
+_TELEMETRY = "openvino_telemetry"
+
+
+def openvino_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
+    """Yield the network in float32, and in bfloat16 if this processor computes with it.
+
+    Raises:
+        ConfigError: if OpenVINO is not installed.
+    """
+    core = _openvino().Core()
+    for precision in ("f32", "bf16"):
+        if precision == "bf16" and not _computes_bfloat16(core):
+            continue
+        folder = inputs.scratch / f"openvino-{precision}"
+        folder.mkdir()
+        (folder / DESCRIPTION_FILE).write_bytes(
+            (inputs.package_folder / DESCRIPTION_FILE).read_bytes()
+        )
+        network = core.read_model(str(inputs.package_folder / ONNX_FILE))
+        _openvino().save_model(network, str(folder / MODEL_FILE), compress_to_fp16=False)
+        yield ExportCandidate(
+            name=f"openvino, {precision}",
+            folder=folder,
+            model_files=(MODEL_FILE, WEIGHTS_FILE),
+            open=partial(_compiled, core, folder / MODEL_FILE, precision),
+            bounds=EXACT if precision == "f32" else REDUCED,
+            details={"precision": precision},
+            libraries=("openvino",),
+            is_bound_to_processor=precision != "f32",
+        )
+
+
+def _computes_bfloat16(core: Any) -> bool:
+    return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def _compiled(core: Any, file: Path, precision: str, threads: int) -> Answers:
+    """Return a function that answers with the model that was written."""
+    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision}
+    if threads:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    compiled = core.compile_model(str(file), "CPU", settings)
+    output = compiled.output("probabilities")
+
+    def answers(images_NHWC: Array) -> Array:
+        return np.array(compiled([np.ascontiguousarray(images_NHWC)])[output])
+
+    return answers
+
+
+def _openvino() -> Any:
+    """Import OpenVINO, which sends no telemetry.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    if importlib.util.find_spec("openvino") is None:
+        raise ConfigError(
+            "The form openvino needs the package openvino, which is not installed. Install it with "
+            "`pip install 'patchline[openvino]'`, or choose another form with --to."
+        )
+    with _without_telemetry():
+        import openvino
+    return openvino
+
+
+@contextmanager
+def _without_telemetry() -> Iterator[None]:
+    """Let OpenVINO find no telemetry while it is imported.
+
+    It reports its import to a host of its maker, and writes an identifier into the home folder. If
+    the package for that is missing, it does neither.
+    """
+    before = sys.modules.get(_TELEMETRY)
+    sys.modules[_TELEMETRY] = None  # type: ignore[assignment]  # an import of it fails
+    try:
+        yield
+    finally:
+        if before is None:
+            sys.modules.pop(_TELEMETRY, None)
+        else:
+            sys.modules[_TELEMETRY] = before
+
+
 Form = Literal["onnx", "int8", "openvino", "torch", "container"]
 Round = Callable[[FormInputs], Iterator[ExportCandidate]]
 _FIRST_BATCHES, _BATCH, _PIXELS = (1, 2, 7), 64, 16 * 224**2
@@ -91,9 +265,9 @@ def _rounds(form: Form) -> list[Round]:
     if form == "onnx":
         return [onnx_forms.float32_candidates]
     if form == "openvino":
-        return [openvino_form.openvino_candidates]
+        return [openvino_candidates]
     if form == "torch":
-        return [torch_form.torch_candidates]
+        return [torch_candidates]
     if form == "container":
         return [container_form.container_candidates]
     in_eight, in_seven = (

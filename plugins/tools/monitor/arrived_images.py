@@ -1,12 +1,14 @@
 """The images of a stream: those of a folder, an archive, a table, or the traffic of a server.
 
 Shapes: N images, H, W and C of an image, K classes or labels, D features.
+
+Shapes: M reference images, N images.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.labels.answer_columns import NEAR
 from patchline.pipeline.data.labels.answers.answers_table import table_labels
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.data.labels.reading_rules import AUTO
@@ -23,7 +26,13 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests import scanning
 from patchline.pipeline.data.manifests.scanning import ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of
-from patchline.pipeline.data.near_duplicates.search import ComparedPictures, Progress
+from patchline.pipeline.data.near_duplicates.search import (
+    LEAST_SIDE,
+    ComparedPictures,
+    Progress,
+    groups_alone,
+    one_of_each,
+)
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
@@ -348,3 +357,87 @@ def _without(
     if count:
         notes.append(f"{counted(count, 'image')} left out, because {why}")
     return rows[~is_left_out]
+
+
+class Independence(NamedTuple):
+    """What the tests of a check may count as evidence of its own."""
+
+    places: Array
+    """Of one new image of each unit, in ascending order."""
+    unknown: tuple[str, ...]
+    """What is not known about it; with any, false alarms may be more frequent than stated."""
+
+
+def independent_reference(reference: ReferenceImages) -> ReferenceImages:
+    """Return one reference image of each unit; all of them if these are not known."""
+    if reference.units_M is None:
+        return reference
+    return reference.of(one_of_each(reference.units_M, reference.sha256))
+
+
+def independent_images(
+    keys: Sequence[str],
+    groups: Sequence[str],
+    pictures: ComparedPictures,
+    records: VersionRecords,
+    reference: ReferenceImages,
+    on_progress: Progress,
+) -> Independence:
+    """Return one new image of each unit: of near duplicates, and of the images of a group.
+
+    Args:
+        keys: of the images.
+        groups: of the images; empty where there is none.
+        pictures: of the images, as far as they are there.
+        records: of the version.
+        reference: of the version.
+        on_progress: called while the images are compared.
+    """
+    if reference.are_alike:
+        units_N = groups_alone(groups)
+    else:
+        units_N = pictures.units(keys, groups, on_progress)
+    unknown = tuple(_unknown(keys, groups, pictures, records, reference))
+    return Independence(one_of_each(units_N, keys), unknown)
+
+
+def _unknown(
+    keys: Sequence[str],
+    groups: Sequence[str],
+    pictures: ComparedPictures,
+    records: VersionRecords,
+    reference: ReferenceImages,
+) -> Iterator[str]:
+    """Yield what is not known about the independence of the images."""
+    lacking, small = pictures.lacking(keys), pictures.too_small(keys)
+    if reference.are_alike:
+        yield (
+            "whether new images are near duplicates, because most reference images are near "
+            "duplicates of each other"
+        )
+        lacking = small = 0
+    if lacking:
+        yield (
+            f"whether {counted(lacking, 'new image')} are near duplicates, because no picture of "
+            "them was recorded (patchline serve --record-images)"
+        )
+    if small:
+        yield (
+            f"whether {counted(small, 'new image')} are near duplicates, because they have fewer "
+            f"than {LEAST_SIDE} pixels on a side"
+        )
+    if reference.units_M is None:
+        yield (
+            "whether reference images are near duplicates, because an earlier Patchline made the "
+            "package (train and register the model again)"
+        )
+    if _are_grouped(records) and not any(groups):
+        yield "which new images belong to one group, as images of the training data do"
+
+
+def _are_grouped(records: VersionRecords) -> bool:
+    """Return whether images of the training data come in groups that the source gives."""
+    if records.manifest is None:
+        return False
+    groups = records.manifest["group"].fillna("").astype(str)
+    return bool(((groups != "") & ~groups.str.startswith(NEAR)).any())

@@ -35,8 +35,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.file_locks import locked
-from patchline.plugins.tools.monitor.class_shares import ClassShares
-from patchline.plugins.tools.monitor.drift_tests import DriftTests
+from patchline.plugins.tools.monitor.drift_tests import ClassShares, DriftTests
 from patchline.plugins.tools.monitor.shifts import (
     ConfidenceShift,
     LabelledAccuracy,

@@ -39,6 +39,8 @@ from patchline.plugins.tools.monitor.arrived_images import (
     ArrivedImages,
     Computed,
     ImageFiles,
+    independent_images,
+    independent_reference,
 )
 from patchline.plugins.tools.monitor.check_journal import (
     CheckJournal,
@@ -46,12 +48,12 @@ from patchline.plugins.tools.monitor.check_journal import (
     StreamCheck,
     period_of,
 )
-from patchline.plugins.tools.monitor.class_shares import class_shares
 from patchline.plugins.tools.monitor.drift_page import PageImages, write_page
-from patchline.plugins.tools.monitor.drift_tests import FeatureKernel, drift_tests, fewest_images
-from patchline.plugins.tools.monitor.independence import (
-    independent_images,
-    independent_reference,
+from patchline.plugins.tools.monitor.drift_tests import (
+    FeatureKernel,
+    class_shares,
+    drift_tests,
+    fewest_images,
 )
 from patchline.plugins.tools.monitor.recorded_traffic import RecordedTraffic
 from patchline.plugins.tools.monitor.shifts import (

@@ -40,11 +40,10 @@ from patchline.pipeline.registry.browsing.pages import write_pages
 from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.registry.browsing.run_summary import summary_of as run_summary_of
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.context import Context
 from patchline.pipeline.stages.evaluate import EVALUATE
 from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.read import data_name
-from patchline.pipeline.stages.stage import AnyStage
+from patchline.pipeline.stages.stage import AnyStage, Context
 from patchline.pipeline.stages.train import TRAIN, TrainInputs
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.training.parts import launching

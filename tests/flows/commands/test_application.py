@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from patchline.flows.commands.application import commands
-from patchline.flows.commands.number_lists import each_with_its_flag
+from patchline.flows.commands.switches import each_with_its_flag
 from tests.made.servers import Command
 
 

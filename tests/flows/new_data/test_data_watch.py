@@ -19,7 +19,7 @@ from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
 
-from patchline.flows.new_data import watch_flow, watched_folders, watches
+from patchline.flows.new_data import watch_flow, watched_folders
 from patchline.flows.notifications import events
 from patchline.flows.prefect_api import folder_labels
 from patchline.flows.schedules import deployment_runs, deployments
@@ -43,8 +43,8 @@ def _server(event_server: LastingServer) -> Iterator[None]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a folder for quiet when it is first seen, and read it whenever asked."""
-    monkeypatch.setattr(watches, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(watches, "NEW_FOLDERS_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(watched_folders, "NEW_FOLDERS_QUIET_SECONDS", 0.0)
     monkeypatch.setattr(watched_folders, "_CPU_SHARE", 1e9)
 
 
@@ -107,9 +107,9 @@ def test_each_change_starts_one_run(watched: Watched, run_here: Command) -> None
     pause` keeps a watch from starting, `resume` lets it see what has changed.
     """
     first = watched.begun()
-    watches.state_file("photos").unlink()
+    watched_folders.state_file("photos").unlink()
     assert [each.id for each in watched.runs(2)] == [first.id]
-    state = json.loads(watches.state_file("photos").read_text("utf-8"))
+    state = json.loads(watched_folders.state_file("photos").read_text("utf-8"))
     assert state["flow_run_id"] == str(first.id)
     run_here.out("schedule", "pause", "photos")
     _add(watched.folder)
@@ -123,12 +123,12 @@ def test_nothing_is_started_while_the_folder_still_changes(
 ) -> None:
     """Only what stays the same for a while is taken for complete, the first time for a minute."""
     monkeypatch.setattr(watched_folders, "_CPU_SHARE", 1e9)
-    monkeypatch.setattr(watches, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 0.0)
     for number in range(3):
         _add(watched.folder, f"{number}.png")
         assert watched.runs(1) == []
     assert watched.runs(1) == []
-    monkeypatch.setattr(watches, "NEW_FOLDERS_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(watched_folders, "NEW_FOLDERS_QUIET_SECONDS", 0.0)
     assert len(watched.runs(1)) == 1
 
 
@@ -138,7 +138,7 @@ def test_other_class_folders_wait_longer_than_more_images(
 ) -> None:
     """Classes that arrive one after the other start one run, unless the user sets the time."""
     watched.begun()
-    monkeypatch.setattr(watches, "NEW_FOLDERS_QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr(watched_folders, "NEW_FOLDERS_QUIET_SECONDS", 3600.0)
     shutil.copytree(watched.folder / "across", watched.folder / "rose")
     assert len(watched.runs(2)) == 1
     out = run_here.out("data", "watch", str(watched.folder))

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from patchline.flows.new_data import watches
-from patchline.flows.new_data.watched_folders import snapshot
-from patchline.flows.new_data.watches import ignored_files
+from patchline.flows.new_data import watched_folders
+from patchline.flows.new_data.watched_folders import ignored_files, snapshot
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.address import parsed
@@ -118,8 +117,8 @@ def test_an_address_can_be_watched(bucket: str) -> None:
     store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
     for key in ("cats/1.jpg", "labels.csv"):
         store.write(key, b"one")
-    assert watches.checked_folder(Path(store.uri)) == store.uri
-    assert watches.checked_name(store.uri, None) == "photos"
+    assert watched_folders.checked_folder(Path(store.uri)) == store.uri
+    assert watched_folders.checked_name(store.uri, None) == "photos"
     for path, words in (("photos/labels.csv", "is a file, a table"), ("none", "There is nothing")):
         with pytest.raises(DataError, match=words):
-            watches.checked_folder(Path(f"s3://{bucket}/{path}"))
+            watched_folders.checked_folder(Path(f"s3://{bucket}/{path}"))

@@ -10,7 +10,7 @@ import pytest
 
 from patchline.flows.command_line import run_command_line
 from patchline.flows.prefect_api import postgres as database
-from patchline.flows.services import artifact_bucket
+from patchline.flows.services import store_choice
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.redaction import redacted
 from tests.flows.services.buckets import check_keys_after, keys_in, new_user
@@ -39,7 +39,7 @@ def prepare(address: str) -> None:
 def failure(address: str) -> str:
     """Return the sentence with which a database or a bucket cannot be used."""
     with pytest.raises(OrchestrationError) as raised:
-        (artifact_bucket.check if address.startswith("s3:") else prepare)(address)
+        (store_choice.check if address.startswith("s3:") else prepare)(address)
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -159,14 +159,14 @@ def test_wrong_keys_and_keys_that_may_only_read_are_told_apart(
 ) -> None:
     """The first are unknown to the server, the second lack a right."""
     reading, writing = new_user(objects, "s3:Get*", "s3:List*"), new_user(objects, "s3:*")
-    artifact_bucket.check(f"s3://{bucket}/team/a b")
+    store_choice.check(f"s3://{bucket}/team/a b")
     assert keys_in(objects, bucket) == []  # what is written to try it is deleted
     check_keys_after(objects, 0)
     try:
         assert "does not accept the keys" in failure(f"s3://{bucket}")
         for name, value in writing.items():
             monkeypatch.setenv(name, value)
-        artifact_bucket.check(f"s3://{bucket}")
+        store_choice.check(f"s3://{bucket}")
         for name, value in reading.items():
             monkeypatch.setenv(name, value)
         assert f"may not write to s3://{bucket}" in failure(f"s3://{bucket}")

@@ -21,8 +21,8 @@ from patchline.pipeline.planning.measuring import OtherPrograms, Trial, measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from patchline.pipeline.planning.plan import plan
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.plan import PLAN
+from patchline.pipeline.stages.stage import Context, Reporting
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory

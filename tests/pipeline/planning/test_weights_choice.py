@@ -33,9 +33,9 @@ from patchline.pipeline.planning.weights_choice import (
     weigh,
 )
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.initial_weights import CHOOSE_WEIGHTS, INITIAL_WEIGHTS
 from patchline.pipeline.stages.plan import PLAN
+from patchline.pipeline.stages.stage import Context, Reporting
 from patchline.pipeline.training.initial_weights.local_weights import VARIABLE
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory

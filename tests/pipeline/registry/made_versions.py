@@ -27,8 +27,7 @@ from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion import Request, assign_aliases, promote
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.file_digest import digest_of
-from patchline.pipeline.workspace.files.sealed_files import write_tensors
+from patchline.pipeline.workspace.files.sealed_files import digest_of, write_tensors
 from patchline.pipeline.workspace.tracking import tracked_run, tracking_store
 from patchline.pipeline.workspace.tracking.tracked_run import DATA_ROOT_TAG, NewRun
 from patchline.plugin_api import ImageSpec

@@ -26,7 +26,7 @@ from patchline.pipeline.registry.promotion import (
     rollback,
 )
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import (
     CLASSES,

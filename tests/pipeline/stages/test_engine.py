@@ -12,9 +12,8 @@ import pytest
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Pipeline
-from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.stages.stage import Context, Reporting, Stage
 from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun

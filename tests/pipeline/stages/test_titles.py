@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.stages.context import Context, Reporting
 from patchline.pipeline.stages.evaluate import EVALUATE
+from patchline.pipeline.stages.stage import Context, Reporting
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 
 _FIVE = SimpleNamespace(models=5)

@@ -11,20 +11,27 @@
 
 A request never names a path. What changes something is a POST with JSON, which pages of other
 origins cannot send (see `pipeline/web/access_control.py`).
+
+Shapes: H, W and C of an image.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import getpass
+import heapq
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
+import cv2
+import numpy as np
+import pandas as pd
 from pydantic import Field, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -33,8 +40,18 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.data.labels.answers.answer import SOMEBODY, Verdict
-from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.data.pixel_values.file_summary import FileSummary
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.reading.decoding import (
+    UndecodableImageError,
+    decode_image,
+    deep_values,
+)
+from patchline.pipeline.data.reading.image_file import image_bytes
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.value_ranges.data_values import choose_values
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.web.access_control import AccessControl, is_loopback, left_unread
@@ -50,8 +67,80 @@ from patchline.pipeline.web.request_body import (
 from patchline.pipeline.web.server_metrics import ServerMetrics
 from patchline.pipeline.web.uvicorn_server import ReadyServer, uvicorn_config
 from patchline.plugins.tools.label.leases import MOST_EACH, MOST_IMAGES, MOST_TOGETHER
-from patchline.plugins.tools.label.server.picture import LARGEST_SIDE, picture
+from patchline.plugins.tools.label.pool import Pool, PoolImage
 from patchline.plugins.tools.label.session import Offer, Person, Session, TakenError
+
+LARGEST_SIDE = 1600
+_SMALL_SIDE = 256
+"""Pixels; such images are written without loss."""
+_QUALITY = 88
+_FILES = 32
+"""Of the folder, that say which values of more than 8 bits are black and white."""
+
+
+class BrowserPicture(NamedTuple):
+    """A file for a browser."""
+
+    content: bytes
+    media_type: str
+
+
+def picture(pool: Pool, image: PoolImage, side: int) -> BrowserPicture:
+    """Return an image of a folder with at most so many pixels on its longer side.
+
+    Raises:
+        UndecodableImageError: with the reason, if it cannot be read.
+    """
+    some = heapq.nsmallest(_FILES, pool.images.items())
+    try:
+        mapping = _mapping_of(pool.folder, tuple(each.name for _, each in some))
+        return _picture(image.file, side, mapping)
+    except UndecodableImageError:  # perhaps because its values are unlike those of the others
+        return _picture(image.file, side, _mapping_of(pool.folder, (image.name,)))
+
+
+@functools.lru_cache(maxsize=64)
+def _mapping_of(folder: Path, names: tuple[str, ...]) -> PixelMapping:
+    """Return what becomes of the values of images, as a run with these images decides it."""
+    rows = []
+    for name in names:
+        with (
+            contextlib.suppress(UndecodableImageError),
+            root_image_bytes(folder, name) as data,
+            deep_values(data) as values,
+        ):
+            if values is not None:
+                rows.append((name, name, "", FileSummary.of(values).text))
+    table = pd.DataFrame(rows, columns=["path", "sha256", "mode", "values"])
+    return choose_values(table, folder, DataConfig()).mapping
+
+
+def _picture(file: Path, side: int, mapping: PixelMapping) -> BrowserPicture:
+    with image_bytes(file) as data:
+        pixels_HWC = decode_image(data, 3, mapping=mapping)
+    try:
+        return _written(pixels_HWC, max(1, min(side, LARGEST_SIDE)))
+    except (cv2.error, MemoryError) as error:
+        raise UndecodableImageError("the image is too large, or too narrow") from error
+
+
+def _written(pixels_HWC: np.ndarray[Any, Any], side: int) -> BrowserPicture:
+    height, width = pixels_HWC.shape[:2]
+    longer = max(height, width)
+    if longer > side:
+        size = max(1, round(width * side / longer)), max(1, round(height * side / longer))
+        pixels_HWC = cv2.resize(pixels_HWC, size, interpolation=cv2.INTER_AREA)
+    colors_HWC = cv2.cvtColor(np.ascontiguousarray(pixels_HWC), cv2.COLOR_RGB2BGR)
+    if longer <= _SMALL_SIDE:
+        written, content = cv2.imencode(".png", colors_HWC)
+        media_type = "image/png"
+    else:
+        written, content = cv2.imencode(".jpg", colors_HWC, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])
+        media_type = "image/jpeg"
+    if not written:
+        raise UndecodableImageError("the image is too large, or too narrow")
+    return BrowserPicture(content.tobytes(), media_type)
+
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
 from patchline.plugins.tools.label.pool import Pool
-from patchline.plugins.tools.label.server.picture import picture
+from patchline.plugins.tools.label.server.application import picture
 from tests.conftest import draw_photo
 from tests.pipeline.data.pixel_values.made_files import png_chunk, png_file, refused, tiff_file
 

@@ -30,7 +30,7 @@ from patchline.pipeline.data.store.streamed_records import StreamedRecords
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.training.training_data import DividedOrder
 from patchline.pipeline.workspace import chosen, unneeded_objects
-from patchline.pipeline.workspace.files.file_digest import digest_of
+from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.workspace import CACHE_FILE
 from patchline.plugins.stores import objects as remote_store

@@ -9,7 +9,7 @@ import pytest
 
 from patchline.pipeline.evaluation.comparison_page import write_comparison
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import ThresholdedScores
-from patchline.pipeline.evaluation.multi_label.label_set_comparison import (
+from patchline.pipeline.evaluation.multi_label.label_set_page import (
     LabelSetComparison,
     compare_label_sets,
 )

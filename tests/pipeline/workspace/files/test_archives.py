@@ -182,7 +182,7 @@ def test_absurd_number_of_members_is_refused(
 ) -> None:
     """The count is limited before the names are held in memory."""
     monkeypatch.setattr(archive_members, "MOST_MEMBERS", 20)
-    monkeypatch.setattr("patchline.pipeline.workspace.files.zip_archive.MOST_MEMBERS", 20)
+    monkeypatch.setattr("patchline.pipeline.workspace.files.archives.MOST_MEMBERS", 20)
     files = {f"a/{number}": b"" for number in range(20)}
     assert len(open_archive(make(tmp_path / "some", files)).paths) == 20
     with pytest.raises(DataError, match=r"more than 20 files .* Unpack it and pass the folder\.$"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.plugins.tools.export.comparison_images import ComparisonImages
+from patchline.plugins.tools.export.comparison import ComparisonImages
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import Exported
 

@@ -27,7 +27,7 @@ from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.serving.__main__ import main
 from patchline.pipeline.registry.serving.interfaces.answering import MEMORY_FACTOR
 from patchline.pipeline.web.config import ServingConfig
-from patchline.plugins.tools.export.comparison_images import ComparisonImages
+from patchline.plugins.tools.export.comparison import ComparisonImages
 from patchline.plugins.tools.export.container_files import ServedVersion
 from patchline.plugins.tools.export.container_form import check_server, running_server
 from patchline.plugins.tools.export.exporting import export

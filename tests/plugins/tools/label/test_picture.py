@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 
 from patchline.plugins.tools.label.pool import Pool
-from patchline.plugins.tools.label.server.picture import picture
+from patchline.plugins.tools.label.server.application import picture
 from tests.pipeline.data.pixel_values.made_files import png_file, tiff_file
 
 

@@ -1,11 +1,11 @@
-"""Tests of `patchline.plugins.tools.monitor.class_shares`."""
+"""Tests of `patchline.plugins.tools.monitor.drift_tests`."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from patchline.plugins.tools.monitor.class_shares import ClassShares, class_shares
+from patchline.plugins.tools.monitor.drift_tests import ClassShares, class_shares
 from tests.plugins.tools.monitor.reference import reference_of
 
 CENTRES = np.array([[2.0, 0, 0], [0, 2, 0], [0, 0, 2]])
