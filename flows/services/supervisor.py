@@ -1,10 +1,8 @@
 """The supervisor: `python -P -m patchline.flows.services.supervisor FOLDER`.
 
 It starts the services, reports when they are ready, restarts what dies or stops answering, and ends
-everything on SIGTERM. It imports nothing heavy, so that little can go wrong with it.
-
-The supervisor imports neither Prefect nor MLflow, so that it stays small and hardly anything can
-end it.
+everything on SIGTERM. It imports neither Prefect nor MLflow, so that it stays small and hardly
+anything can end it.
 """
 
 from __future__ import annotations

@@ -199,9 +199,8 @@ _TOOLS = "plugins/tools/"
 _PUBLIC_FLOWS = (
     *("closing.close_runs", "commands.run", "commands.switches", "notifications.events"),
     *("prefect_api.failures", "prefect_session", "progress.progress_display"),
-    *("training.announcing", "training.chosen_launcher", "training.dry_run"),
-    *("training.outcome_pages", "training.reporting", "training.run_messages"),
-    *("training.run_training", "training.stage_tasks", "training.waiting_for_slots"),
+    *("training.chosen_launcher", "training.dry_run", "training.outcome_pages"),
+    *("training.run_training", "training.stage_tasks"),
 )
 """What tools may import of `flows`; of `training`, all that makes a training but its own flow."""
 _NEAR_THE_LIBRARY = ("plugins/launchers/", "plugins/stores/", _TOOLS)

@@ -1,9 +1,9 @@
-"""Runs that are nested in MLflow under another, such as the folds of a run.
+"""Runs in MLflow that are nested under another, such as folds, and those of killed processes.
 
 A key tells the runs of one parent apart. The run of a key is opened once: a process that resumes
 the parent continues it, whatever has become of the process that opened it.
 
-Prefect's side, the flow runs of killed processes, is
+Runs of killed processes are closed here; Prefect's side is
 `patchline.flows.closing.abandoned_prefect_runs`. Both are called by
 `patchline.flows.closing.close_runs`, which makes the two agree.
 """

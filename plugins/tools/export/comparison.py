@@ -1,8 +1,6 @@
 """A form of a model compared with the package: whether their outputs agree, and which is faster.
 
-Shapes: N images, K classes.
-
-Shapes: N images of height H, width W and C channels.
+Shapes: N images of height H, width W and C channels, K classes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The images of a stream: those of a folder, an archive, a table, or the traffic of a server.
 
-Shapes: N images, H, W and C of an image, K classes or labels, D features.
-
-Shapes: M reference images, N images.
+Shapes: N images, M reference images, H, W and C of an image, K classes or labels, D features.
 """
 
 from __future__ import annotations

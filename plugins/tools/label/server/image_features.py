@@ -1,11 +1,9 @@
 """The features of images, and what a model predicts for them: of a package, or of weights at hand.
 
-Shapes: N images, B images of a batch, D features, K classes; H, W and C of an image.
-
 A folder belongs to one network. Each file in it, `NAME.npz`, holds the results of some images, so
 that images which are added, renamed or moved do not make those of the others worthless.
 
-Shapes: N images, H, W and C of an image, D features.
+Shapes: N images, B images of a batch, D features, K classes; H, W and C of an image.
 """
 
 from __future__ import annotations
