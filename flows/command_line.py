@@ -20,7 +20,7 @@ from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.terminal_words import protect_terminal, visible
-from patchline.pipeline.workers.host import interruption, processors
+from patchline.pipeline.workers.host import interpreter, interruption
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files import workspace_folder
@@ -55,7 +55,7 @@ def run_command_line(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        processors.check()
+        interpreter.check()
         files, arguments = _plugin_files(arguments)
         _use_plugin_files(files)  # a store may be among them
         arguments = _use_workspace(arguments)

@@ -27,7 +27,7 @@ from patchline.pipeline.errors import ConfigError, PipelineError, RunError
 from patchline.pipeline.local_services import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.terminal_words import visible
-from patchline.pipeline.workers.host import environment_variables, interruption, processors
+from patchline.pipeline.workers.host import environment_variables, interpreter, interruption
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace.files import workspace_folder
 from patchline.pipeline.workspace.files.atomic_files import full_disk
@@ -61,7 +61,7 @@ def session(writes: str = "") -> Iterator[None]:
         PipelineError: whatever the block could not do, as the sentence that a command prints.
         KeyboardInterrupt: if the user interrupted it.
     """
-    processors.check()
+    interpreter.check()
     with ExitStack() as stack:
         for kept in (_one_at_a_time, _environment(), _logging(), _hooks(), _no_running_loop()):
             stack.enter_context(kept)

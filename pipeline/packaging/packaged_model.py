@@ -34,13 +34,12 @@ from patchline.pipeline.data.reading.pillow_decoding import mapped_pixels
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.data.value_ranges.value_fit import RangeFits
 from patchline.pipeline.models.onnx_session import open_session
-from patchline.pipeline.packaging.answers import (
+from patchline.pipeline.packaging.answer_json import AnswerWriter, attention_map
+from patchline.pipeline.packaging.answer_judge import (
     SETS_ARE_FOR_ONE_LABEL,
     AnswerJudge,
     JudgedImage,
     SizedPixels,
-    attention_map,
-    label_answer,
     thresholds_of,
 )
 from patchline.pipeline.packaging.package_digests import check_digests
@@ -86,6 +85,7 @@ class PackagedModel:
         self.label_calibration: dict[str, Any] | None = description.get("label_calibration")
         no_sets = SETS_ARE_FOR_ONE_LABEL if self.is_multi_label else ""
         self.judge = AnswerJudge(description.get("answers"), reference, self.classes, no_sets)
+        self.writer = AnswerWriter(self.classes, self.thresholds_K, self.judge)
         self.keeps_outputs = False
         """Whether an answer has `outputs`: its probabilities (K), and features (D) or None."""
         self._session = open_session(onnx_file, threads)
@@ -209,13 +209,9 @@ class PackagedModel:
         coverage: float | None = None,
         with_map: bool = False,
     ) -> list[dict[str, Any]]:
-        """Return one answer for each image, in order.
+        """Return one answer for each image, in order; `answer_json.py` says what it holds.
 
-        An answer has `label`, `probability`, `top_k`, `set`, `coverage`, `set_unknown`, `warnings`,
-        `unchecked` (kinds of warnings that the package has no limit for) and `error`, and if asked
-        for `map`; that of a multi-label model also `labels` (`answers.py`); that of an
-        encoder `features` and `error`. An image that cannot be read gets an error; the other images
-        are still predicted.
+        An image that cannot be read gets an error; the other images are still predicted.
         """
         decoded: list[np.ndarray[Any, Any] | str] = []
         for image in images:
@@ -257,7 +253,7 @@ class PackagedModel:
             else ()
         )
         return [
-            self._no_answer(each, coverage, with_map=with_map)
+            {**self.writer.unreadable(each, coverage, with_map=with_map)}
             if isinstance(each, str)
             else next(answers)
             for each in decoded
@@ -295,48 +291,15 @@ class PackagedModel:
         probabilities_BK, judged, outputs = self._judged(pixels, coverage, with_map=with_map)
         maps_BLhw, features_BD = outputs.get("attention"), outputs.get("features")
         for image, (row_K, said) in enumerate(zip(probabilities_BK, judged, strict=True)):
-            answer = {**self.verdict(row_K, top_k), **self.reliability(said)}
+            answer: dict[str, Any] = {
+                **self.writer.verdict(row_K, top_k),
+                **self.writer.reliability(said),
+            }
             if with_map:
                 answer["map"] = None if maps_BLhw is None else attention_map(maps_BLhw[image])
             if self.keeps_outputs:
                 answer["outputs"] = row_K, None if features_BD is None else features_BD[image]
             yield {**answer, "error": None}
-
-    def reliability(self, said: JudgedImage) -> dict[str, Any]:
-        """Return the part of an answer that says how reliable it is, as JSON values."""
-        inside = said.members
-        return {
-            "set": None if inside is None else [self.classes[k] for k in inside],
-            "coverage": said.coverage,
-            "set_unknown": said.unknown or None,
-            "warnings": [{"kind": kind, "message": message} for kind, message in said.warnings],
-            "unchecked": self.judge.unchecked,
-        }
-
-    def _no_answer(self, reason: str, coverage: float | None, *, with_map: bool) -> dict[str, Any]:
-        """Return the answer for an image that cannot be read."""
-        nothing: dict[str, Any] = {"label": None, "probability": None}
-        nothing |= {"labels": []} if self.is_multi_label else {}
-        nothing |= {"top_k": [], "set": None}
-        promised = self.judge.threshold(coverage)[1]
-        nothing |= {"coverage": promised, "set_unknown": reason, "warnings": []}
-        nothing["unchecked"] = self.judge.unchecked
-        return {**nothing, **({"map": None} if with_map else {}), "error": reason}
-
-    def verdict(self, row_K: np.ndarray[Any, Any], top_k: int) -> dict[str, Any]:
-        """Return the part of an answer that comes from the probabilities of one image.
-
-        It has `label`, `probability` and `top_k`, and that of a multi-label model `labels`.
-        """
-        if self.thresholds_K is not None:
-            return label_answer(row_K, self.thresholds_K, self.classes, top_k)
-        ranked = self.ranked(row_K, top_k)
-        return {**ranked[0], "top_k": ranked}
-
-    def ranked(self, row_K: np.ndarray[Any, Any], top_k: int) -> list[dict[str, Any]]:
-        """Return the most probable classes of one image, each with `label` and `probability`."""
-        best = np.argsort(-row_K, kind="stable")[: max(1, top_k)]
-        return [{"label": self.classes[k], "probability": float(row_K[k])} for k in best]
 
 
 def images_of(tensor: np.ndarray[Any, Any]) -> list[bytes | np.ndarray[Any, Any]]:

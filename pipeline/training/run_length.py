@@ -22,7 +22,8 @@ from typing import Protocol
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.job import TrainingPart
-from patchline.pipeline.training.step_plan import StepPlan, TimePlanner
+from patchline.pipeline.training.step_plan import StepPlan
+from patchline.pipeline.training.time_limit import TimePlanner
 from patchline.pipeline.training.train_result import EpochRecord
 
 _SHARE = 0.1

@@ -28,7 +28,8 @@ from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.packaging.answers import JudgedImage
+from patchline.pipeline.packaging.answer_json import AnswerJson
+from patchline.pipeline.packaging.answer_judge import JudgedImage
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.prediction.image_files import (
     ImageFile,
@@ -434,15 +435,16 @@ def _label_columns(labels: Sequence[str], taken: Container[str]) -> list[str]:
 
 def _table(batch: _PredictedBatch, schema: pa.Schema, model: PackagedModel, top_k: int) -> pa.Table:
     """Return the rows of a batch."""
-    nothing: dict[str, Any] = {"label": None, "probability": None, "top_k": [], "labels": []}
-    answers: list[dict[str, Any]] = [nothing] * len(batch.files)
+    nothing: AnswerJson = {"label": None, "probability": None, "top_k": [], "labels": []}
+    answers = [nothing] * len(batch.files)
     readable = [row for row, error in enumerate(batch.errors) if error is None]
     for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
-        answers[row] = model.verdict(row_K, top_k)
-    unsaid: dict[str, Any] = {"set": None, "coverage": None, "warnings": []}
-    said = [{**unsaid, "unchecked": model.judge.unchecked} for _ in answers]
+        answers[row] = model.writer.verdict(row_K, top_k)
+    unsaid: AnswerJson = {"set": None, "coverage": None, "warnings": []}
+    unsaid["unchecked"] = model.judge.unchecked
+    said = [unsaid] * len(answers)
     for row, judged in zip(readable, batch.judged, strict=True):
-        said[row] = model.reliability(judged)
+        said[row] = model.writer.reliability(judged)
     columns: dict[str, Any] = {
         ARGUMENT.name: [file.argument for file in batch.files],
         VERSION.name: [file.version for file in batch.files],

@@ -13,7 +13,8 @@ from PIL import Image as PillowImage
 
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.packaging.answers import JudgedImage
+from patchline.pipeline.packaging.answer_json import AnswerJson
+from patchline.pipeline.packaging.answer_judge import JudgedImage
 from patchline.pipeline.packaging.packaged_model import PackagedModel, images_of
 from patchline.pipeline.packaging.prediction.image_files import (
     ImageFile,
@@ -30,7 +31,7 @@ Image = str | Path | bytes | np.ndarray[Any, Any] | PillowImage.Image
 Pillow image."""
 OnBroken = Literal["raise", "mark"]
 _BATCH = 64
-_NOTHING_SAID: dict[str, Any] = {"set": None, "coverage": None, "warnings": []}
+_NOTHING_SAID: AnswerJson = {"set": None, "coverage": None, "warnings": []}
 _SAID = (("set", "object"), ("coverage", "float64"), ("warnings", "object"))
 """Columns, with their types."""
 
@@ -45,7 +46,7 @@ class _Answered(NamedTuple):
     name: str | int
     probabilities_K: np.ndarray[Any, Any] | None
     error: str | None
-    said: dict[str, Any]
+    said: AnswerJson
     """`set`, `coverage` and `warnings`."""
 
 
@@ -139,7 +140,7 @@ class Model:
                 yield _Answered(each.name, None, reason, _NOTHING_SAID)
                 continue
             row_K, judged = next(rows)
-            yield _Answered(each.name, row_K, None, self._package.reliability(judged))
+            yield _Answered(each.name, row_K, None, self._package.writer.reliability(judged))
 
     def _pixels(self, image: object) -> np.ndarray[Any, Any]:
         if isinstance(image, ImageFile):
@@ -159,7 +160,7 @@ class Model:
             for answer in answers
         ]
         probabilities_NK = np.stack(rows) if rows else np.empty((0, len(self.classes)), np.float32)
-        best = [self._package.verdict(row_K, 1) for row_K in rows]
+        best = [self._package.writer.verdict(row_K, 1) for row_K in rows]
         readable = [answer.error is None for answer in answers]
         columns: dict[str, Any] = {}
         if self._package.is_multi_label:
@@ -178,7 +179,10 @@ class Model:
         names = [f"class {name}" if name in taken else name for name in self.classes]
         classes = pd.DataFrame(probabilities_NK, index=index, columns=names)
         said = pd.DataFrame(
-            {name: pd.Series([a.said[name] for a in answers], dtype=kind) for name, kind in _SAID},
+            {
+                name: pd.Series([dict(a.said)[name] for a in answers], dtype=kind)
+                for name, kind in _SAID
+            },
         ).set_index(index)
         table = pd.concat([facts, classes, said], axis=1)  # a join would multiply repeated paths
         table.attrs["unchecked"] = list(self._package.judge.unchecked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,7 +203,7 @@ def _check(
     if np.abs(together_BK - alone_BK).max() > allowed:
         raise PackageRefusedError("an image has other probabilities alone than in a batch")
     for row_K, answer in zip(together_BK, answers, strict=True):
-        if _named(answer) != _named(package.verdict(row_K, 1)):
+        if _named(answer) != _named(package.writer.verdict(row_K, 1)):
             raise PackageRefusedError("its answers name other classes than its network")
 
 
@@ -216,6 +216,6 @@ def _are_probabilities(outputs_BK: np.ndarray[Any, Any], *, of_one_label: bool) 
     return bool((outputs_BK <= 1 + _TOLERANCE).all())
 
 
-def _named(answer: dict[str, Any]) -> list[Any]:
+def _named(answer: Mapping[str, Any]) -> list[Any]:
     """Return the class that an answer names, or the labels."""
     return [each["label"] for each in answer.get("labels", [answer])]

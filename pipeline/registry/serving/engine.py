@@ -153,7 +153,9 @@ def _blocks(package: PackagedModel, of_image: dict[str, Any]) -> list[dict[str, 
     return [
         {
             "attention": None if attention_Lhw is None else attention_Lhw[block].tolist(),
-            "reading": None if readings_LK is None else package.ranked(readings_LK[block], _READ),
+            "reading": None
+            if readings_LK is None
+            else package.writer.ranked(readings_LK[block], _READ),
         }
         for block in range(count)
     ]

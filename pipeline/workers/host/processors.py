@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import NamedTuple
-
-from patchline.pipeline.errors import ConfigError
 
 _GROUPS = Path("/sys/fs/cgroup")
 
@@ -89,20 +86,3 @@ def this_processor(cpu_information: Path = Path("/proc/cpuinfo")) -> Processor:
     flags = set((fields.get("flags") or fields.get("features") or "").split())
     known = tuple(flag for flag in (*_FLAGS, *_ARM_FLAGS) if flag in flags)
     return Processor(fields.get("model name") or fallback, known)
-
-
-_WITHOUT_DOCSTRINGS = 2
-"""The level of `python -OO`."""
-
-
-def check() -> None:
-    """Check that docstrings are there: MLflow reads its own while it is imported.
-
-    Raises:
-        ConfigError: if Python has removed them.
-    """
-    if sys.flags.optimize >= _WITHOUT_DOCSTRINGS:
-        raise ConfigError(
-            f"Python was started with PYTHONOPTIMIZE={sys.flags.optimize} or -OO, which removes "
-            "docstrings, but MLflow needs its own. Unset PYTHONOPTIMIZE, or set it to 1."
-        )

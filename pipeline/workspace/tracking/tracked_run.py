@@ -1,7 +1,7 @@
 """One run in MLflow: opened, logged to, resumed, and closed whatever happens.
 
 Everything goes through `MlflowClient` with the run's id; there is no active run. A run that a
-SIGKILL left open is closed by `patchline.pipeline.workspace.tracking.nested_runs`.
+SIGKILL left open is closed by `patchline.pipeline.workspace.tracking.abandoned_mlflow_runs`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ import numpy as np
 from packaging.utils import canonicalize_name
 
 from patchline.pipeline.errors import PackagingError
-from patchline.pipeline.packaging.answers import label_answer, thresholds_of
+from patchline.pipeline.packaging.answer_json import AnswerJson, label_answer
+from patchline.pipeline.packaging.answer_judge import thresholds_of
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.web.access_control import TOKEN_VARIABLE
@@ -126,9 +127,10 @@ def check_server(
                 )
 
 
-def _check_labels(answer: dict[str, Any], expected: dict[str, Any]) -> None:
+def _check_labels(answer: dict[str, Any], expected: AnswerJson) -> None:
     """Compare the labels of a server's answer, and the largest probability, with the package's."""
-    given, own = ([each["label"] for each in one["labels"]] for one in (answer, expected))
+    given = [each["label"] for each in answer["labels"]]
+    own = [each["label"] for each in expected["labels"]]
     first, own_first = answer["top"][0], expected["top_k"][0]
     gap = abs(float(first["probability"]) - own_first["probability"])
     if given != own or gap > EXACT.largest:

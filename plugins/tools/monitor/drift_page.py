@@ -185,11 +185,11 @@ def _images(
     read = image_reader(table, records.root, package.mapping)
 
     def prediction(row_K: Array) -> tuple[str, float]:
-        answer = package.verdict(np.asarray(row_K, np.float64), 1)
+        answer = package.writer.verdict(np.asarray(row_K, np.float64), 1)
         if "labels" in answer:
             names = ", ".join(each["label"] for each in answer["labels"])
             return names or "no label", float(row_K.max())
-        return str(answer["label"]), float(answer["probability"])
+        return str(answer["label"]), float(row_K.max())
 
     shown = []
     for place, near in zip(places.tolist(), nearest.tolist(), strict=True):

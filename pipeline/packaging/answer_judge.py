@@ -1,4 +1,4 @@
-"""What an answer says beside probabilities: labels above thresholds, a prediction set, warnings.
+"""How reliable an answer is: a set of classes that holds the true one, warnings, thresholds.
 
 Sets and warnings follow the rules of `patchline.pipeline.models.model_description`, which a package
 holds as JSON, to one batch. Inlined into every package, so it needs only numpy and OpenCV.
@@ -9,7 +9,6 @@ of patches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -46,36 +45,6 @@ def thresholds_of(description: dict[str, Any]) -> np.ndarray[Any, Any] | None:
     if len(values) != len(description["classes"]):
         raise ValueError("a multi-label model needs a threshold for each label")
     return np.asarray(values, np.float64)
-
-
-def label_answer(
-    row_K: np.ndarray[Any, Any],
-    thresholds_K: np.ndarray[Any, Any],
-    labels: Sequence[str],
-    top_k: int,
-) -> dict[str, Any]:
-    """Return what a multi-label model says about an image.
-
-    `labels` holds those at or above their thresholds, the most probable first; `label` and
-    `probability` are the first of them, None if there is none; `top_k` has the most probable
-    labels, chosen or not, each with its threshold.
-    """
-    ranked = np.argsort(-row_K, kind="stable")
-    listed = [
-        {
-            "label": labels[k],
-            "probability": float(row_K[k]),
-            "threshold": float(thresholds_K[k]),
-        }
-        for k in ranked
-    ]
-    chosen = [
-        {"label": labels[k], "probability": float(row_K[k])}
-        for k in ranked
-        if row_K[k] >= thresholds_K[k]
-    ]
-    first = chosen[0] if chosen else {"label": None, "probability": None}
-    return {**first, "labels": chosen, "top_k": listed[: max(1, top_k)]}
 
 
 TOO_SMALL, FAR = "too_small", "far"
@@ -275,11 +244,3 @@ def _fault_message(fault: str, quality: ImageQuality, rules: dict[str, Any]) -> 
         f"the image is blurred: its sharpest part has a sharpness of {quality.sharpness:.2g}, "
         f"below {rules['blurred']:.2g}, a third of what is usual for the model's images or less"
     )
-
-
-def attention_map(attention_Lhw: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return where the model looked: the mean over the blocks, as shares that sum to 1."""
-    mean_hw = attention_Lhw.mean(axis=0, dtype=np.float64)
-    rows, columns = mean_hw.shape
-    shares_hw = mean_hw / max(float(mean_hw.sum()), 1e-12)
-    return {"rows": rows, "columns": columns, "values": shares_hw.round(6).tolist()}
