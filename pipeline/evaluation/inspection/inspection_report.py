@@ -212,6 +212,7 @@ def write_page(inspected: Inspected, file: Path) -> None:
     labels = sorted(result.classes, key=lambda label: -result.classes[label])
     text = render(
         "inspection.html.j2",
+        package="patchline.pipeline.evaluation.inspection",
         result=result,
         title=f"{visible(result.name)}: data inspection",
         verdict=verdict(result),

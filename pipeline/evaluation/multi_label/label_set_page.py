@@ -127,6 +127,7 @@ def write_label_set_html(
     ]
     text = render(
         "label_set_report.html.j2",
+        package="patchline.pipeline.evaluation.multi_label",
         report=report,
         page=page,
         notes=[*page.notes, *report.notes],

@@ -116,6 +116,7 @@ def write_report(
     ]
     text = render(
         "pretraining.html.j2",
+        package="patchline.pipeline.training.pretraining",
         report=report,
         page=page,
         images=images,
