@@ -41,7 +41,7 @@ from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.evaluation import galleries
-from patchline.pipeline.evaluation.comparison import compare
+from patchline.pipeline.evaluation.comparison import ComparisonSubject, compare
 from patchline.pipeline.evaluation.comparison_page import write_comparison
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.metrics import classification
@@ -50,7 +50,7 @@ from patchline.pipeline.evaluation.metrics.curve_areas import Areas
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, fit_temperature
 from patchline.pipeline.evaluation.predictions import Predictions, calibrated, with_probabilities
-from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_building import build_model
@@ -147,10 +147,7 @@ def _report(
     predictions = Predictions.of(table)
     report = evaluate(
         predictions.of_split("test"),
-        name="benchmark",
-        classes=classes,
-        split="test",
-        data_fingerprint="",
+        ReportSubject(name="benchmark", classes=classes, split="test", data_fingerprint=""),
         calibration=fit,
     )
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
@@ -286,10 +283,12 @@ def reported(predictions: Predictions, num_classes: int) -> EvaluationReport:
     """Return the report of such predictions."""
     return evaluate(
         predictions,
-        name="benchmark",
-        classes=class_names(num_classes),
-        split="test",
-        data_fingerprint="0" * 64,
+        ReportSubject(
+            name="benchmark",
+            classes=class_names(num_classes),
+            split="test",
+            data_fingerprint="0" * 64,
+        ),
         calibration=TemperatureFit(temperature=1.1, state="fitted"),
     )
 
@@ -325,14 +324,16 @@ def _parts(predictions: Predictions) -> dict[str, Callable[[], object]]:
 def _compared(table: pd.DataFrame, probabilities_NK: Array, folder: Path) -> Path:
     other_NK = np.roll(probabilities_NK, 1, axis=0)
     comparison = compare(
-        champion="benchmark/1",
-        challenger="benchmark/2",
-        classes=class_names(probabilities_NK.shape[1]),
+        ComparisonSubject(
+            champion="benchmark/1",
+            challenger="benchmark/2",
+            classes=class_names(probabilities_NK.shape[1]),
+            left_out={},
+        ),
         paths=list(table["path"]),
         labels_N=table["label_index"].to_numpy(np.int64),
         champion_NK=other_NK,
         challenger_NK=probabilities_NK,
-        left_out={},
     )
     return write_comparison(comparison, None, folder, None)
 

@@ -40,7 +40,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.near_duplicates.matching import matches
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.data.splits import split
-from patchline.pipeline.evaluation.comparison import compare
+from patchline.pipeline.evaluation.comparison import ComparisonSubject, compare
 from patchline.pipeline.evaluation.inspection.class_findings import findings_on_classes
 from patchline.pipeline.evaluation.inspection.same_image_findings import findings_on_duplicates
 from patchline.pipeline.evaluation.predictions import Predictions
@@ -134,14 +134,13 @@ def promotion(size: int) -> Iterator[Work]:
     labels = generator.integers(0, _CLASSES, size)
     paths = [f"{number:08d}.jpg" for number in range(size)]
     yield lambda: compare(
-        champion="large/1",
-        challenger="large/2",
-        classes=class_names(_CLASSES),
+        ComparisonSubject(
+            champion="large/1", challenger="large/2", classes=class_names(_CLASSES), left_out={}
+        ),
         paths=paths,
         labels_N=labels,
         champion_NK=probabilities,
         challenger_NK=np.roll(probabilities, 1, axis=0),
-        left_out={},
     )
 
 

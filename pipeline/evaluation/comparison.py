@@ -325,36 +325,43 @@ def _was_seen(usable: pd.DataFrame) -> pd.Series[bool]:
     return usable["split"].isin(["train", "validation"])
 
 
+class ComparisonSubject(NamedTuple):
+    """Two models, and what is known of the images on which they are compared."""
+
+    champion: str
+    """Name of the champion on the page, such as its version."""
+    challenger: str
+    """Name of the challenger on the page."""
+    classes: tuple[str, ...]
+    """Names of the K classes or labels of both models."""
+    left_out: dict[str, int]
+    """Number of test images left out, by reason."""
+    groups_N: Sequence[Any] | Array | None = None
+    """A value for each image, equal for images that are not independent, such as those of a
+    patient; the test then takes whole groups."""
+    provenance: tuple[ProvenanceSummary, ProvenanceSummary] = (UNKNOWN, UNKNOWN)
+    """Whether all images that the champion and the challenger have seen are recorded."""
+
+
 def compare(
-    *,
-    champion: str,
-    challenger: str,
-    classes: tuple[str, ...],
+    models: ComparisonSubject,
     paths: Sequence[str],
     labels_N: Array,
     champion_NK: Array,
     challenger_NK: Array,
-    left_out: dict[str, int],
-    groups_N: Sequence[Any] | Array | None = None,
-    provenance: tuple[ProvenanceSummary, ProvenanceSummary] = (UNKNOWN, UNKNOWN),
 ) -> Comparison:
     """Compare two models on the same N images.
 
     With no images, the intervals span their whole range.
 
     Args:
-        champion: name of the champion on the page, such as its version.
-        challenger: name of the challenger on the page.
-        classes: names of the K classes of both models.
+        models: the two, and the images.
         paths: paths of the images.
         labels_N: the true classes.
         champion_NK: calibrated probabilities of the champion.
         challenger_NK: calibrated probabilities of the challenger.
-        left_out: number of test images left out, by reason.
-        groups_N: a value for each image, equal for images that are not independent, such as those
-            of a patient; the test then takes whole groups.
-        provenance: whether all images that the champion and the challenger have seen are recorded.
     """
+    champion, challenger, classes, left_out, groups_N, provenance = models
     shape = (len(paths), len(classes))
     labels = np.asarray(labels_N).reshape(len(paths)).astype(np.int64)
     a, b = (_answers(array.reshape(shape), labels) for array in (champion_NK, challenger_NK))

@@ -52,7 +52,7 @@ from patchline.pipeline.evaluation.predictions import (
     calibrated,
     image_groups,
 )
-from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
 from patchline.pipeline.evaluation.robustness import CorruptionJob
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
@@ -168,12 +168,14 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
     save_reference_images(kept, folder / REFERENCE_IMAGES_FILE)
     report = evaluate(
         tested,
-        name=str(config.name),
-        classes=data.classes,
-        split="test",
-        data_fingerprint=data.fingerprint,
+        ReportSubject(
+            name=str(config.name),
+            classes=data.classes,
+            split="test",
+            data_fingerprint=data.fingerprint,
+            computed_by=_COMPUTED_BY,
+        ),
         calibration=calibration,
-        computed_by=_COMPUTED_BY,
         config=config.evaluation,
     )
     if not report.calibration.is_calibrated:

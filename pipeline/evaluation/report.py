@@ -6,7 +6,7 @@ Everything is computed from calibrated probabilities, so that a run and `patchli
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field
@@ -200,32 +200,39 @@ class EvaluationReport(ModelReport):
         )
 
 
+class ReportSubject(NamedTuple):
+    """The model and the images that a report is about."""
+
+    name: str
+    """Name of the model."""
+    classes: tuple[str, ...]
+    """Classes or labels in the order of the model's outputs; some may have no image."""
+    split: str
+    """Name of the split; the prefix of the metric names."""
+    data_fingerprint: str
+    """Version of the data."""
+    computed_by: str = ""
+    """What computed the probabilities, in words."""
+
+
 def evaluate(
     predictions: Predictions,
-    *,
-    name: str,
-    classes: tuple[str, ...],
-    split: str,
-    data_fingerprint: str,
+    subject: ReportSubject,
     calibration: TemperatureFit,
-    computed_by: str = "",
     config: EvaluationConfig | None = None,
 ) -> EvaluationReport:
     """Compute the report.
 
     Args:
         predictions: predictions of exactly the images to report on.
-        name: of the model.
-        classes: in the order of the model's outputs; some may have no image.
-        split: name of the split; the prefix of the metric names.
-        data_fingerprint: version of the data.
+        subject: the model and the images.
         calibration: the temperature that the probabilities were calibrated with.
-        computed_by: what computed the probabilities, in words.
         config: contents of the report besides the metrics.
 
     Raises:
         DataError: if there are no images.
     """
+    name, classes, split, data_fingerprint, computed_by = subject
     probabilities, labels = predictions.probabilities_NK, predictions.labels_N
     if len(labels) == 0:
         raise DataError(f"There is no {split} image to report on. Choose a split that has images.")

@@ -13,7 +13,12 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.evaluation.comparison import Comparison, comparable_images, compare
+from patchline.pipeline.evaluation.comparison import (
+    Comparison,
+    ComparisonSubject,
+    comparable_images,
+    compare,
+)
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import ThresholdedScores
 from patchline.pipeline.evaluation.multi_label.label_set_page import (
     LabelSetComparison,
@@ -135,30 +140,34 @@ def compare_versions(
     provenance = champion.provenance.summary, challenger.provenance.summary
     if challenger.package.is_multi_label:
         return compare_label_sets(
-            champion=champion.label,
-            challenger=challenger.label,
-            classes=classes,
+            ComparisonSubject(
+                champion=champion.label,
+                challenger=challenger.label,
+                classes=classes,
+                left_out=left_out,
+                groups_N=groups_N,
+                provenance=provenance,
+            ),
             labels_NK=label_sets.matrix(list(images["label"]), classes),
             answers=(
                 _answers(champion, champion_NK[there], classes),
                 _answers(challenger, challenger_NK[there], classes),
             ),
-            left_out=left_out,
-            groups_N=groups_N,
-            provenance=provenance,
         ), reader
     index = {label: position for position, label in enumerate(classes)}
     comparison = compare(
-        champion=champion.label,
-        challenger=challenger.label,
-        classes=classes,
+        ComparisonSubject(
+            champion=champion.label,
+            challenger=challenger.label,
+            classes=classes,
+            left_out=left_out,
+            groups_N=groups_N,
+            provenance=provenance,
+        ),
         paths=list(images["path"]),
         labels_N=np.array([index[label] for label in images["label"]], dtype=np.int64),
         champion_NK=champion_NK[there],
         challenger_NK=challenger_NK[there],
-        left_out=left_out,
-        groups_N=groups_N,
-        provenance=provenance,
     )
     return comparison, reader
 

@@ -49,7 +49,7 @@ from patchline.pipeline.evaluation.predictions import (
     with_label_sets,
     with_probabilities,
 )
-from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
 from patchline.pipeline.evaluation.robustness import (
     VERSIONS,
     CorruptionJob,
@@ -204,13 +204,15 @@ def evaluate_version(
     predictions = Predictions.of(table)
     report = evaluate(
         predictions,
-        name=chosen.records.reference.name,
-        classes=tuple(package.classes),
-        split=selection.split,
-        data_fingerprint=selection.fingerprint,
+        ReportSubject(
+            name=chosen.records.reference.name,
+            classes=tuple(package.classes),
+            split=selection.split,
+            data_fingerprint=selection.fingerprint,
+            computed_by=f"the package of {chosen.records.reference.name}, version "
+            f"{chosen.records.reference.version} (model.onnx, float32)",
+        ),
         calibration=recorded(package.calibration, package.temperature),
-        computed_by=f"the package of {chosen.records.reference.name}, version "
-        f"{chosen.records.reference.version} (model.onnx, float32)",
         config=choices.report,
     ).model_copy(
         update={
@@ -241,16 +243,18 @@ def _evaluated_label_sets(
     table = with_label_sets(rows, classes, probabilities_NK, thresholds)
     report = evaluate_label_sets(
         LabelSetPredictions.of(table, classes),
-        name=records.reference.name,
-        classes=classes,
-        split=selection.split,
-        data_fingerprint=selection.fingerprint,
+        ReportSubject(
+            name=records.reference.name,
+            classes=classes,
+            split=selection.split,
+            data_fingerprint=selection.fingerprint,
+            computed_by=f"the package of {records.reference.name}, version "
+            f"{records.reference.version} (model.onnx, float32)",
+        ),
         calibration=LabelCalibration.model_validate(package.label_calibration)
         if package.label_calibration
         else LabelCalibration.none(len(classes)),
         thresholds=thresholds,
-        computed_by=f"the package of {records.reference.name}, version "
-        f"{records.reference.version} (model.onnx, float32)",
         config=choices.report,
     ).model_copy(
         update={

@@ -31,6 +31,7 @@ from patchline.pipeline.evaluation.predictions import (
     stacked,
     with_label_sets,
 )
+from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.training.train_result import EnsembleResult
 
 
@@ -81,13 +82,15 @@ def judge(
     table, calibration, thresholds = calibrated_label_sets(logits, data.classes, ensemble)
     report = evaluate_label_sets(
         LabelSetPredictions.of(table[table["split"] == "test"], data.classes),
-        name=str(config.name),
-        classes=data.classes,
-        split="test",
-        data_fingerprint=data.fingerprint,
+        ReportSubject(
+            name=str(config.name),
+            classes=data.classes,
+            split="test",
+            data_fingerprint=data.fingerprint,
+            computed_by=computed_by,
+        ),
         calibration=calibration,
         thresholds=thresholds,
-        computed_by=computed_by,
         config=config.evaluation,
     ).model_copy(update={"provenance": data.seen_before.provenance})
     validated = LabelSetPredictions.of(table[table["split"] == "validation"], data.classes)

@@ -14,6 +14,7 @@ import numpy as np
 from patchline.pipeline.evaluation.comparison import (
     ComparedImages,
     ComparedModels,
+    ComparisonSubject,
     PairedValues,
 )
 from patchline.pipeline.evaluation.config import meaning_of
@@ -51,7 +52,6 @@ from patchline.pipeline.evaluation.plots import (
     save_figure,
     training_curves,
 )
-from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.workspace.files.atomic_files import write_text
 
 if TYPE_CHECKING:
@@ -243,29 +243,18 @@ class LabelSetComparison(ComparedModels):
 
 
 def compare_label_sets(
-    *,
-    champion: str,
-    challenger: str,
-    classes: tuple[str, ...],
+    models: ComparisonSubject,
     labels_NK: Array,
     answers: tuple[ThresholdedScores, ThresholdedScores],
-    left_out: dict[str, int],
-    groups_N: Sequence[Any] | Array | None = None,
-    provenance: tuple[ProvenanceSummary, ProvenanceSummary] = (UNKNOWN, UNKNOWN),
 ) -> LabelSetComparison:
     """Compare two models on the same N images.
 
     Args:
-        champion: name of the champion on the page, such as its version.
-        challenger: name of the challenger on the page.
-        classes: names of the K labels of both models.
+        models: the two, and the images.
         labels_NK: 1 where an image has a label, else 0.
-        answers: of the champion and of the challenger.
-        left_out: number of test images left out, by reason.
-        groups_N: a value for each image, equal for images that are not independent, such as those
-            of a patient; the test then takes whole groups.
-        provenance: whether all images that the champion and the challenger have seen are recorded.
+        answers: those of the champion and those of the challenger.
     """
+    champion, challenger, classes, left_out, groups_N, provenance = models
     before, now = answers
     groups = ImageGroups.of(groups_N)
     return LabelSetComparison(

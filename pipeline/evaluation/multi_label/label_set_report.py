@@ -38,7 +38,7 @@ from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import 
 )
 from patchline.pipeline.evaluation.metrics.names import MAIN
 from patchline.pipeline.evaluation.predictions import LabelSetPredictions, image_groups
-from patchline.pipeline.evaluation.report import ModelReport
+from patchline.pipeline.evaluation.report import ModelReport, ReportSubject
 from patchline.pipeline.evaluation.robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.slices import (
     ImageSubset,
@@ -260,32 +260,24 @@ class MultiLabelReport(ModelReport):
 
 def evaluate_label_sets(
     predictions: LabelSetPredictions,
-    *,
-    name: str,
-    classes: tuple[str, ...],
-    split: str,
-    data_fingerprint: str,
+    subject: ReportSubject,
     calibration: LabelCalibration,
     thresholds: LabelThresholds,
-    computed_by: str = "",
     config: EvaluationConfig | None = None,
 ) -> MultiLabelReport:
     """Compute the report.
 
     Args:
         predictions: predictions of exactly the images to report on.
-        name: of the model.
-        classes: the labels, in the order of the model's outputs; some may have no image.
-        split: name of the split; the prefix of the metric names.
-        data_fingerprint: version of the data.
+        subject: the model and the images.
         calibration: with which the probabilities were calibrated.
         thresholds: with which labels were predicted.
-        computed_by: what computed the probabilities, in words.
         config: contents of the report besides the metrics.
 
     Raises:
         DataError: if there are no images.
     """
+    name, classes, split, data_fingerprint, computed_by = subject
     probabilities, labels = predictions.probabilities_NK, predictions.labels_NK
     predicted, images = predictions.predicted_NK, len(predictions.labels_NK)
     if images == 0:

@@ -11,7 +11,7 @@ import pandas as pd
 from patchline.pipeline.evaluation import predictions
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.predictions import Predictions, calibrated
-from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
 from tests.conftest import Run
 
 
@@ -54,10 +54,7 @@ def report_of(
     predictions.save(table, file)
     return evaluate(
         Predictions.load(file, "test"),
-        name="photos",
-        classes=classes,
-        split="test",
-        data_fingerprint="0123abcd",
+        ReportSubject(name="photos", classes=classes, split="test", data_fingerprint="0123abcd"),
         calibration=fit,
         config=config,
     )

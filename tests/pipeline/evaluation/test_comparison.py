@@ -20,6 +20,7 @@ from patchline.pipeline.evaluation.comparison import (
     SEEN_BY_CHAMPION,
     SEEN_GROUP,
     Comparison,
+    ComparisonSubject,
     comparable_images,
     compare,
 )
@@ -52,18 +53,15 @@ def _one_hot(said: Array, sure: Array | float = 0.8) -> Array:
 
 
 def _compared(labels: Array, a_said: Array, b_said: Array, **changes: Any) -> Comparison:
+    models = ComparisonSubject("2", "3", CLASSES, {}, provenance=(KNOWN, KNOWN))
+    of_models = {key: changes.pop(key) for key in set(changes) & set(models._fields)}
     arguments: dict[str, Any] = {
-        "champion": "2",
-        "challenger": "3",
-        "provenance": (KNOWN, KNOWN),
-        "classes": CLASSES,
         "paths": [f"{place}.png" for place in range(len(labels))],
         "labels_N": labels,
         "champion_NK": _one_hot(a_said),
         "challenger_NK": _one_hot(b_said),
-        "left_out": {},
     }
-    return compare(**{**arguments, **changes})
+    return compare(models._replace(**of_models), **{**arguments, **changes})
 
 
 def _random(images: int = 200) -> tuple[Array, list[Array]]:

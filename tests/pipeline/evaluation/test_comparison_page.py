@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchline.pipeline.evaluation.comparison import COPY, SEEN_BY_CHAMPION, Comparison, compare
+from patchline.pipeline.evaluation.comparison import (
+    COPY,
+    SEEN_BY_CHAMPION,
+    Comparison,
+    ComparisonSubject,
+    compare,
+)
 from patchline.pipeline.evaluation.comparison_page import write_comparison
 from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
 from tests.pipeline.evaluation.pages import NASTY, Page, check_self_contained
@@ -37,14 +43,16 @@ def _comparison(
     said = [np.where(hits, labels, (labels + 1) % count) for hits in right]
     probabilities = [0.1 / count + 0.9 * np.eye(count)[answers] for answers in said]
     return compare(
-        champion="photos/2",
-        challenger="photos/3",
-        classes=classes,
+        ComparisonSubject(
+            champion="photos/2",
+            challenger="photos/3",
+            classes=classes,
+            left_out={SEEN_BY_CHAMPION: 12, COPY: 3} if left_out is None else left_out,
+        ),
         paths=[f"{classes[label]}/{place}.png" for place, label in enumerate(labels)],
         labels_N=labels,
         champion_NK=probabilities[0],
         challenger_NK=probabilities[1],
-        left_out={SEEN_BY_CHAMPION: 12, COPY: 3} if left_out is None else left_out,
     )
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.evaluation import class_names, made_table, reported, written
-from patchline.pipeline.evaluation.comparison import compare
+from patchline.pipeline.evaluation.comparison import ComparisonSubject, compare
 from patchline.pipeline.evaluation.metrics.confusion_matrix import confused_pairs
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport
@@ -30,14 +30,13 @@ def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
     try:
         report = reported(predictions, CLASSES)
         compared = compare(
-            champion="a/1",
-            challenger="a/2",
-            classes=class_names(CLASSES),
+            ComparisonSubject(
+                champion="a/1", challenger="a/2", classes=class_names(CLASSES), left_out={}
+            ),
             paths=predictions.paths,
             labels_N=labels,
             champion_NK=np.roll(probabilities, 1, axis=0),
             challenger_NK=probabilities,
-            left_out={},
         )
         beyond = tracemalloc.get_traced_memory()[1] - probabilities.nbytes  # of the rolled copy
     finally:

@@ -19,7 +19,7 @@ from patchline.pipeline.evaluation.metrics.calibration import (
 )
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.evaluation.predictions import COLUMNS, Predictions, with_probabilities
-from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import (
     made_of,
@@ -33,14 +33,10 @@ GALLERIES = ("most_confident_errors", "least_certain", "likely_label_errors")
 
 def _evaluate(predictions: Predictions, **settings: Any) -> EvaluationReport:
     classes = tuple(f"class {k}" for k in range(predictions.probabilities_NK.shape[1]))
-    given: dict[str, Any] = {
-        "name": "photos",
-        "classes": classes,
-        "split": "test",
-        "data_fingerprint": "0123abcd",
-        "calibration": TemperatureFit(temperature=1.0, state="fitted"),
-    }
-    return evaluate(predictions, **{**given, **settings})
+    given = ReportSubject("photos", classes, "test", "0123abcd")
+    of_subject = {key: settings.pop(key) for key in set(settings) & set(given._fields)}
+    fit = settings.pop("calibration", TemperatureFit(temperature=1.0, state="fitted"))
+    return evaluate(predictions, given._replace(**of_subject), fit, **settings)
 
 
 def _check(report: EvaluationReport, predictions: Predictions) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patchline.pipeline.evaluation.comparison import ComparisonSubject
 from patchline.pipeline.evaluation.comparison_page import write_comparison
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import ThresholdedScores
 from patchline.pipeline.evaluation.multi_label.label_set_page import (
@@ -38,13 +39,15 @@ def _comparison(
         scores = 1 / (1 + np.exp(-logits))
         answers.append(ThresholdedScores(scores, (scores >= threshold).astype(np.uint8)))
     return compare_label_sets(
-        champion="3",
-        challenger="4",
-        classes=CLASSES,
+        ComparisonSubject(
+            champion="3",
+            challenger="4",
+            classes=CLASSES,
+            left_out={},
+            groups_N=np.arange(images) // group_size,
+        ),
         labels_NK=labels,
         answers=(answers[0], answers[1]),
-        left_out={},
-        groups_N=np.arange(images) // group_size,
     )
 
 

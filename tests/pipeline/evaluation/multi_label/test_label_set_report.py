@@ -23,6 +23,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_report import (
 )
 from patchline.pipeline.evaluation.prediction_job import Explanations
 from patchline.pipeline.evaluation.predictions import LabelSetPredictions
+from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
 from tests.pipeline.evaluation.pages import check_self_contained
@@ -32,10 +33,7 @@ def _report(logits: pd.DataFrame) -> tuple[MultiLabelReport, pd.DataFrame]:
     table, calibration, thresholds = calibrated_label_sets(logits, LABELS)
     report = evaluate_label_sets(
         LabelSetPredictions.of(table[table["split"] == "test"], LABELS),
-        name="shapes",
-        classes=LABELS,
-        split="test",
-        data_fingerprint="0" * 64,
+        ReportSubject(name="shapes", classes=LABELS, split="test", data_fingerprint="0" * 64),
         calibration=calibration,
         thresholds=thresholds,
     )
