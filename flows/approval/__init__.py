@@ -10,6 +10,6 @@ In order:
 
 `requests` tells which requests are open, and what is known of each.
 
-What the approver sees and answers is in `patchline.pipeline.registry.approval`; the decision itself
-is `patchline.pipeline.registry.promotion`.
+What the approver sees is in `patchline.pipeline.registry.approval_question`, the answer in
+`approval_answer` beside it, and the decision itself in `patchline.pipeline.registry.promotion`.
 """
