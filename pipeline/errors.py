@@ -25,6 +25,17 @@ from __future__ import annotations
 from patchline.pipeline.redaction import redacted
 
 
+def first_line(error: BaseException, if_empty: str = "") -> str:
+    """Return the first line of an error's text, without secrets, as part of a sentence.
+
+    Args:
+        error: what was raised.
+        if_empty: what to return if it has no text; by default the name of its class.
+    """
+    lines = redacted(str(error)).strip().splitlines() or [if_empty or type(error).__name__]
+    return lines[0][:300].rstrip(". ")
+
+
 class PipelineError(Exception):
     """The base class of all deliberate errors; secrets are removed from the text."""
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 import unicodedata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
@@ -164,6 +164,13 @@ def epochs_in_words(epochs: float) -> str:
         return f"{epochs:.2g} epochs ({100 * epochs:.2g}% of the images)"
     number = f"{epochs:.1f}".removesuffix(".0") if epochs < 10 else f"{epochs:,.0f}"  # noqa: PLR2004
     return f"{number} epoch{'' if number == '1' else 's'}"
+
+
+def few_names(names: Iterable[str], most: int = 5, joint: str = ", ") -> str:
+    """Return the first names, and how many more there are: `a, b and 4 more`."""
+    every = list(names)
+    more = f" and {len(every) - most:,} more" if len(every) > most else ""
+    return joint.join(every[:most]) + more
 
 
 def by_number(number: int, one: str, many: str) -> str:

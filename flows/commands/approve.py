@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 
 from patchline.flows import prefect_session
 from patchline.flows.commands.promote import REFUSED
-from patchline.flows.commands.switches import Json
+from patchline.flows.commands.switches import Json, emit
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.errors import ModelReferenceError, OrchestrationError
 from patchline.pipeline.registry.aliases import checked_reason
@@ -156,18 +155,19 @@ def _print(request: ApprovalRequest, answer: ApprovalAnswer, *, as_json: bool) -
         verdict = "pending approval again"
         reason = "the champion changed, so the comparison and the request were repeated"
     champion = champion_of(request.name)
-    if as_json:
-        content = {
-            "answer": "approved" if answer.approves else "rejected",
-            "promoted": promoted,
-            "name": request.name,
-            "version": request.version,
-            "champion": champion,
-            "reason": reason,
-        }
-        print(json.dumps(content, indent=2))
-    else:
-        print(f"{request.name}, version {request.version}: {verdict}")
-        print(f"  reason: {reason}")
-        print(f"  champion now: {f'version {champion}' if champion else 'none'}")
+    content = {
+        "answer": "approved" if answer.approves else "rejected",
+        "promoted": promoted,
+        "name": request.name,
+        "version": request.version,
+        "champion": champion,
+        "reason": reason,
+    }
+    emit(
+        content,
+        f"{request.name}, version {request.version}: {verdict}",
+        f"  reason: {reason}",
+        f"  champion now: {f'version {champion}' if champion else 'none'}",
+        as_json=as_json,
+    )
     return 0 if promoted == answer.approves and not request.waits else REFUSED

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, Switch
-from patchline.pipeline.terminal_words import counted, visible
+from patchline.flows.commands.switches import Json, Switch, emit
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory.cleaning import (
     Cleaning,
@@ -38,10 +37,8 @@ def clean(*, yes: Switch = False, as_json: Json = False) -> None:
     tell_closed()
     cleaning = find_removable(WORKSPACE)
     gone = remove(WORKSPACE, cleaning) if yes else cleaning.removable
-    if as_json:
-        print(json.dumps(_summary(cleaning, gone, removed=yes), indent=2))
-    else:
-        print("\n".join(_lines(cleaning, gone, removed=yes)))
+    summary = _summary(cleaning, gone, removed=yes)
+    emit(summary, *_lines(cleaning, gone, removed=yes), as_json=as_json)
 
 
 def _summary(
@@ -69,7 +66,7 @@ def _lines(
         of_kind = [each for each in gone if each.kind == kind]
         if of_kind:
             lines.append(f"{_size(_bytes(of_kind)):>11}  {meaning}:")
-        lines += [f"  {_size(each.bytes):>9}  {visible(str(each.path))}" for each in of_kind]
+        lines += [f"  {_size(each.bytes):>9}  {each.path}" for each in of_kind]
     lines += _kept(cleaning)
     files = f"{counted(sum(each.files for each in gone), 'file')}, {_size(_bytes(gone))}"
     if removed:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from patchline.flows.commands.switches import Json
+from patchline.flows.commands.switches import Json, emit
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns, TaskChoice
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
 from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceError
 from patchline.pipeline.plugin_system.plugin_loader import config_class, installed
-from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workspace.address import is_of_store
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
 from patchline.plugin_api import ReadingRules
@@ -55,11 +53,8 @@ def diff(
     _check_used(columns, a, b)
     with shown():
         result = compare(_manifest(a, columns), _manifest(b, columns))
-    if as_json:
-        content = {"a": a, "b": b, "same": result.same, **result.model_dump(mode="json")}
-        print(json.dumps(content, indent=2))
-    else:
-        print("\n".join(_lines(a, b, result)))
+    content = {"a": a, "b": b, "same": result.same, **result.model_dump(mode="json")}
+    emit(content, *_lines(a, b, result), as_json=as_json)
 
 
 def _check_used(columns: Mapping[str, Any], a: str, b: str) -> None:
@@ -140,7 +135,7 @@ def _change(image: Relabelled, task: Task) -> str:
 
 
 def _lines(a: str, b: str, result: DataDiff) -> list[str]:
-    counted = f"{result.images_before:,} images in {visible(a)}, {result.images:,} in {visible(b)}"
+    counted = f"{result.images_before:,} images in {a}, {result.images:,} in {b}"
     if result.same:
         return [f"{counted}: the same images with the same labels."]
     parts = {
@@ -153,7 +148,7 @@ def _lines(a: str, b: str, result: DataDiff) -> list[str]:
     lines = [f"{counted}; {result.unchanged:,} unchanged."]
     for name, files in parts.items():
         lines.append(f"{name:<10} {len(files):>9,}")
-        lines += [f"    {visible(each)}" for each in files[:_MOST_FILES]]
+        lines += [f"    {each}" for each in files[:_MOST_FILES]]
         more = len(files) - _MOST_FILES
         lines += [f"    and {more:,} more; --json lists all"] if more > 0 else []
     return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from patchline.flows.commands.run import composed
-from patchline.flows.commands.switches import Json
+from patchline.flows.commands.switches import Json, emit
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import read_settings
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError, UserError
 from patchline.pipeline.registry.browsing.notebook import PAGE, TABLE
-from patchline.pipeline.terminal_words import pasted_path, visible
+from patchline.pipeline.terminal_words import few_names, pasted_path, visible
 from patchline.pipeline.workspace.files.workspace_folder import is_read_only, make_folder, place
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def version_judge(
         if not own.any():
             raise DataError(
                 f"--check-labels {model}: no image of the data has a class of this model "
-                f"({', '.join(package.classes[:5])}, …). Choose a model of the same classes."
+                f"({few_names(package.classes)}). Choose a model of the same classes."
             )
         checked = rows[own].reset_index(drop=True)
         probabilities_NK = np.empty((len(checked), len(package.classes)), np.float32)
@@ -141,7 +140,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         inspected_data, folder = inspected(request, out, check_labels, with_plan=with_plan)
         if as_json:
             files = {"page": str(folder / PAGE), "table": str(folder / TABLE)}
-            print(json.dumps({**inspected_data.result.model_dump(mode="json"), **files}, indent=2))
+            emit({**inspected_data.result.model_dump(mode="json"), **files}, as_json=True)
         else:
             own_model = (
                 None if check_labels else _own_model(request.name or inspected_data.result.name)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from patchline.flows import prefect_session
-from patchline.flows.commands.switches import Json
+from patchline.flows.commands.switches import Json, emit
 from patchline.flows.new_data import watched_folders
 from patchline.flows.notifications import events
 from patchline.flows.schedules import scheduled_work
 from patchline.pipeline import local_services
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from prefect.events import DeploymentEventTrigger
@@ -53,26 +51,24 @@ def watch(
     with prefect_session.connected():
         deployment_id = _deploy(name, watched, settings, config, quiet_seconds)
         notes += _missing_services()
-    if as_json:
-        content = {
-            "name": name,
-            "folder": watched,
-            "min_new_images": settings.data.min_new_images,
-            "quiet_seconds": quiet_seconds,
-            "deployment_id": str(deployment_id),
-            "notes": notes,
-        }
-        print(json.dumps(content, indent=2))
-        return
     asked = settings.data.min_new_images
     enough = "one image is" if asked == 1 else f"{asked} images are"
-    print(f"{name}: watching {visible(watched)}; trains when at least {enough} new.")
-    print(f"  {watched_folders.quiet_words(quiet_seconds)}")
-    for note in notes:
-        print(f"  {visible(note)}")
-    print(
+    content = {
+        "name": name,
+        "folder": watched,
+        "min_new_images": asked,
+        "quiet_seconds": quiet_seconds,
+        "deployment_id": str(deployment_id),
+        "notes": notes,
+    }
+    emit(
+        content,
+        f"{name}: watching {watched}; trains when at least {enough} new.",
+        f"  {watched_folders.quiet_words(quiet_seconds)}",
+        *(f"  {note}" for note in notes),
         "List watches with `patchline schedule list`; stop this one with `patchline schedule "
-        f"remove {name}`."
+        f"remove {name}`.",
+        as_json=as_json,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
+from patchline.flows.commands.switches import Json, Switch, emit, without_needless_negatives
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import data_settings, merged, validated
@@ -20,7 +19,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, task_of
-from patchline.pipeline.terminal_words import counted, short_path, visible
+from patchline.pipeline.terminal_words import counted, short_path
 from patchline.pipeline.workspace.address import of_path
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.tracking import tracked_run
@@ -102,10 +101,7 @@ def _print_evaluation(
         result, run = evaluate_model(model, data, choices, columns)
     if out is not None:
         shutil.copytree(result.html.parent, out, dirs_exist_ok=True)
-    if as_json:
-        print(json.dumps(_as_json(result, run), indent=2))
-    else:
-        print("\n".join(map(visible, _lines(result))))
+    emit(_as_json(result, run), *_lines(result), as_json=as_json)
 
 
 def evaluate_model(

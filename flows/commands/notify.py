@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from patchline.flows import prefect_session
-from patchline.flows.commands.switches import Json
+from patchline.flows.commands.switches import Json, emit
 
 if TYPE_CHECKING:
     from patchline.flows.notifications.webhooks import Notification
@@ -39,10 +38,11 @@ def create(
         from patchline.flows.notifications import webhooks
 
         created = webhooks.create(name, webhook, on)
-    if as_json:
-        print(created.model_dump_json(indent=2))
-    else:
-        print(f"{created.name}: posts to {created.webhook} on {', '.join(created.events)}.")
+    emit(
+        created,
+        f"{created.name}: posts to {created.webhook} on {', '.join(created.events)}.",
+        as_json=as_json,
+    )
 
 
 def list_notifications(*, as_json: Json = False) -> None:
@@ -51,17 +51,12 @@ def list_notifications(*, as_json: Json = False) -> None:
         from patchline.flows.notifications import webhooks
 
         notifications = webhooks.read_all()
-    if as_json:
-        content = {"notifications": [each.model_dump(mode="json") for each in notifications]}
-        print(json.dumps(content, indent=2))
-    elif not notifications:
-        print("No notifications yet. Create one with `patchline notify create NAME --webhook URL`.")
-    else:
-        print(
-            "\n".join(
-                _line(each, max(len(each.name) for each in notifications)) for each in notifications
-            )
-        )
+    width = max((len(each.name) for each in notifications), default=0)
+    lines = [_line(each, width) for each in notifications] or [
+        "No notifications yet. Create one with `patchline notify create NAME --webhook URL`."
+    ]
+    content = {"notifications": [each.model_dump(mode="json") for each in notifications]}
+    emit(content, *lines, as_json=as_json)
 
 
 def remove(name: str, /, *, as_json: Json = False) -> None:
@@ -76,10 +71,7 @@ def remove(name: str, /, *, as_json: Json = False) -> None:
         from patchline.flows.notifications import webhooks
 
         webhooks.remove(name)
-    if as_json:
-        print(json.dumps({"name": name, "removed": True}, indent=2))
-    else:
-        print(f"Removed notification '{name}'.")
+    emit({"name": name, "removed": True}, f"Removed notification '{name}'.", as_json=as_json)
 
 
 def _line(notification: Notification, width: int) -> str:

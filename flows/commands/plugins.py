@@ -22,7 +22,7 @@ from patchline.flows.commands.named_plugin import (
     typed,
     words_of,
 )
-from patchline.flows.commands.switches import Json
+from patchline.flows.commands.switches import Json, emit
 from patchline.pipeline import config_files
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -37,22 +37,20 @@ from patchline.plugin_api import ToolPlugin
 def list_plugins(*, as_json: Json = False) -> None:
     """List the installed plugins without importing them."""
     entries = installed()
-    if as_json:
-        shown = ("kind", "name", "distribution", "version", "summary", "error")
-        plugins = [{key: asdict(entry)[key] for key in shown} for entry in entries]
-        print(json.dumps({"plugins": plugins}, indent=2))
-        return
+    shown = ("kind", "name", "distribution", "version", "summary", "error")
+    plugins = [{key: asdict(entry)[key] for key in shown} for entry in entries]
     widths = [
         max(len(word) for word in column) for column in zip(*map(_words, entries), strict=True)
     ]
-    kind = ""
+    kind, lines = "", list[str]()
     for entry in entries:
         if entry.kind != kind:
             kind = entry.kind
-            print(f"\n{kind}" if entry is not entries[0] else kind)
+            lines += ["", kind]
         name, origin = _words(entry)
         text = f"cannot be used: {entry.error}" if entry.error else entry.summary
-        print(f"  {name:<{widths[0]}}  {origin:<{widths[1]}}  {text}")
+        lines.append(f"  {name:<{widths[0]}}  {origin:<{widths[1]}}  {text}")
+    emit({"plugins": plugins}, *lines[1:], as_json=as_json)
 
 
 def _words(entry: PluginEntry) -> tuple[str, str]:
@@ -76,20 +74,24 @@ def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = 
         raise ConfigError(f"`patchline {words}` exists already. Choose another name for the tool.")
     written = write_package(kind, name, into)
     steps = _next_steps(written)
-    if as_json:
-        answer = {
-            "kind": written.kind,
-            "name": written.name,
-            "folder": str(written.folder),
-            "files": list(written.files),
-            "next": steps,
-        }
-        print(json.dumps(answer, indent=2))
-        return
-    print(f"Created the {written.kind} plugin '{written.name}' in {written.folder}:\n")
-    print("\n".join(f"  {file}" for file in written.files))
-    print("\nIt already works. What's next:\n")
-    print("\n".join(f"  {step}" for step in steps))
+    answer = {
+        "kind": written.kind,
+        "name": written.name,
+        "folder": str(written.folder),
+        "files": list(written.files),
+        "next": steps,
+    }
+    emit(
+        answer,
+        f"Created the {written.kind} plugin '{written.name}' in {written.folder}:",
+        "",
+        *(f"  {file}" for file in written.files),
+        "",
+        "It already works. What's next:",
+        "",
+        *(f"  {step}" for step in steps),
+        as_json=as_json,
+    )
 
 
 def _next_steps(written: WrittenPackage) -> list[str]:
@@ -136,7 +138,7 @@ def _print_checks(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
         plugin = plugin_loader.load(entry.kind, entry.name)
         checks = checks_of(plugin, named.only_own_settings(settings))
     stream = sys.stderr if as_json else sys.stdout
-    print(f"{entry.kind} {entry.name} ({entry.distribution} {entry.version})\n", file=stream)
+    print(f"{_title(entry)}\n", file=stream)
     width = max(len(check.name) for check in checks)
     results = []
     for check in checks:
@@ -160,7 +162,7 @@ def _print_checks(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
             "passed": counts["failed"] == 0,
             "checks": [result.model_dump() for result in results],
         }
-        print(json.dumps(answer, indent=2))
+        emit(answer, as_json=True)
     return 1 if counts["failed"] else 0
 
 
@@ -213,13 +215,14 @@ def build_curve(kind: Kind, name: str) -> Callable[..., None]:
         if picture is not None:
             _save_picture(config, picture)
             print(f"Picture: {picture}", file=sys.stderr)
-        if as_json:
-            answer: dict[str, Any] = {"kind": kind, "name": name, "learning_rates": rates}
-            print(json.dumps(answer, indent=2))
-            return
-        print(f"optimizer {config.name}, schedule {config.schedule}, ", end="")
-        print(f"warm-up {config.warmup_fraction:.0%}, peak {config.learning_rate:g}\n")
-        print("\n".join(_drawn(rates)))
+        emit(
+            {"kind": kind, "name": name, "learning_rates": rates},
+            f"optimizer {config.name}, schedule {config.schedule}, "
+            f"warm-up {config.warmup_fraction:.0%}, peak {config.learning_rate:g}",
+            "",
+            *_drawn(rates),
+            as_json=as_json,
+        )
 
     return show
 
@@ -319,11 +322,7 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
 
         cost = model_cost(config.model, image_size)
         answer |= {"image_size": image_size, **cost.model_dump()}
-    if as_json:
-        print(json.dumps(answer, indent=2))
-        return
-    print(f"{entry.kind} {entry.name} ({entry.distribution} {entry.version})")
-    print(f"{plugin.summary}{'. ' + plugin.paper if plugin.paper else ''}\n")
+    lines = [f"{plugin.summary}{'. ' + plugin.paper if plugin.paper else ''}", ""]
     given = named.own_settings(settings)
     properties = schema.get("properties", {})
     width = max((len(key) for key in properties), default=0)
@@ -331,11 +330,16 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
         here = f", set to {json.dumps(given[key])}" if key in given else ""
         default = json.dumps(setting.get("default"))
         text = " ".join(setting.get("description", "").split())
-        print(f"  {key:<{width}}  {text} [default {default}{here}]")
+        lines.append(f"  {key:<{width}}  {text} [default {default}{here}]")
     if cost is not None:
         model = " with patch embedding ".join(config.model.names)
-        print(f"\n{model}, {image_size}x{image_size} pixels, 1000 classes:\n")
-        print("\n".join(f"  {name:<20} {value}" for name, value in cost.rows()))
+        lines += ["", f"{model}, {image_size}x{image_size} pixels, 1000 classes:", ""]
+        lines += [f"  {name:<20} {value}" for name, value in cost.rows()]
+    emit(answer, _title(entry), *lines, as_json=as_json)
+
+
+def _title(entry: PluginEntry) -> str:
+    return f"{entry.kind} {entry.name} ({entry.distribution} {entry.version})"
 
 
 def _print_tool(entry: PluginEntry, plugin: ToolPlugin, *, as_json: bool) -> None:
@@ -346,13 +350,10 @@ def _print_tool(entry: PluginEntry, plugin: ToolPlugin, *, as_json: bool) -> Non
         "events": {each.name: each.when for each in plugin.events},
         "services": {each.flag: each.help for each in plugin.services},
     }
-    if as_json:
-        print(json.dumps({"kind": entry.kind, "name": entry.name, **parts}, indent=2))
-        return
-    print(f"{entry.kind} {entry.name} ({entry.distribution} {entry.version})")
-    print(plugin.summary)
+    lines = [_title(entry), plugin.summary]
     for part, named in parts.items():
-        print("\n".join([f"\n{part}", *(f"  {name}  {help_}" for name, help_ in named.items())]))
+        lines += ["", part, *(f"  {name}  {help_}" for name, help_ in named.items())]
+    emit({"kind": entry.kind, "name": entry.name, **parts}, *lines, as_json=as_json)
 
 
 def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, out: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from cyclopts import Parameter
 from pydantic import BaseModel
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
+from patchline.flows.commands.switches import Json, Switch, emit, without_needless_negatives
 from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.pipeline.config import PluginChoice, RunConfig
@@ -26,7 +25,7 @@ from patchline.pipeline.packaging.prediction.image_files import (
 from patchline.pipeline.plugin_system.composed_config import composed_launcher
 from patchline.pipeline.registry.aliases import parsed
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
-from patchline.pipeline.terminal_words import by_number, counted, visible
+from patchline.pipeline.terminal_words import by_number, counted, few_names, visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from patchline.pipeline.packaging.prediction.batch_prediction import PredictedTable
 
 _BATCH = 64
-_LISTED = 10
-"""Classes of a set that a line of the terminal names."""
 
 
 def build(arguments: list[str]) -> Callable[..., int]:
@@ -149,7 +146,7 @@ def _print_predictions(
     if as_json:
         shown_as = {"model": model.name, "version": model.version}
         warnings = [warning] if warning else []
-        print(json.dumps({**shown_as, "predictions": answers, "warnings": warnings}, indent=2))
+        emit({**shown_as, "predictions": answers, "warnings": warnings}, as_json=True)
         for answer in answers:
             if answer["error"]:
                 print(_line(answer), file=sys.stderr)
@@ -199,7 +196,7 @@ def _write_predictions(
         )
     if as_json:
         shown_as = {"model": model.name, "version": model.version, "out": str(out)}
-        print(json.dumps({**shown_as, **table.model_dump(mode="json")}, indent=2))
+        emit({**shown_as, **table.model_dump(mode="json")}, as_json=True)
     _tell(table, out)
     return 0 if table.images > table.unreadable else DataError.exit_code
 
@@ -326,9 +323,7 @@ def _line(answer: dict[str, Any], classes: int = 0) -> str:
         return visible(f"{answer['image']}  could not be read: {answer['error']}")
     said = f"{answer['image']}  {_ranked(answer)}"
     if answer["set"] is not None and len(answer["set"]) != classes:
-        named, rest = answer["set"][:_LISTED], len(answer["set"]) - _LISTED
-        more = f" and {rest} more" if rest > 0 else ""
-        said += f"  {{{', '.join(named)}{more}}} {answer['coverage']:g}"
+        said += f"  {{{few_names(answer['set'], 10)}}} {answer['coverage']:g}"
     messages = [f"  {each['message']}" for each in answer["warnings"]]
     return "\n".join(visible(line) for line in [said, *messages])
 

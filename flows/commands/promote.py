@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
+from patchline.flows.commands.switches import Json, Switch, emit, without_needless_negatives
 from patchline.flows.notifications import events
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.errors import ConfigError, RunError
@@ -20,7 +19,6 @@ from patchline.pipeline.registry.registered_models import (
     check_name,
     resolve,
 )
-from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from patchline.pipeline.registry.promotion import Promotion
@@ -72,12 +70,9 @@ def promote(
         decision = promote_version(
             name, version=version, config=config, promotion=promotion, force=force, reason=reason
         )
-    if as_json:
-        print(decision.model_dump_json(indent=2))
-    else:
-        from patchline.pipeline.registry.terminal_text import decision_text
+    from patchline.pipeline.registry.terminal_text import decision_text
 
-        print(visible(decision_text(decision), lines=True))
+    emit(decision, *decision_text(decision).split("\n"), as_json=as_json)
     return 0 if decision.promoted else REFUSED
 
 
@@ -140,19 +135,16 @@ def _request_approval(
         is_pending = requests.is_pending(reference)
     champion = champion_of(reference.name)
     sentence = sentence or f"version {reference.version} is already champion; nothing changed"
-    if as_json:
-        content = {
-            "promoted": champion == reference.version,
-            "asked": is_pending,
-            "name": reference.name,
-            "version": reference.version,
-            "champion": champion,
-            "reason": sentence,
-            "gates": [],
-        }
-        print(json.dumps(content, indent=2))
-    else:
-        print(sentence)
+    content = {
+        "promoted": champion == reference.version,
+        "asked": is_pending,
+        "name": reference.name,
+        "version": reference.version,
+        "champion": champion,
+        "reason": sentence,
+        "gates": [],
+    }
+    emit(content, sentence, as_json=as_json)
     return 0 if is_pending or champion == reference.version else 1
 
 
@@ -177,11 +169,9 @@ def rollback(name: str, /, *, reason: str | None = None, as_json: Json = False) 
         entry = roll_back(name, reason, display().note)
     facts = {"version": entry.to_version, "before": entry.from_version, "reason": entry.reason}
     events.emit(events.MODEL_ROLLED_BACK, f"patchline.model.{name}", {"name": name, **facts})
-    if as_json:
-        content = {"name": name, "champion": entry.to_version, **entry.model_dump(mode="json")}
-        print(json.dumps(content, indent=2))
-    else:
-        print(
-            f"{name}, version {entry.to_version} is champion again, replacing version "
-            f"{entry.from_version}. Reason: {entry.reason}."
-        )
+    emit(
+        {"name": name, "champion": entry.to_version, **entry.model_dump(mode="json")},
+        f"{name}, version {entry.to_version} is champion again, replacing version "
+        f"{entry.from_version}. Reason: {entry.reason}.",
+        as_json=as_json,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import sys
@@ -18,6 +17,7 @@ from pydantic import BaseModel
 from patchline.flows.commands.switches import (
     Json,
     Switch,
+    emit,
     value_of_switch,
     without_needless_negatives,
 )
@@ -169,7 +169,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         """
         began = time.monotonic()
         if schema:
-            print(json.dumps(chosen.model_json_schema(), indent=2))
+            emit(chosen.model_json_schema(), as_json=True)
             return
         if resume is not None:
             _resume(resume, arguments, settings, began, as_json=as_json)
@@ -288,12 +288,10 @@ def _train(training: Callable[[], RunSummary], began: float, *, as_json: bool) -
     """Train or resume a run, and print its summary."""
     with shown():
         summary = training()
-    if as_json:
-        print(summary.model_dump_json(indent=2))
-        return
     from patchline.pipeline.registry.browsing.run_summary import next_steps
 
-    print(visible(next_steps(summary, time.monotonic() - began, plugin_files()), lines=True))
+    said = next_steps(summary, time.monotonic() - began, plugin_files())
+    emit(summary, *said.split("\n"), as_json=as_json)
 
 
 def _print_plan(config: RunConfig) -> None:
@@ -316,7 +314,4 @@ def _rehearse(config: RunConfig, *, as_json: bool) -> None:
         from patchline.flows.training.dry_run import rehearse
 
         result = rehearse(config)
-    if as_json:
-        print(result.model_dump_json(indent=2))
-    else:
-        print(visible(result.verdict(), lines=True))
+    emit(result, *result.verdict().split("\n"), as_json=as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from cyclopts import Parameter
 from pydantic import BaseModel, Field, create_model
 
-from patchline.flows.commands.switches import Json, Switch, without_needless_negatives
+from patchline.flows.commands.switches import Json, Switch, emit, without_needless_negatives
 from patchline.flows.prefect_session import connected
 from patchline.flows.schedules import schedule_times, scheduled_work
 from patchline.pipeline.data.config import TableColumns
@@ -230,14 +229,14 @@ def _create(
         page = deployments.page("deployment", deployment_id)
         hint = "" if work_pools.is_served(pool) else work_pools.unserved(pool)
     updated = deployment_id in ids
-    if as_json:
-        extra = {"id": str(deployment_id), "updated": updated, "page": page}
-        print(json.dumps({**shown.model_dump(mode="json"), **extra}, indent=2))
-    else:
-        verb = "Updated" if updated else "Created"
-        print(f"{verb} schedule '{name}': {shown.what}, {shown.when}.")
-        print(f"Next   {shown.next_words}")
-        print(f"Page   {page}")
+    extra = {"id": str(deployment_id), "updated": updated, "page": page}
+    emit(
+        {**shown.model_dump(mode="json"), **extra},
+        f"{'Updated' if updated else 'Created'} schedule '{name}': {shown.what}, {shown.when}.",
+        f"Next   {shown.next_words}",
+        f"Page   {page}",
+        as_json=as_json,
+    )
     _note(hint)
 
 
@@ -254,17 +253,13 @@ def list_schedules(*, as_json: Json = False) -> None:
             "created them, on another machine or before the `.patchline` that is here now. Remove "
             "in the Prefect UI what no machine needs."
         )
-    if as_json:
-        schedules = [each.model_dump(mode="json") for each in shown]
-        print(json.dumps({"schedules": schedules}, indent=2))
-        return
-    if not shown:
-        print(
-            "No schedules in this folder yet. Create one with `patchline schedule create NAME "
-            '--cron "0 2 * * *" --config run.yaml`.'
-        )
-        return
-    print("\n".join(scheduled_work.table(shown)))
+    none = (
+        "No schedules in this folder yet. Create one with `patchline schedule create NAME "
+        '--cron "0 2 * * *" --config run.yaml`.'
+    )
+    lines = scheduled_work.table(shown) if shown else [none]
+    schedules = [each.model_dump(mode="json") for each in shown]
+    emit({"schedules": schedules}, *lines, as_json=as_json)
 
 
 def pause(name: ScheduleName, /, *, as_json: Json = False) -> None:
@@ -284,12 +279,10 @@ def _set_paused(name: str, *, paused: bool, as_json: bool) -> None:
 
         deployments.set_paused(_find(name), paused=paused)
         shown = schedule_listing.summary(_find(name))
-    if as_json:
-        print(json.dumps(shown.model_dump(mode="json"), indent=2))
-    elif paused:
-        print(f"Paused schedule '{name}'. Resume it with `patchline schedule resume {name}`.")
-    else:
-        print(f"Resumed schedule '{name}'. Next run: {shown.next_words}.")
+    said = f"Resumed schedule '{name}'. Next run: {shown.next_words}."
+    if paused:
+        said = f"Paused schedule '{name}'. Resume it with `patchline schedule resume {name}`."
+    emit(shown.model_dump(mode="json"), said, as_json=as_json)
 
 
 def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
@@ -299,10 +292,11 @@ def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
 
         deployment = _find(name)
         deployments.remove(deployment.id)
-    if as_json:
-        print(json.dumps({"removed": name, "id": str(deployment.id)}, indent=2))
-    else:
-        print(f"Removed schedule '{name}'. Its runs and models are kept.")
+    emit(
+        {"removed": name, "id": str(deployment.id)},
+        f"Removed schedule '{name}'. Its runs and models are kept.",
+        as_json=as_json,
+    )
 
 
 def run_now(name: ScheduleName, /, *, as_json: Json = False) -> None:
@@ -320,12 +314,13 @@ def run_now(name: ScheduleName, /, *, as_json: Json = False) -> None:
         page = deployments.page("flow-run", run_id)
         pool = deployment.work_pool_name or work_pools.of_folder()
         hint = "" if work_pools.is_served(pool) else work_pools.unserved(pool)
-    if as_json:
-        print(json.dumps({"schedule": name, "flow_run_id": str(run_id), "page": page}, indent=2))
-    else:
-        print(f"Started a run of '{name}'.")
-        print(f"Run    {run_id}")
-        print(f"Page   {page}")
+    emit(
+        {"schedule": name, "flow_run_id": str(run_id), "page": page},
+        f"Started a run of '{name}'.",
+        f"Run    {run_id}",
+        f"Page   {page}",
+        as_json=as_json,
+    )
     _note(hint)
 
 

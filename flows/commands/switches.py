@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from pydantic import BaseModel
+
+from patchline.pipeline.terminal_words import visible
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a `--no-` form."""
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object.")]
 """Whether the result is printed as one JSON object."""
+
+
+def emit(content: BaseModel | Mapping[str, Any], *lines: str, as_json: bool) -> None:
+    """Print what a command has to say.
+
+    Args:
+        content: the result.
+        lines: the result in words; names from outside are made visible.
+        as_json: whether to print the content, as one JSON object, instead of the words.
+    """
+    if not as_json:
+        print("\n".join(map(visible, lines)))
+    elif isinstance(content, BaseModel):
+        print(content.model_dump_json(indent=2))
+    else:
+        print(json.dumps(content, indent=2))
+
 
 _ALONE = Parameter(negative=())
 _TRUTH_VALUES = ("true", "false", "yes", "no", "y", "n", "on", "off", "1", "0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import make_dataclass
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.commands.switches import Json, Switch, emit
 from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.services import starting, stopping
 from patchline.flows.services.service_programs import PlannedService
@@ -142,7 +141,7 @@ def _print_services(folder: Path, *, begun: bool, as_json: bool) -> None:
     for note in (*services.notes, *_versions_apart(services)):
         print(note, file=sys.stderr)
     if as_json:
-        print(json.dumps(_as_json(services, already_running=not begun), indent=2))
+        emit(_as_json(services, already_running=not begun), as_json=True)
         return
     if not begun:
         print(f"The servers are already running (process {services.pid}).\n")
@@ -167,11 +166,11 @@ def down(*, now: Switch = False, as_json: Json = False) -> None:
         with shown():
             display().stage("Stopping Prefect, MLflow and the runner")
             stopped_runs = stopping.stop(folder, supervisor, now=now, say=display().note)
-    if as_json:
-        facts = {"stopped": stopped, "folder": str(folder)}
-        print(json.dumps({**facts, "stopped_runs": stopped_runs}, indent=2))
-    else:
-        print("Stopped." if stopped else "No services are running here.")
+    emit(
+        {"stopped": stopped, "folder": str(folder), "stopped_runs": stopped_runs},
+        "Stopped." if stopped else "No services are running here.",
+        as_json=as_json,
+    )
 
 
 def _settled(folder: Path) -> tuple[Supervised | None, bool]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.commands.switches import Json, Switch, emit
 from patchline.flows.progress.progress_display import display, shown
-from patchline.pipeline.terminal_words import counted, visible
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
@@ -38,33 +37,33 @@ def export(
         elsewhere = exporting.store_elsewhere(Path.cwd().resolve())
         cached = chosen.cached_address(WORKSPACE)
     size = file.stat().st_size
-    if as_json:
-        summary = contents.model_dump(mode="json", exclude={"members", "format"})
-        answer = {"file": str(file.resolve()), "bytes": size, "files": len(contents.members)}
-        answer |= {"runs_elsewhere": elsewhere, "cache_of": str(cached) if cached else ""}
-        print(json.dumps({**answer, **summary}, indent=2))
-        return
-    print(
-        f"Wrote {visible(str(file))}: {counted(contents.runs, 'run')}, "
-        f"{counted(contents.models, 'registered model')}, {len(contents.members):,} files, "
-        f"{size / 1e6:,.1f} MB. Your images, the addresses of webhooks and the secrets of local "
-        "servers are not in it."
-    )
+    summary = contents.model_dump(mode="json", exclude={"members", "format"})
+    answer = {"file": str(file.resolve()), "bytes": size, "files": len(contents.members)}
+    answer |= {"runs_elsewhere": elsewhere, "cache_of": str(cached) if cached else ""}
+    lines = [
+        (
+            f"Wrote {file}: {counted(contents.runs, 'run')}, "
+            f"{counted(contents.models, 'registered model')}, {len(contents.members):,} files, "
+            f"{size / 1e6:,.1f} MB. Your images, the addresses of webhooks and the secrets of "
+            "local servers are not in it."
+        )
+    ]
     if contents.outside:
-        print(
+        lines.append(
             f"The artifacts of {counted(contents.outside, 'run')} lie outside this folder and are "
             "not in it. Back them up as well."
         )
     if elsewhere:
-        print(
+        lines.append(
             f"Runs and registered models of {elsewhere}, where this folder tracks its runs, are "
             "not in it. Back up that store as well."
         )
     if cached:
-        print(
+        lines.append(
             f"This folder caches the workspace {cached}: splits, checkpoints and results that only "
             "that store has are not in it. Back up the store as well, its names/ before its files/."
         )
+    emit({**answer, **summary}, *lines, as_json=as_json)
 
 
 def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False) -> None:
@@ -91,15 +90,12 @@ def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False)
             following.follow()
         finally:
             os.chdir(before)
-    if as_json:
-        summary = contents.model_dump(mode="json", exclude={"members", "format"})
-        answer = {"imported": str(target), "files": len(contents.members)}
-        print(json.dumps({**answer, **summary}, indent=2))
-        return
-    print(
+    summary = contents.model_dump(mode="json", exclude={"members", "format"})
+    emit(
+        {"imported": str(target), "files": len(contents.members), **summary},
         f"Restored {counted(contents.runs, 'run')} and "
-        f"{counted(contents.models, 'registered model')} of {visible(contents.folder)} into "
-        f"{visible(str(target))}."
+        f"{counted(contents.models, 'registered model')} of {contents.folder} into {target}.",
+        as_json=as_json,
     )
 
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from patchline.pipeline.errors import ConfigError, OrchestrationError
+from patchline.pipeline.errors import ConfigError, OrchestrationError, first_line
 from patchline.pipeline.redaction import split_credentials, without_credentials
 
 if TYPE_CHECKING:
@@ -206,11 +206,10 @@ async def _locked(of: Database) -> Connection:
 
 def _unusable(of: Database, error: Exception) -> OrchestrationError:
     """Return the error for a server that does not answer or refuses."""
-    told = str(error).partition("\n")[0] or type(error).__name__
     parts = urlsplit(of.address)
     user, name = (f'"{unquote(each)}"' for each in (parts.username or "USER", parts.path[1:]))
     return OrchestrationError(
-        f"The PostgreSQL database {of.address} cannot be used ({told}). Start its server, correct "
-        f"the address or {PASSWORD_VARIABLE}, or ask an administrator for `CREATE ROLE {user} "
-        f"LOGIN PASSWORD '...'` and `CREATE DATABASE {name} OWNER {user}`."
+        f"The PostgreSQL database {of.address} cannot be used ({first_line(error)}). Start its "
+        f"server, correct the address or {PASSWORD_VARIABLE}, or ask an administrator for `CREATE "
+        f"ROLE {user} LOGIN PASSWORD '...'` and `CREATE DATABASE {name} OWNER {user}`."
     )

@@ -14,7 +14,7 @@ import sqlite3
 from pathlib import Path
 
 from patchline.flows.prefect_api import postgres, prefect_schema
-from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.errors import OrchestrationError, first_line
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_private_text
 from patchline.pipeline.workspace.files.file_locks import locked
 from patchline.pipeline.workspace.files.paths import sqlite_path, sqlite_uri
@@ -121,7 +121,7 @@ def upgrade() -> None:
             "version, or move the file away to start with an empty history."
         ) from error
     except SQLAlchemyError as error:
-        words = str(getattr(error, "orig", None) or error).splitlines()[0]
+        words = first_line(getattr(error, "orig", None) or error)
         raise OrchestrationError(
             f"The Prefect database {shown} cannot be used ({words}). Check that the disk has free "
             "space and the file is writable, or move it away."

@@ -14,7 +14,7 @@ from traceback import walk_tb
 from typing import Any
 
 from patchline.pipeline import quiet_libraries
-from patchline.pipeline.errors import ConfigError, OrchestrationError
+from patchline.pipeline.errors import ConfigError, OrchestrationError, first_line
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.redaction import redacted
 from patchline.pipeline.workers.host import environment_variables
@@ -148,4 +148,4 @@ def _reason() -> str:
         failure = error
     if failure is None:
         return ""
-    return redacted(str(failure).partition("\n")[0][:200] or type(failure).__name__)
+    return first_line(failure)

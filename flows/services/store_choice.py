@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from patchline.flows.prefect_api import postgres
-from patchline.pipeline.errors import ConfigError, OrchestrationError
+from patchline.pipeline.errors import ConfigError, OrchestrationError, first_line
 from patchline.pipeline.redaction import split_credentials, without_credentials
 from patchline.pipeline.workspace.files.access import check_secret
 from patchline.pipeline.workspace.tracking import team_stores
@@ -198,7 +198,7 @@ def _refusal(place: str, error: dict[str, Any]) -> str:
 
 
 def _failure(place: str, error: Exception) -> str:
-    kind, told = type(error).__name__, str(error).splitlines()[0]
+    kind, told = type(error).__name__, first_line(error)
     if kind in ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"):
         return f"There are no keys for {place}. Set {_KEYS}, or write them to ~/.aws/credentials."
     if "Connect" in kind or "Timeout" in kind or "SSL" in kind:

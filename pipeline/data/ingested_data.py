@@ -11,9 +11,8 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.symmetry.assumed_symmetries import MirrorSymmetry
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.provenance import KNOWN, ProvenanceSummary
+from patchline.pipeline.terminal_words import few_names
 from patchline.plugin_api import ImageSpec, PixelValues
-
-_NAMED_CLASSES = 20
 
 
 class SeenBefore(FrozenModel):
@@ -116,10 +115,8 @@ class IngestedData(FrozenModel):
         """Return the names of the classes with their numbers of images, in a line."""
         if not self.classes:
             return []
-        named = [f"{name} ({self.class_counts[name]:,})" for name in self.classes[:_NAMED_CLASSES]]
-        more = len(self.classes) - len(named)
-        several = by_task(self.task).several
-        return [f"{several}: {', '.join(named)}{f' and {more:,} more' if more else ''}"]
+        named = few_names((f"{name} ({self.class_counts[name]:,})" for name in self.classes), 20)
+        return [f"{by_task(self.task).several}: {named}"]
 
 
 class PreparedData(FrozenModel):

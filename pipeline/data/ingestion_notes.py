@@ -13,10 +13,9 @@ from patchline.pipeline.data.labels.class_names import suspicions
 from patchline.pipeline.data.labels.label_pairs import LabelPairs, label_pairs
 from patchline.pipeline.data.labels.label_sets import Task, by_task, decoded
 from patchline.pipeline.data.manifests.left_out import left_out, note
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, units_of
 from patchline.pipeline.data.manifests.source_listing import task_of
-from patchline.pipeline.terminal_words import by_number, counted
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 from patchline.plugin_api import ImageListing
 
 logger = logging.getLogger(__name__)
@@ -115,7 +114,7 @@ def dominant_groups(rows: pd.DataFrame, task: Task) -> list[DominantGroup]:
     for group, own in counts[is_most].groupby("group"):
         if len(own) > 1:
             shares = zip(own["label"], own["share"], strict=True)
-            named = examples([f"{label} ({share:.0%})" for label, share in shares], 5)
+            named = few_names(f"{label} ({share:.0%})" for label, share in shares)
             sentence = (
                 f"group '{group}' holds most images of {len(own):,} {words.several}: {named}; a "
                 f"group stays in one split, so these {words.several} are mostly trained on that "
@@ -143,12 +142,11 @@ def notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> lis
     words = by_number(len(empty), "class has", "classes have") + " no image"
     if listing.is_multi_label:
         words = by_number(len(empty), "label is", "labels are") + " on no image"
-    return [f"{len(empty)} {words}: {examples(empty, _NAMED_FILES)}"]
+    return [f"{len(empty)} {words}: {few_names(empty, _NAMED_FILES)}"]
 
 
 FEW_POSITIVES = 10
 """Images with a label, or without it, below which little can be learned or said about it."""
-_NAMED = 5
 
 
 class Rare(NamedTuple):
@@ -194,7 +192,7 @@ def few_positives(pairs: LabelPairs, images: int) -> Rare | None:
     if not few:
         return None
     few.sort(key=lambda name: (counts[name], name))
-    named = examples([f"{name} ({counts[name]})" for name in few], _NAMED)
+    named = few_names(f"{name} ({counts[name]})" for name in few)
     return Rare(
         few,
         f"{counted(len(few), 'label')} {by_number(len(few), 'is', 'are')} on fewer than "
@@ -209,7 +207,7 @@ def few_negatives(pairs: LabelPairs, images: int) -> Rare | None:
     few = sorted(name for name, count in without.items() if count < min(FEW_POSITIVES, images / 2))
     if not few:
         return None
-    named = examples([f"{name} (not on {without[name]})" for name in few], _NAMED)
+    named = few_names(f"{name} (not on {without[name]})" for name in few)
     return Rare(
         few,
         f"{counted(len(few), 'label')} {by_number(len(few), 'is', 'are')} on nearly every "
@@ -222,4 +220,4 @@ def _without(sizes: np.ndarray[Any, np.dtype[np.int64]], paths: pd.Series[str]) 
     if not len(without):
         return []
     words = by_number(len(without), "image has no label", "images have no label")
-    return [f"{len(without):,} {words}: {examples(paths.iloc[without])}"]
+    return [f"{len(without):,} {words}: {few_names(paths.iloc[without], 3)}"]

@@ -40,7 +40,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, deco
 from patchline.pipeline.data.reading.image_root import exists, root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.terminal_words import by_number, counted
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 from patchline.pipeline.workspace.files.paths import expanded
 from patchline.plugin_api import ImageListing
 
@@ -138,7 +138,7 @@ def _note(reason: str, paths: list[str]) -> str:
         follows = f", {by_number(number, 'whose label is', 'whose labels are')} known,"
     return (
         f"{counted(number, 'unlabelled image')} {by_number(number, _ONE[reason], f'are {reason}')}"
-        f"{follows} and {by_number(number, 'was', 'were')} left out: {manifests.examples(paths)}"
+        f"{follows} and {by_number(number, 'was', 'were')} left out: {few_names(paths, 3)}"
     )
 
 

@@ -31,6 +31,7 @@ from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.slices import ImageSubset
 from patchline.pipeline.evaluation.visual_guide.covering_result import MapKind
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.files.atomic_files import write_text
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +41,6 @@ PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]
 _KEY_METRICS = ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "ece")
 _MOST_OPEN_CLASSES, _MOST_LISTED_CLASSES = 12, 500
 _OPEN_IMAGES = 12
-_MOST_NAMED_CLASSES = 5
 _MAP_WORDS = {
     "attention": " The second picture shows where the model looked: bright parts got the most "
     "attention (rollout, arXiv 2005.00928), dark ones the least.",
@@ -164,10 +164,7 @@ def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
         notes.append(f"{few}: the metrics are imprecise")
     absent = [row.name for row in report.by_class if row.images == 0]
     if absent:
-        named = ", ".join(absent[:_MOST_NAMED_CLASSES])
-        rest = len(absent) - _MOST_NAMED_CLASSES
-        more = f" and {rest} more" if rest > 0 else ""
-        notes.append(f"no {kind}image of {named}{more}: excluded from means over the classes")
+        notes.append(f"no {kind}image of {few_names(absent)}: excluded from means over the classes")
     return notes
 
 

@@ -40,7 +40,6 @@ COLUMNS = [
     "path", "sha256", "split", "label", "label_index", "predicted", "probability",
     "probabilities", "group", "mode", "width", "height", "bytes",
 ]  # fmt: skip
-_MOST_NAMED = 5
 _MOST_PRECISE = 2**25
 """Up to so many probabilities (256 MiB) are converted to float64; more stay float32."""
 _ROWS_OF_MANY, _MANY_NUMBERS = 512, 1000
@@ -113,9 +112,8 @@ def with_probabilities(
     unknown = sorted(set(rows.loc[labels.isna(), "label"]))
     if unknown:
         raise DataError(
-            f"The model has no class {_join_names(unknown)}; its classes are "
-            f"{_join_names(classes)}. Leave out these "
-            "images, or rename their folders to the model's class names."
+            f"The model has no class {listed(unknown)}; its classes are {listed(classes)}. Leave "
+            "out these images, or rename their folders to the model's class names."
         )
     probabilities = probabilities_NK.astype(np.float32, copy=False)
     answers = probabilities.argmax(axis=1)
@@ -127,12 +125,6 @@ def with_probabilities(
     own = [*own_columns(rows.columns), *(column for column in ("row", "logits") if column in rows)]
     table = table[COLUMNS]
     return table.assign(**{column: rows[column].to_numpy() for column in own})
-
-
-def _join_names(names: Sequence[str]) -> str:
-    quoted = ", ".join(f"'{name}'" for name in names[:_MOST_NAMED])
-    rest = len(names) - _MOST_NAMED
-    return f"{quoted} and {rest} more" if rest > 0 else quoted
 
 
 def save(table: pd.DataFrame, file: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.errors import PackagingError, first_line
 from patchline.pipeline.workspace.files.atomic_files import replacing
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # torch colours its errors
@@ -53,9 +53,9 @@ def write_onnx(
                 verbose=False,
             )
         except Exception as error:  # torch documents no class for what it cannot export
-            reason = str(error.__cause__ or error).strip().splitlines() or ["no message"]
+            reason = first_line(error.__cause__ or error)
             raise PackagingError(
-                f"The model cannot be exported to ONNX: {_ESCAPES.sub('', reason[0])}. Change the "
+                f"The model cannot be exported to ONNX: {_ESCAPES.sub('', reason)}. Change the "
                 "model so that torch.onnx.export(dynamo=True) accepts it."
             ) from error
         _without_traces(temporary)

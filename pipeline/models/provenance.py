@@ -33,6 +33,7 @@ from pydantic import ValidationError
 
 from patchline.pipeline.errors import DamagedFileError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.files.sealed_files import read_metadata
 
 if TYPE_CHECKING:
@@ -147,7 +148,6 @@ def _of_column(
 State = Literal["known", "upstream corpus unknown", "unknown"]
 UNUSED = "not used for training or model selection"
 _NOT_RECORDED = "not recorded as used for training or model selection"
-_SHOWN = 5
 _LONGEST = 300
 
 
@@ -188,9 +188,9 @@ class ProvenanceSummary(FrozenModel):
         if self.state == "unknown":
             return (
                 f"it is not known which images were used to train or select {subject} "
-                f"({_join_texts(self.unknown)})"
+                f"({few_names(self.unknown, joint='; ')})"
             )
-        names = _join_texts(each.name for each in self.published)
+        names = few_names((each.name for each in self.published), joint="; ")
         return f"the training images of {names}, published weights behind {subject}, are not known"
 
     def caveat(self, subject: str, images: str = "test images", what: str = "the metrics") -> str:
@@ -279,12 +279,6 @@ def together(parts: Iterable[Provenance]) -> Provenance:
         published=tuple(published[key] for key in sorted(published)),
         unknown=tuple(dict.fromkeys(reason for part in every for reason in part.unknown)),
     )
-
-
-def _join_texts(texts: Iterable[str]) -> str:
-    every = list(texts)
-    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return "; ".join(every[:_SHOWN]) + more
 
 
 _RECORD = "patchline.seen.record"

@@ -134,7 +134,7 @@ class MachineFacts(FrozenModel):
     @property
     def computes_on(self) -> str:
         """The device in words: `cuda`, or `2 CPU threads`."""
-        threads = f"{self.threads} CPU thread{'' if self.threads == 1 else 's'}"
+        threads = counted(self.threads, "CPU thread")
         where = threads if self.device == "cpu" else self.device
         if self.times_as_fast == 1:
             return where

@@ -37,7 +37,7 @@ from patchline.pipeline.planning.tiers import (
     tokens,
 )
 from patchline.pipeline.presets import PRESETS
-from patchline.pipeline.terminal_words import duration, epochs_in_words
+from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
 from patchline.pipeline.training.job import images_of_fits
 
 Settings = dict[str, Any]
@@ -430,7 +430,7 @@ def _summary(
     model = f"{value('model.name', 'vit')}"
     if user.leaves_model:
         depth = value("model.depth")
-        model += f" {value('model.embed_dim')} wide, {depth} block{'' if depth == 1 else 's'}"
+        model += f" {value('model.embed_dim')} wide, {counted(depth, 'block')}"
     embedding = value("model.patch_embedding.name", "the default")
     if user.leaves_embedding:
         patch = chosen.tier.patch_size

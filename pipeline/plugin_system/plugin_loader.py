@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from patchline.pipeline.errors import PipelineError, PluginError
+from patchline.pipeline.errors import PipelineError, PluginError, first_line
 from patchline.pipeline.installation import checkout
 from patchline.plugin_api import (
     API_VERSION,
@@ -251,8 +251,8 @@ def _load_entry(entry: PluginEntry) -> Plugin:
         plugin = getattr(importlib.import_module(module_name), attribute)
     except (Exception, SystemExit) as error:  # a plugin's module may raise anything
         raise PluginError(
-            f"{origin} cannot be imported: {type(error).__name__}: {_first_line(error)}. Repair or "
-            f"uninstall {entry.distribution}."
+            f"{origin} cannot be imported: {type(error).__name__}: "
+            f"{first_line(error, 'no message')}. Repair or uninstall {entry.distribution}."
         ) from error
     if not isinstance(plugin, KINDS[entry.kind]):
         raise PluginError(
@@ -276,8 +276,8 @@ def _load_file(file: str) -> Plugin:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"{origin} cannot be imported: {type(error).__name__}: {_first_line(error)}. Repair "
-            "the file."
+            f"{origin} cannot be imported: {type(error).__name__}: "
+            f"{first_line(error, 'no message')}. Repair the file."
         ) from error
     plugin = getattr(module, "plugin", None)
     if not isinstance(plugin, tuple(KINDS.values())):
@@ -308,8 +308,9 @@ def plugin_errors(kind: Kind, name: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise PluginError(
-            f"{origin_of(kind, name)} {what}: {type(error).__name__}: {_first_line(error)}. Run "
-            f"`patchline plugins check {kind} {name}` and fix the plugin."
+            f"{origin_of(kind, name)} {what}: {type(error).__name__}: "
+            f"{first_line(error, 'no message')}. Run `patchline plugins check {kind} {name}` "
+            "and fix the plugin."
         ) from error
 
 
@@ -317,10 +318,6 @@ def origin_of(kind: Kind, name: str) -> str:
     """Return the beginning of a sentence about a plugin: its kind, name and distribution."""
     entry = find(kind, name)
     return f"The {kind} plugin '{name}' of {entry.distribution} {entry.version}"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or "no message").splitlines()[0]
 
 
 def _check_api_version(plugin: Any, origin: str) -> None:

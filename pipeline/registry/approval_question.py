@@ -17,6 +17,7 @@ from patchline.pipeline.models.provenance import ProvenanceSummary
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.gate_evaluation import evaluate_gates
 from patchline.pipeline.registry.registered_models import ModelReference, summaries
+from patchline.pipeline.terminal_words import by_number, few_names
 from patchline.pipeline.workspace.tracking import addresses
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workspace.tracking.tracking_store import client
@@ -113,7 +114,6 @@ def _log(folder: Path, run_id: str, run_page: str | None) -> str | None:
 
 _METRICS = ("accuracy", "mAP", "macro_f1", "log_loss", "ece")
 _CLASSES_SHOWN = 5
-_NAMES_SHOWN = 20
 
 
 def headline(question: Question) -> str:
@@ -130,10 +130,9 @@ def headline(question: Question) -> str:
     if not failed:
         return f"Every gate passes ({count} of {count}). The promotion needs only your approval."
     names = ", ".join(f"`{gate.name}`" for gate in failed)
-    verb = "fails" if len(failed) == 1 else "fail"
     return (
-        f"{len(failed)} of {count} gates {verb}: {names}. To approve it anyway, set force "
-        "and give a reason."
+        f"{len(failed)} of {count} gates {by_number(len(failed), 'fails', 'fail')}: {names}. "
+        "To approve it anyway, set force and give a reason."
     )
 
 
@@ -277,9 +276,7 @@ def _classes(comparison: Comparison | LabelSetComparison | None) -> str:
     ]
     if len(losing) > _CLASSES_SHOWN:
         further = [_cell(change.name) for change in losing[_CLASSES_SHOWN:]]
-        more = len(further) - _NAMES_SHOWN
-        beside = f" and {more} more" if more > 0 else ""
-        lines += ["", f"Other classes with a loss: {', '.join(further[:_NAMES_SHOWN])}{beside}."]
+        lines += ["", f"Other classes with a loss: {few_names(further, 20)}."]
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import promotion_gates
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion_gates import champion_gates
-from patchline.pipeline.registry.registered_models import ModelReference, few_names, resolve
+from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.registry.version_records import (
     VersionRecords,
     available_records,
@@ -38,6 +38,7 @@ from patchline.pipeline.registry.version_records import (
     load_or_predict,
     load_records,
 )
+from patchline.pipeline.terminal_words import few_names
 
 Array = np.ndarray[Any, Any]
 Pixels = Callable[[int], "np.ndarray[Any, Any] | None"]

@@ -7,7 +7,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from patchline.pipeline.errors import ModelReferenceError, PipelineError, ServerAwayError
+from patchline.pipeline.errors import (
+    ModelReferenceError,
+    PipelineError,
+    ServerAwayError,
+    first_line,
+)
 from patchline.pipeline.packaging.package_digests import ChangedPackageError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -58,7 +63,7 @@ def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
     except Exception as error:  # onnxruntime documents no exception class for an unreadable file
         raise ModelReferenceError(
             f"The package of '{reference.name}' version {reference.version} is damaged "
-            f"({str(error).splitlines()[0][:200]}). Restore it, or use another version."
+            f"({first_line(error)}). Restore it, or use another version."
         ) from error
     if not package.classes:
         raise ModelReferenceError(
@@ -130,5 +135,4 @@ def _gone(error: Exception, files: str, remedy: str) -> PipelineError:
     away = system_error(error)
     if isinstance(away, ServerAwayError):
         return away
-    reason = str(error).splitlines()[0][:200]
-    return ModelReferenceError(f"The files of {files} are gone ({reason}). {remedy}")
+    return ModelReferenceError(f"The files of {files} are gone ({first_line(error)}). {remedy}")

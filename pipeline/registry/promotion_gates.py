@@ -31,7 +31,7 @@ from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.models.provenance import ProvenanceSummary
 from patchline.pipeline.packaging.clean_process_check import PackageCheck
 from patchline.pipeline.registry.config import BOTH, PromotionConfig
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.terminal_words import counted, few_names
 
 PROVENANCE = "provenance"
 """The gate that no setting turns off: it is overruled only with a reason."""
@@ -129,9 +129,6 @@ def _latency(limit: float, check: PackageCheck) -> GateResult:
         threshold=limit,
         sentence=f"one image {measured} on this machine; maximum {limit:g} ms",
     )
-
-
-_NAMED = 5
 
 
 class _Verdict(NamedTuple):
@@ -300,9 +297,7 @@ def _unchecked(max_drop: float, sentence: str) -> GateResult:
 
 
 def _names(changes: Sequence[ClassChange | LabelChange]) -> str:
-    shown = [f"'{change.name}' ({_size(change)})" for change in changes[:_NAMED]]
-    more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
-    return ", ".join(shown) + more
+    return few_names(f"'{change.name}' ({_size(change)})" for change in changes)
 
 
 def _size(change: ClassChange | LabelChange) -> str:

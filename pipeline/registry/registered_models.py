@@ -22,6 +22,7 @@ from patchline.pipeline.registry.aliases import (
     parsed,
     read_changes,
 )
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.tracking.tracked_run import FLOW_RUN_TAG
 from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists, use_store
 
@@ -448,9 +449,3 @@ def _unknown(
     hint = f" Did you mean '{close[0]}'?" if close else ""
     listed = f"{title}: {', '.join(choices)}." if choices else if_empty
     return ModelReferenceError(f"{what}{hint} {listed}")
-
-
-def few_names(names: list[str], limit: int = 5) -> str:
-    """Return the first names, and how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -37,6 +37,7 @@ from patchline.pipeline.errors import (
     StorageError,
     TrackingError,
     error_class,
+    first_line,
 )
 from patchline.pipeline.redaction import redacted
 from patchline.pipeline.workers.host import environment_variables
@@ -289,10 +290,9 @@ def _first(rows: list[Any]) -> str | None:
 
 
 def _away(uri: str, error: Exception) -> PipelineError:
-    reason = redacted(str(error).splitlines()[0] if str(error) else type(error).__name__)
     return ServerAwayError(
-        f"The MLflow store {redacted(uri)} does not answer ({reason[:200]}). Check {_TRACKING} and "
-        "the server."
+        f"The MLflow store {redacted(uri)} does not answer ({first_line(error)}). Check "
+        f"{_TRACKING} and the server."
     )
 
 

@@ -65,13 +65,12 @@ from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE, lo
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import GIVEN, ModelReference
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Array = np.ndarray[Any, Any]
 StageProgress = Callable[[str, int, int], None]
 _BATCH = 64
-_NAMED_CLASSES = 20
 _SEED = 0
 """Draws the images that are corrupted, and the corruptions."""
 
@@ -357,18 +356,18 @@ def _of_classes(
     if strange and not choices.common_classes:
         raise DataError(
             "The data and the model have different classes. Only in the data: "
-            f"{_join_names([f'{name} ({counts[name]} images)' for name in strange])}. "
-            f"{f'Only in the model: {_join_names(absent)}. ' if absent else ''}"
+            f"{few_names((f'{name} ({counts[name]} images)' for name in strange), 20)}. "
+            f"{f'Only in the model: {few_names(absent, 20)}. ' if absent else ''}"
             f"{_remedy(len(set(classes) & set(counts)))}"
         )
     if strange:
         left_out = sum(counts[name] for name in strange)
         notes.append(
             f"{counted(left_out, 'image was', 'images were')} left out because the model does not "
-            f"have {'its' if left_out == 1 else 'their'} class: {_join_names(strange)}"
+            f"have {by_number(left_out, 'its', 'their')} class: {few_names(strange, 20)}"
         )
     if absent:
-        notes.append(f"classes of the model without images: {_join_names(absent)}")
+        notes.append(f"classes of the model without images: {few_names(absent, 20)}")
     return rows[rows["label"].isin(classes)]
 
 
@@ -382,8 +381,9 @@ def _of_labels(
     if strange and not choices.common_classes:
         only = [f"{name} ({counted(counts[name], 'image')})" for name in strange]
         raise DataError(
-            f"The data and the model have different labels. Only in the data: {_join_names(only)}. "
-            f"{f'Only in the model: {_join_names(absent)}. ' if absent else ''}"
+            f"The data and the model have different labels. Only in the data: "
+            f"{few_names(only, 20)}. "
+            f"{f'Only in the model: {few_names(absent, 20)}. ' if absent else ''}"
             "Add --common-classes to leave out the images with labels that the model does not "
             "have, or rename the labels to the model's."
         )
@@ -393,10 +393,10 @@ def _of_labels(
         left_out = len(rows) - len(kept)
         notes.append(
             f"{counted(left_out, 'image was', 'images were')} left out because the model does not "
-            f"have all labels of {'it' if left_out == 1 else 'them'}: {_join_names(strange)}"
+            f"have all labels of {by_number(left_out, 'it', 'them')}: {few_names(strange, 20)}"
         )
     if absent:
-        notes.append(f"labels of the model without images: {_join_names(absent)}")
+        notes.append(f"labels of the model without images: {few_names(absent, 20)}")
     return kept
 
 
@@ -420,8 +420,8 @@ def _unseen(
         )
         return rows
     notes.append(
-        f"{count:,} of {counted(len(rows), 'image')} {'was' if count == 1 else 'were'} left out "
-        f"because the model used {'it' if count == 1 else 'them'} for training or model selection"
+        f"{count:,} of {counted(len(rows), 'image')} {by_number(count, 'was', 'were')} left out "
+        f"because the model used {by_number(count, 'it', 'them')} for training or model selection"
     )
     return rows[~is_seen]
 
@@ -542,8 +542,3 @@ def _used(records: VersionRecords) -> str:
 
 def _capitalized(clause: str) -> str:
     return f"{clause[:1].upper()}{clause[1:]}"
-
-
-def _join_names(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED_CLASSES} more" if len(names) > _NAMED_CLASSES else ""
-    return ", ".join(names[:_NAMED_CLASSES]) + more

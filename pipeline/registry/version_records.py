@@ -18,7 +18,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMappi
 from patchline.pipeline.data.reading import image_root
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import holds, root_image_bytes
-from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.errors import ModelReferenceError, first_line
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.provenance import CONTENT, Provenance, provenance_of
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -152,8 +152,7 @@ def load_records(reference: ModelReference) -> VersionRecords:
             checked = str(version.tags.get(CHECKED_TAG, ""))
             predictions = _table(store, run.info.run_id, "report", folder, sha256=checked)
     except (MlflowException, OSError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise _gone(reference, reason) from error
+        raise _gone(reference, first_line(error)) from error
     if manifest is None:
         raise _gone(reference, "its manifest is not among the run's artifacts")
     root = run.data.tags.get(DATA_ROOT_TAG)

@@ -41,7 +41,7 @@ from patchline.plugins.data_sources.table_columns import (
     chosen_columns,
 )
 from patchline.plugins.data_sources.table_files import find_files
-from patchline.plugins.data_sources.table_formats import joined, shown
+from patchline.plugins.data_sources.table_formats import first_few, joined, shown
 from patchline.plugins.data_sources.table_reading import (
     SPLIT,
     ParquetTable,
@@ -162,7 +162,6 @@ _COMMON_NAMES = (
     "_classes",
 )
 _MOST_MISSING = 0.1
-_NAMED = 3
 
 
 class TableConfig(PluginConfig):
@@ -277,9 +276,10 @@ class ImageTable:
                 "--data.image-column, or fill in the paths of the images."
             )
         if len(missing) > _MOST_MISSING * named:
+            names = [shown(value) or "(empty)" for value in missing]
             raise DataError(
                 f"{len(missing):,} of {named:,} images named in column '{shown(image)}' of "
-                f"{table.file} do not exist below {folder}: {_some(missing)}. Set "
+                f"{table.file} do not exist below {folder}: {first_few(names)}. Set "
                 "--data.image-folder to the folder of the images, or choose another "
                 "--data.image-column."
             )
@@ -344,11 +344,6 @@ def _guess_note(file: Path, columns: Columns) -> list[str]:
         return []
     flags = "--data.image-column, --data.label-column and --data.split-column choose others"
     return [f"{file.name}: {', '.join(columns.guessed)} ({flags})"]
-
-
-def _some(values: list[str]) -> str:
-    more = f" and {len(values) - _NAMED:,} more" if len(values) > _NAMED else ""
-    return ", ".join(shown(value) or "(empty)" for value in values[:_NAMED]) + more
 
 
 def _name(file: Path) -> str:

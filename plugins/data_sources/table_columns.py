@@ -21,7 +21,7 @@ from patchline.plugin_api import (
     are_answers,
     split_named,
 )
-from patchline.plugins.data_sources.table_formats import joined, shown
+from patchline.plugins.data_sources.table_formats import first_few, joined, shown
 from patchline.plugins.data_sources.table_reading import Table
 
 _IMAGE_NAMES = (
@@ -57,7 +57,6 @@ _POSSIBLE_GROUP = re.compile(
 NO_COLUMN = "none"
 """In place of the column of splits or groups: the table has none."""
 _LOOKED_AT = 100
-_SHOWN = 20
 
 
 ABSENT = frozenset({"0", "0.0", "-1", "-1.0", "false"})
@@ -165,7 +164,7 @@ def _check_given(table: Table, labels: Sequence[str], **settings: str | None) ->
         if name is not None and name not in table.names:
             raise DataError(
                 f"data.{setting} is '{name}', but {table.file} has the columns "
-                f"{_list_columns(table)}. Choose one of them."
+                f"{first_few([*map(shown, table.names)], 20)}. Choose one of them."
             )
 
 
@@ -301,9 +300,8 @@ def _almost_zero_one(table: Table, name: str) -> str:
 
 def _almost_words(table: Table, almost: dict[str, str]) -> str:
     """Say which columns would be of 0 and 1 but for some value."""
-    some = [f"'{shown(name)}', which holds {odd}" for name, odd in list(almost.items())[:_NAMED]]
-    more = f" and {len(almost) - _NAMED:,} more" if len(almost) > _NAMED else ""
-    return f"{table.file.name} would have another column of 0 and 1 in {', '.join(some)}{more}."
+    some = first_few([f"'{shown(name)}', which holds {odd}" for name, odd in almost.items()])
+    return f"{table.file.name} would have another column of 0 and 1 in {some}."
 
 
 def holds_zero_one(table: Table, name: str) -> bool:
@@ -463,15 +461,10 @@ def _named(table: Table, names: list[str], kind: str) -> str:
     if found is None:
         what = "names the images" if kind == "image" else "holds the labels"
         raise DataError(
-            f"It is not obvious which column of {table.file} {what}: {_list_columns(table)}. Set "
-            f"--data.{kind}-column."
+            f"It is not obvious which column of {table.file} {what}: "
+            f"{first_few([*map(shown, table.names)], 20)}. Set --data.{kind}-column."
         )
     return found
-
-
-def _list_columns(table: Table) -> str:
-    more = f" and {len(table.names) - _SHOWN} more" if len(table.names) > _SHOWN else ""
-    return ", ".join(map(shown, table.names[:_SHOWN])) + more
 
 
 def _are_image_files(table: Table, name: str) -> bool:

@@ -34,11 +34,17 @@ def shown(value: str) -> str:
     )
 
 
+def first_few(names: Sequence[str], most: int = 3, joint: str = ", ") -> str:
+    """Return the first names, and how many more there are: `a, b, c and 4 more`."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return joint.join(names[:most]) + more
+
+
 def joined(names: Sequence[str]) -> str:
     """Return some names for a message: `'cat', 'dog' and 'fox'`, or `none`."""
-    quoted = [f"'{shown(name)}'" for name in names[:_NAMED]]
+    quoted = [f"'{shown(name)}'" for name in names]
     if len(names) > _NAMED:
-        return f"{', '.join(quoted)} and {len(names) - _NAMED:,} more"
+        return first_few(quoted)
     if len(quoted) > 1:
         return f"{', '.join(quoted[:-1])} and {quoted[-1]}"
     return quoted[0] if quoted else "none"

@@ -32,7 +32,7 @@ from patchline.plugins.data_sources.table_columns import (
     is_uncertain,
     splits_of,
 )
-from patchline.plugins.data_sources.table_formats import joined, shown
+from patchline.plugins.data_sources.table_formats import first_few, joined, shown
 from patchline.plugins.data_sources.table_reading import Table
 
 
@@ -79,7 +79,7 @@ def _of_zero_one(table: Table, names: tuple[str, ...]) -> RowLabels:
         for row, value in enumerate(column):
             if value.strip().casefold() in PRESENT:
                 labels[row].append(label)
-    some = ", ".join(map(shown, names[:_NAMED])) + (", …" if len(names) > _NAMED else "")
+    some = first_few([*map(shown, names)])
     notes = []
     if empty:
         notes.append(

@@ -20,7 +20,7 @@ from patchline.plugin_api import (
     valid_name,
 )
 from patchline.plugins.data_sources.named_images import ImagePlaces
-from patchline.plugins.data_sources.table_formats import joined, shown
+from patchline.plugins.data_sources.table_formats import first_few, joined, shown
 
 _MOST_BYTES = 1 << 30
 _COMMON_NAMES = frozenset({
@@ -49,7 +49,6 @@ class MalformedError(DataError):
         self.reason = f"{what[:1].lower()}{what[1:]} {reason}"
 
 
-_NAMED = 3
 _NO_LABEL = "has no label"
 MOST_MALFORMED = 0.1
 """Of the annotations; with more, an export is refused as a whole."""
@@ -204,8 +203,7 @@ def check_malformed(file: Path, reasons: Sequence[str], total: int, what: str) -
         DataError: if they are more than a tenth.
     """
     if len(reasons) > MOST_MALFORMED * total:
-        more = len(reasons) - _NAMED
-        some = "; ".join(reasons[:_NAMED]) + (f"; and {more:,} more" if more > 0 else "")
+        some = first_few(reasons, joint="; ")
         raise DataError(
             f"{len(reasons):,} of {total:,} {what} in {file} cannot be used: {some}. Export it "
             "again."

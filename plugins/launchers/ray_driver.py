@@ -31,6 +31,7 @@ from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError, 
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from patchline.pipeline.errors import first_line
 from patchline.plugins.launchers.ray_host import Host, environment_of_nodes, exposed_folder, facts
 
 _POLL_SECONDS, _START_POLL_SECONDS = 0.1, 0.02
@@ -763,8 +764,7 @@ def _reason(error: RayError) -> str:
     """Return why a host does not work for us any more."""
     if isinstance(error, RayActorError):  # whose own words are of sockets and ids
         return f"its node has died or does not answer ({type(error).__name__})"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
+    return first_line(error)
 
 
 def _lines_into(lines: queue.SimpleQueue[str | None]) -> None:

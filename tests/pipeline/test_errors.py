@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from patchline.pipeline import errors
-from patchline.pipeline.errors import PipelineError, RunError, UserError, WorkerError, error_class
+from patchline.pipeline.errors import (
+    PipelineError,
+    RunError,
+    UserError,
+    WorkerError,
+    error_class,
+    first_line,
+)
 
 BY_USER = ("ConfigError", "DataError", "PluginError", "ModelReferenceError")
 AT_RUN_TIME = (
@@ -42,3 +49,12 @@ def test_tree_has_one_root_and_no_other_error() -> None:
         assert kind("sentence").exit_code == (2 if issubclass(kind, UserError) else 1)
     for unknown in ("ValueError", "", "NoSuchError", "error_class"):
         assert error_class(unknown) is WorkerError
+
+
+def test_the_first_line_of_an_error_fits_into_a_sentence() -> None:
+    """It has no full stop and no secret, and is short; an error without a text is named."""
+    assert first_line(ValueError("\nno such mode.\nSee the manual.")) == "no such mode"
+    assert first_line(KeyError()) == "KeyError"
+    assert first_line(KeyError(), "no message") == "no message"
+    assert "secret" not in first_line(OSError("postgresql://me:secret@host/db is away"))
+    assert len(first_line(OSError("x" * 1000))) == 300

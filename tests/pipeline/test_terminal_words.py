@@ -12,6 +12,7 @@ import pytest
 from patchline.flows.commands import predict
 from patchline.flows.progress import progress_display
 from patchline.pipeline.terminal_words import (
+    few_names,
     harmless,
     pasted_path,
     styled_or_harmless,
@@ -72,3 +73,11 @@ def test_only_rich_may_move_the_cursor_of_a_terminal() -> None:
     assert styled_or_harmless(own) == own
     assert "\x1b" not in harmless(own)
     assert "\r" not in harmless(own)
+
+
+def test_a_list_names_the_first_and_counts_the_rest() -> None:
+    """All names are there if they fit; of more, the rest is a number."""
+    assert few_names([]) == ""
+    assert few_names("abcde") == "a, b, c, d, e"
+    assert few_names(iter("abc"), 2) == "a, b and 1 more"
+    assert few_names(map(str, range(2_000)), 1, "; ") == "0 and 1,999 more"

@@ -13,12 +13,11 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from patchline.pipeline.data.labels.label_cells import number_in
-from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.terminal_words import few_names, visible
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES, split_named
 
 SuspicionKind = Literal["similar_classes", "suspicious_class", "suspicious_labels"]
 
-_NAMED = 3
 _FEWEST_NUMBERS, _FEWEST_IDENTIFIERS = 10, 10
 _ALONE = 0.9
 _FEW_EACH = 5
@@ -202,7 +201,7 @@ def _similar(names: Sequence[str], counts: Mapping[str, int]) -> Suspicion | Non
     return Suspicion(
         "similar_classes",
         tuple(name for group in groups for name in group),
-        f"classes whose names look equal: {_some(shown)}",
+        f"classes whose names look equal: {few_names(shown, 3)}",
         "Rename them, or add --data.merge-classes if they mean the same",
     )
 
@@ -262,7 +261,7 @@ def _copies(names: Sequence[str]) -> Suspicion | None:
     return Suspicion(
         "similar_classes",
         tuple(sorted({*copies, *copies.values()})),
-        f"class folders that look like copies of others: {_some(shown)}",
+        f"class folders that look like copies of others: {few_names(shown, 3)}",
         "Move their images together, or delete the copies",
     )
 
@@ -277,7 +276,7 @@ def _missing(names: Sequence[str], counts: Mapping[str, int]) -> Suspicion | Non
     return Suspicion(
         "suspicious_class",
         tuple(missing),
-        f"class names that may mean that there is no label: {_some(shown)}",
+        f"class names that may mean that there is no label: {few_names(shown, 3)}",
         "If they do, leave the images out: --data.no-label for a table, --data.ignore for folders",
     )
 
@@ -289,7 +288,8 @@ def _other_things(names: Sequence[str]) -> Suspicion | None:
     return Suspicion(
         "suspicious_class",
         tuple(others),
-        f"class names that are usual for folders of something else: {_some(_each_quoted(others))}",
+        "class names that are usual for folders of something else: "
+        f"{few_names(_each_quoted(others), 3)}",
         "If they are no classes, move them out of the data, or leave them out with --data.ignore",
     )
 
@@ -302,7 +302,7 @@ def _misread(names: Sequence[str]) -> Suspicion | None:
     return Suspicion(
         "suspicious_class",
         tuple(meant),
-        f"class names that were read in the wrong encoding: {_some(shown)}",
+        f"class names that were read in the wrong encoding: {few_names(shown, 3)}",
         "Rename them; for an archive, set --data.name-encoding",
     )
 
@@ -336,7 +336,7 @@ def _invisible(names: Sequence[str]) -> Suspicion | None:
         "suspicious_class",
         tuple(invisible),
         "class names with characters that cannot be seen, or spaces at an end: "
-        f"{_some(_each_quoted(invisible))}",
+        f"{few_names(_each_quoted(invisible), 3)}",
         "Rename them",
     )
 
@@ -361,7 +361,7 @@ def _mixed_alphabets(names: Sequence[str]) -> Suspicion | None:
         "suspicious_class",
         tuple(mixed),
         f"class names that mix letters of several alphabets within a word: "
-        f"{_some(_each_quoted(mixed))}",
+        f"{few_names(_each_quoted(mixed), 3)}",
         "Type them again if they are meant to be Latin",
     )
 
@@ -389,7 +389,8 @@ def _file_names(names: Sequence[str]) -> Suspicion | None:
     return Suspicion(
         "suspicious_class",
         tuple(file_names),
-        f"class names that look like file names or sentences: {_some(_each_quoted(file_names))}",
+        "class names that look like file names or sentences: "
+        f"{few_names(_each_quoted(file_names), 3)}",
         "Check that --data.label-column, or --data.label, chooses the classes",
     )
 
@@ -406,7 +407,8 @@ def _several_labels(names: Sequence[str]) -> Suspicion | None:
     return Suspicion(
         "suspicious_class",
         tuple(combined),
-        f"class names that look like several labels of one image: {_some(_each_quoted(combined))}",
+        "class names that look like several labels of one image: "
+        f"{few_names(_each_quoted(combined), 3)}",
         "If they are, set --data.label-separator to what separates them",
     )
 
@@ -415,15 +417,9 @@ def _each_quoted(names: Sequence[str]) -> Iterator[str]:
     return (_quoted([name]) for name in names)
 
 
-def _some(shown: Sequence[str] | Iterator[str]) -> str:
-    listed = list(shown)
-    more = f" and {len(listed) - _NAMED:,} more" if len(listed) > _NAMED else ""
-    return ", ".join(listed[:_NAMED]) + more
-
-
 def _quoted(names: Sequence[str]) -> str:
     short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in names)
-    return _some([f"'{visible(name)}'" for name in short])
+    return few_names((f"'{visible(name)}'" for name in short), 3)
 
 
 def most_frequent(names: Sequence[str], counts: Counter[str]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.files.folder_walk import DEFAULT
 
 NO_LABEL = ("nan", "-nan", "<na>", "nat", "null", "#n/a", "#na", "?")
@@ -27,7 +28,6 @@ _DATE = re.compile(
     re.IGNORECASE,
 )
 """What spreadsheets write for a text such as `1-2` or `SEPT2`."""
-_NAMED = 3
 _LONGEST = 40
 
 
@@ -84,11 +84,10 @@ def read_label_cells(
         _check_dates(used, column)
     spelled = {} if literal else _one_spelling(used, column, merge=merge)
     if spelled:
-        examples = [f"'{other}' is read as '{label}'" for other, label in spelled.items()]
-        more = f" and {len(examples) - _NAMED:,} more" if len(examples) > _NAMED else ""
+        examples = (f"'{other}' is read as '{label}'" for other, label in spelled.items())
         notes.append(
             f"column '{column}' holds numbers, and the same number is one class: "
-            f"{', '.join(examples[:_NAMED])}{more}"
+            f"{few_names(examples, 3)}"
         )
     final = {cell: spelled.get(label, label) for cell, label in labels.items()}
     return LabelCells([final[cell] for cell in cells], notes)
@@ -130,7 +129,7 @@ def _one_spelling(counts: Counter[str], column: str, *, merge: bool) -> dict[str
         numbers.setdefault(value, set()).add(_without_zeros(label))
     for spellings in numbers.values():
         if len(spellings) > 1 and not merge:
-            some = " and ".join(f"'{each}'" for each in sorted(spellings)[:_NAMED])
+            some = " and ".join(f"'{each}'" for each in sorted(spellings)[:3])
             raise DataError(
                 f"Column '{column}' holds {some}, which are the same number, and may be one label "
                 "or several. Set --data.merge-classes to read them as one, or "

@@ -15,6 +15,7 @@ from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL,
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.left_out import STATUS
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.terminal_words import few_names
 
 _FEWEST_EACH = 3
 """Images that a class needs where Patchline makes all splits."""
@@ -55,9 +56,7 @@ def one_class(root: Path, labels: AbstractSet[str], paths: Iterable[str]) -> Dat
     inner = sorted({part[1] for part in parts if len(part) > _FLAT and part[0] == label})
     hint = ""
     if len(inner) > 1 and root.is_dir():
-        hint = (
-            f" If the folders in it ({manifests.examples(inner)}) are classes, pass {root / label}."
-        )
+        hint = f" If the folders in it ({few_names(inner, 3)}) are classes, pass {root / label}."
     return DataError(
         f"{root} has only one class, '{label}'. A classifier needs at least two folders of images, "
         f"one for each class, or two labels in a table.{hint}"

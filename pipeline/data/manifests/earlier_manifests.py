@@ -25,7 +25,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.left_out import STATUS
 from patchline.pipeline.data.reading.image_root import holds, is_file
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.terminal_words import by_number
+from patchline.pipeline.terminal_words import by_number, few_names
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.workspace.files.table_cells import table_cell
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
@@ -269,7 +269,7 @@ def repeated(
     counted = (
         f"{len(changes):,} of {len(used):,} images of {earlier.words} "
         f"{by_number(len(changes), 'is missing or has', 'are missing or have')} changed: "
-        f"{manifests.examples(listed['path'])}"
+        f"{few_names(listed['path'], 3)}"
     )
     if len(changes) == len(used) and set(reasons) == {"missing"}:
         raise DataError(

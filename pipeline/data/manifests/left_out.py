@@ -20,10 +20,9 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.reading.image_formats import REMEDIES
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.paths import expanded
 from patchline.pipeline.workspace.files.table_cells import table_cell
@@ -57,9 +56,9 @@ class LeftOut(NamedTuple):
     @property
     def sentence(self) -> str:
         """What is true of them, without a full stop: `2 files are empty`."""
-        one = len(self.rows) == 1
-        count = counted(len(self.rows), self.cause.noun)
-        return f"{count} {self.cause.one if one else self.cause.many}"
+        count = len(self.rows)
+        words = by_number(count, self.cause.one, self.cause.many)
+        return f"{counted(count, self.cause.noun)} {words}"
 
 
 def _cause(kind: LeftOutKind, reasons: str, noun: str, one: str, many: str, remedy: str) -> Cause:
@@ -197,9 +196,9 @@ def note(part: LeftOut, most: int) -> str:
         path if reason in said else f"{path} ({reason})"
         for path, reason in zip(rows["path"], rows["reason"], strict=True)
     ]
-    was = "was" if len(rows) == 1 else "were"
+    was = by_number(len(rows), "was", "were")
     remedy = "" if part.cause.kind == "foreign" else f". {part.cause.remedy}"
-    return f"{part.sentence} and {was} left out: {examples(named, most)}{remedy}"
+    return f"{part.sentence} and {was} left out: {few_names(named, most)}{remedy}"
 
 
 PATH, EXCLUDE = "path", "exclude"
@@ -289,7 +288,7 @@ def with_exclusion(
     manifest.loc[usable, "reason"] = cells[usable].map(exclusion.reasons)
     manifest.loc[usable, "status"] = STATUS
     count = int((here & (manifest["status"] == STATUS)).sum())
-    notes = [f"{count:,} image{' was' if count == 1 else 's were'} excluded by {exclusion.name}"]
+    notes = [f"{counted(count, 'image was', 'images were')} excluded by {exclusion.name}"]
     absent = exclusion.reasons.keys() - set(written.values())
     return manifest, [*notes, *(_notes_on_absent(exclusion, absent) if alone else [])]
 
@@ -319,9 +318,9 @@ def _notes_on_absent(exclusion: Exclusion, paths: Iterable[str]) -> list[str]:
     absent = sorted(paths)
     if not absent:
         return []
-    files = f"{len(absent):,} file{'' if len(absent) == 1 else 's'} of {exclusion.name}"
-    are = "is" if len(absent) == 1 else "are"
-    return [f"{files} {are} not in the data: {examples(absent)}"]
+    files = f"{counted(len(absent), 'file')} of {exclusion.name}"
+    are = by_number(len(absent), "is", "are")
+    return [f"{files} {are} not in the data: {few_names(absent, 3)}"]
 
 
 def _written(path: str, reasons: Mapping[str, str]) -> str:

@@ -147,13 +147,6 @@ def class_images(manifest: pd.DataFrame, classes: Sequence[str]) -> tuple[int, .
     return tuple(int(counts.get(name, 0)) for name in classes)
 
 
-def examples(paths: Iterable[str], limit: int = 3) -> str:
-    """Return a few paths for a message: `a, b, c and 4 more`."""
-    listed = list(paths)
-    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + more
-
-
 def own_columns(names: Iterable[str]) -> list[str]:
     """Return those of some names that a data source has added."""
     return [name for name in names if name.startswith(OWN_COLUMN)]

@@ -27,7 +27,7 @@ from patchline.pipeline.data.labels.reading_rules import (
 from patchline.pipeline.data.reading.image_root import archive_of
 from patchline.pipeline.errors import ConfigError, DataError, PluginError
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 from patchline.pipeline.workspace import cache, remote_data
 from patchline.pipeline.workspace.files.archives import archives_of, shard_names
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
@@ -36,8 +36,6 @@ from patchline.pipeline.workspace.files.folder_walk import IgnoredFiles
 from patchline.pipeline.workspace.files.paths import expanded
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import ImageListing, LeftOutFile, ListedImage, SourceContext, Split
-
-_NAMED = 3
 
 
 def by_rules(listing: ImageListing, rules: ReadingRules, *, labelled: bool) -> ImageListing:
@@ -93,8 +91,8 @@ def _note_on_ignored(skipped: Sequence[str]) -> list[str]:
     parts = [
         counted(number, one) for number, one in ((folders, "folder"), (files, "file")) if number
     ]
-    verb = "is" if len(skipped) == 1 else "are"
-    return [f"{' and '.join(parts)} {verb} skipped by data.ignore: {_some(sorted(skipped))}"]
+    verb = by_number(len(skipped), "is", "are")
+    return [f"{' and '.join(parts)} {verb} skipped by data.ignore: {few_names(sorted(skipped), 3)}"]
 
 
 def _only(listing: ImageListing, kept: Sequence[bool]) -> ImageListing:
@@ -131,7 +129,7 @@ def _by_template(listing: ImageListing, template: PathTemplate) -> ImageListing:
     """Return the listing with the label, and whatever else a template reads, of each path."""
     matches = [template.match(image.path) for image in listing.images]
     if not any(matches):
-        paths = " or ".join(image.path for image in listing.images[:_NAMED]) or "none is there"
+        paths = " or ".join(image.path for image in listing.images[:3]) or "none is there"
         raise DataError(
             f"data.label is '{template.text}', but no path is of that form: {paths}. Change it; it "
             "is compared with the path below the data's folder."
@@ -210,8 +208,8 @@ def _spelled(listing: ImageListing, spelling: dict[str, str], why: str) -> Image
     images = [_renamed(image, changed) for image in listing.images]
     notes = list(listing.notes)
     if united:
-        verb = "is one class" if len(united) == 1 else "are one class each"
-        quoted = _some([f"'{name}'" for name in united])
+        verb = by_number(len(united), "is one class", "are one class each")
+        quoted = few_names((f"'{name}'" for name in united), 3)
         notes.append(f"{quoted} {verb}, {why}")
     rest = sorted(empty - set(names))
     return replace(listing, images=images, notes=notes, empty_classes=rest)
@@ -225,16 +223,11 @@ def _merged(listing: ImageListing) -> ImageListing:
     for group in groups_alike(list(counts)):
         name = most_frequent(group, counts)
         spelling |= dict.fromkeys(group, name)
-        others = [f"'{other}'" for other in group if other != name]
-        notes.append(f"data.merge_classes: {_some(others)} counted as '{name}'")
+        others = few_names((f"'{other}'" for other in group if other != name), 3)
+        notes.append(f"data.merge_classes: {others} counted as '{name}'")
     images = [_renamed(image, spelling) for image in listing.images]
     rest = [name for name in listing.empty_classes if name not in spelling]
     return replace(listing, images=images, notes=notes, empty_classes=rest)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 _NO_LABEL = "has no label"

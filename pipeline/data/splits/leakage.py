@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.manifests.same_images import content_numbers, with_copies
 from patchline.pipeline.data.splits.split import movable_rows
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.terminal_words import by_number, few_names
 
 _AUGMENTED = r"^(.+)\.rf\.[0-9A-Za-z]{16,}\.[^.]+$"
 GROUP_OF_COPIES = r"([^/]+)\.rf\.[^/]+$"
@@ -110,9 +110,9 @@ def augmented_photographs(rows: pd.DataFrame) -> pd.Series[str]:
 def _note(count: int, kind: str, names: list[str]) -> list[str]:
     if not count:
         return []
-    verb = " appears" if count == 1 else "s appear"
+    verb = by_number(count, " appears", "s appear")
     where = f"{count} {kind}{verb} in more than one split, so the test metrics are optimistic"
-    return [f"{where}: {examples(names)}"]
+    return [f"{where}: {few_names(names, 3)}"]
 
 
 def _in_several_splits(rows: pd.DataFrame, by: pd.Series[Any]) -> pd.Series[bool]:

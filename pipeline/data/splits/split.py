@@ -21,7 +21,6 @@ import pandas as pd
 
 from patchline.pipeline.data.labels.label_pairs import LabelPairs, label_pairs
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, by_task
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.manifests.same_images import (
     FILE,
     GROUP,
@@ -41,6 +40,7 @@ from patchline.pipeline.data.splits.split_gaps import (
 )
 from patchline.pipeline.data.splits.stratification import Stratum, ranked, stratified
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 
 Array = np.ndarray[Any, Any]
 
@@ -259,11 +259,11 @@ class SplitConflicts:
             return []
         places = self.codes()[is_new.to_numpy()].tolist()
         named = [f"{path} ({SPLITS[place]})" for path, place in zip(paths, places, strict=True)]
-        one = len(named) == 1
         note = (
-            f"{len(named)} new image{'' if one else 's'} join{'s' if one else ''} copies or groups "
+            f"{counted(len(named), 'new image joins', 'new images join')} copies or groups "
             "that are already in different splits; none of those was moved, and the new "
-            f"image{' is' if one else 's are'} in the split of the copies: {examples(named)}"
+            f"{by_number(len(named), 'image is', 'images are')} in the split of the copies: "
+            f"{few_names(named, 3)}"
         )
         return [note]
 

@@ -8,10 +8,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task, by_task
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.splits.class_coverage import Parts, spread
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.terminal_words import counted, few_names
 
 Array = np.ndarray[Any, Any]
 
@@ -57,7 +56,7 @@ def fill_gaps(pairs: Parts, codes: Array, numbers: Array, needed: Sequence[int])
 
 def too_few(label: str, images: int, units: int, needed: Sequence[int]) -> DataError:
     """Return the error for a class that has fewer units than there are splits."""
-    usable = f"{images} usable image{'s' if images != 1 else ''}"
+    usable = counted(images, "usable image")
     together = f" ({units} if copies and groups count once)" if units < images else ""
     joined = ", remove copies that link its groups" if together else ""
     splits = ", ".join(SPLITS[split] for split in reversed(needed))
@@ -104,6 +103,6 @@ def notes_on_gaps(
             labels = [names[gap.label] for gap in gaps if (gap.split, gap.cause) == (split, cause)]
             if labels:
                 classes = counted(len(labels), words.one, words.several)
-                action = remedy.format(names=examples(sorted(labels)))
+                action = remedy.format(names=few_names(sorted(labels), 3))
                 notes.append(f"{classes} without {SPLITS[split]} images, {reason}; {action}")
     return notes

@@ -29,7 +29,7 @@ from patchline.pipeline.data.value_ranges.range_choice import (
     value_sample,
 )
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError
-from patchline.pipeline.terminal_words import by_number
+from patchline.pipeline.terminal_words import by_number, counted
 from patchline.plugin_api import PixelValues, ValueRange
 
 _LIKE_OPACITY = 0.25
@@ -180,7 +180,7 @@ def _problem(files: Sequence[_File], settings: DataConfig) -> PipelineError | No
 def _too_few(few: Sequence[_File], named: str) -> ConfigError:
     there = few[0].bands
     return ConfigError(
-        f"data.bands is {named}, but {_counted(few)} only {there} band{'' if there == 1 else 's'}. "
+        f"data.bands is {named}, but {_counted(few)} only {counted(there, 'band')}. "
         "Choose bands that every image has, or leave out the others with data.exclude."
     )
 
@@ -268,7 +268,7 @@ def _notes_on_bands(files: Sequence[_File], settings: DataConfig) -> Iterator[st
         most = max((file.bands for file in files), default=0)
         named = " and ".join(map(str, settings.bands[-2:]))
         named = ", ".join([*map(str, settings.bands[:-2]), named])
-        plural = "band" if len(settings.bands) == 1 else "bands"
+        plural = by_number(len(settings.bands), "band", "bands")
         yield f"{plural} {named} of up to {most} are used; the others are dropped"
 
 
@@ -289,18 +289,17 @@ def _other_notes(files: Sequence[_File]) -> Iterator[str]:
     """Say which files have more than is used of them."""
     reduced = [file for file in files if file.summary.reduced]
     if reduced:
-        one = len(reduced) == 1
         most = max(file.summary.reduced for file in reduced)
         yield (
-            f"{len(reduced):,} image{' has' if one else 's have'} up to {most} bits per color, "
-            f"such as {reduced[0].path}, which the decoder of {'its' if one else 'their'} format "
+            f"{counted(len(reduced), 'image has', 'images have')} up to {most} bits per color, "
+            f"such as {reduced[0].path}, which the decoder of "
+            f"{by_number(len(reduced), 'its', 'their')} format "
             "reduces to 8; grey and RGB images keep all bits in 16-bit PNG and TIFF files"
         )
     missing = [file for file in files if file.summary.missing]
     if missing:
-        one = len(missing) == 1
         yield (
-            f"{len(missing):,} image{' has' if one else 's have'} pixels without a known value, "
+            f"{counted(len(missing), 'image has', 'images have')} pixels without a known value, "
             f"such as {missing[0].path}; they become black"
         )
 
@@ -308,9 +307,8 @@ def _other_notes(files: Sequence[_File]) -> Iterator[str]:
 def _note_on_frames(files: Sequence[_File]) -> Iterator[str]:
     several = [file for file in files if file.summary.pages > 1]
     if several:
-        one = len(several) == 1
         yield (
-            f"{len(several):,} file{' has' if one else 's have'} several pages or frames, such as "
+            f"{counted(len(several), 'file has', 'files have')} several pages or frames, such as "
             f"{several[0].path}; the first is used"
         )
 

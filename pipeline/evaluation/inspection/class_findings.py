@@ -18,7 +18,6 @@ from patchline.pipeline.data.labels.label_sets import (
     Task,
     by_task,
 )
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
 from patchline.pipeline.data.symmetry.assumed_symmetries import MirrorSymmetry
 from patchline.pipeline.evaluation.inspection.findings import (
@@ -26,7 +25,7 @@ from patchline.pipeline.evaluation.inspection.findings import (
     finding_on_classes,
     finding_on_files,
 )
-from patchline.pipeline.terminal_words import by_number, counted
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 
 _IMBALANCE = 10
 _FEW_IMAGES = 10
@@ -124,8 +123,7 @@ def _small(
     small = sorted(label for label in counts if counts[label] < _FEW_IMAGES or label in stopping)
     if not small:
         return []
-    named = examples([f"{label} ({counts[label]})" for label in small], 5)
-    one = len(small) == 1
+    named = few_names(f"{label} ({counts[label]})" for label in small)
     files = pd.concat([rows, unreadable])
     needed = "an image to train on"
     if needed_splits > 1:
@@ -143,8 +141,7 @@ def _small(
             "small_class",
             "error" if stopping else "warning",
             small,
-            f"{len(small):,} {words.one if one else words.several} {'has' if one else 'have'} "
-            f"{few}: {named}.",
+            f"{counted(len(small), f'{words.one} has', f'{words.several} have')} {few}: {named}.",
             action,
             files=files.loc[files["label"].isin(small), "path"],
         )
@@ -158,8 +155,7 @@ def _imbalance(counts: Mapping[str, int], task: Task) -> list[Finding]:
     rare = sorted(label for label in counts if counts[label] * _IMBALANCE <= counts[largest])
     if not rare:
         return []
-    named, words = examples([f"{label} ({counts[label]:,})" for label in rare], 5), by_task(task)
-    have = f"{words.one} has" if len(rare) == 1 else f"{words.several} have"
+    named, words = few_names(f"{label} ({counts[label]:,})" for label in rare), by_task(task)
     action = (
         "Trains on the classes as they are, so the model prefers the large ones. Judge "
         "it by balanced accuracy, and add images of the small classes, or train with "
@@ -175,8 +171,8 @@ def _imbalance(counts: Mapping[str, int], task: Task) -> list[Finding]:
             "imbalance",
             "warning",
             rare,
-            f"{len(rare):,} {have} at most a tenth of the images of {largest} "
-            f"({counts[largest]:,}): {named}.",
+            f"{counted(len(rare), f'{words.one} has', f'{words.several} have')} at most a tenth of "
+            f"the images of {largest} ({counts[largest]:,}): {named}.",
             action,
         )
     ]
@@ -199,15 +195,13 @@ def _dominated(rows: pd.DataFrame, task: Task) -> list[Finding]:
 def _empty(empty: Sequence[str], task: Task) -> list[Finding]:
     if not empty:
         return []
-    one = len(empty) == 1
     if task == MULTI_LABEL:
         return [
             finding_on_classes(
                 "empty_class",
                 "warning",
                 empty,
-                f"{len(empty):,} label{' is' if one else 's are'} on no image: "
-                f"{examples(empty, 5)}.",
+                f"{counted(len(empty), 'label is', 'labels are')} on no image: {few_names(empty)}.",
                 "Trains without them, so the model never predicts them. Add images with them.",
             )
         ]
@@ -216,7 +210,7 @@ def _empty(empty: Sequence[str], task: Task) -> list[Finding]:
             "empty_class",
             "warning",
             empty,
-            f"{len(empty):,} class{' has' if one else 'es have'} no image: {examples(empty, 5)}.",
+            f"{counted(len(empty), 'class has', 'classes have')} no image: {few_names(empty)}.",
             "Trains without them, so the model never predicts them. Add images, or delete "
             "their folders or columns.",
         )
@@ -224,7 +218,6 @@ def _empty(empty: Sequence[str], task: Task) -> list[Finding]:
 
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
-_NAMED = 5
 _FEW_TOGETHER, _MANY_TOGETHER = 3, 15
 """Images with two labels: of 15 expected ones, chance leaves fewer than 3 once in 25,000."""
 
@@ -312,7 +305,7 @@ def _implied(pairs: LabelPairs, images: int) -> list[Finding]:
     if not implied:
         return []
     ways = zip(first[there].tolist(), second[there].tolist(), strict=True)
-    named = examples([f"{pairs.names[one]} (with {pairs.names[other]})" for one, other in ways], 5)
+    named = few_names(f"{pairs.names[one]} (with {pairs.names[other]})" for one, other in ways)
     return [
         finding_on_classes(
             "implied_label",
@@ -345,7 +338,7 @@ def _rare(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
         set(pairs.images_of(names[a]).tolist()) & set(pairs.images_of(names[b]).tolist())
         for _, a, b in met
     ]
-    named = examples([f"{names[a]} + {names[b]} ({count})" for count, a, b in met], _NAMED)
+    named = few_names(f"{names[a]} + {names[b]} ({count})" for count, a, b in met)
     are = by_number(len(met), "is", "are")
     return [
         finding_on_files(

@@ -14,7 +14,6 @@ import pandas as pd
 
 from patchline.pipeline.data.labels.label_pairs import LabelPairs
 from patchline.pipeline.data.manifests.left_out import LeftOut, left_out, remedies
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.data.reading.color_profile import UNREADABLE
 from patchline.pipeline.data.reading.image_quality import (
     BLANK,
@@ -31,6 +30,7 @@ from patchline.pipeline.evaluation.inspection.findings import (
     Severity,
     finding_on_files,
 )
+from patchline.pipeline.terminal_words import counted, few_names
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
 
 Array = np.ndarray[Any, Any]
@@ -129,7 +129,7 @@ def _on_profiles(
     """Return the finding on images with a profile that is not applied: all are read as sRGB."""
     profiles = sorted(marked["profile"].unique())
     apart = [each for name in profiles for each in _apart(rows, pairs, name)]
-    words = f"A model may tell classes by their profile: {examples(apart, 5)}. " if apart else ""
+    words = f"A model may tell classes by their profile: {few_names(apart)}. " if apart else ""
     return _finding(
         kind, "warning" if apart else "note", marked.assign(reason=marked["profile"]),
         lambda count: f"{count:,} of {_images(len(rows))}",
@@ -234,11 +234,11 @@ _WORDS: dict[Kind, tuple[str, str]] = {
 
 
 def _images(count: int) -> str:
-    return f"{count:,} image{'' if count == 1 else 's'}"
+    return counted(count, "image")
 
 
 def _finding(
-    kind: Kind, severity: Severity, rows: pd.DataFrame, counted: Callable[[int], str], action: str
+    kind: Kind, severity: Severity, rows: pd.DataFrame, subject: Callable[[int], str], action: str
 ) -> list[Finding]:
     """Return the finding about these rows; none if there are no rows."""
     if rows.empty:
@@ -250,7 +250,7 @@ def _finding(
             kind,
             severity,
             files,
-            f"{counted(len(files))} {_WORDS[kind][len(files) != 1]}.",
+            f"{subject(len(files))} {_WORDS[kind][len(files) != 1]}.",
             action,
             details={path: reason for path, reason in reasons if reason},
         )

@@ -18,10 +18,9 @@ from pydantic import Field
 
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
 from patchline.pipeline.data.manifests.left_out import EXCLUDE, PATH, STATUS, says_yes, table_of
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.terminal_words import by_number, counted
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.table_cells import table_cell
 
@@ -263,7 +262,7 @@ def write_table(result: Inspection, manifest: pd.DataFrame, file: Path) -> list[
     if not dropped:
         return []
     are = f"{counted(len(dropped), 'file')} {by_number(len(dropped), 'is', 'are')} no longer"
-    return [f"{are} excluded by {file.name}, as the reason is gone: {examples(dropped)}"]
+    return [f"{are} excluded by {file.name}, as the reason is gone: {few_names(dropped, 3)}"]
 
 
 def _is_answer(row: Row) -> bool:

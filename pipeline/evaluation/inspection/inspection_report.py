@@ -16,14 +16,14 @@ from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.evaluation.html_page import render, thumbnail
 from patchline.pipeline.evaluation.inspection.findings import SEVERITIES, Finding, Inspection
 from patchline.pipeline.evaluation.inspection.inspecting import Inspected
-from patchline.pipeline.terminal_words import counted, visible
+from patchline.pipeline.terminal_words import counted, few_names, visible
 from patchline.pipeline.workspace.files.atomic_files import write_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-_MOST_CLASSES, _MOST_FILES, _MOST_TOGETHER = 20, 3, 8
+_MOST_CLASSES, _MOST_TOGETHER = 20, 8
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _DAMAGED = {
     "unreadable": ("unreadable file", "unreadable files"),
@@ -57,7 +57,7 @@ def terminal_report(result: Inspection) -> Iterator[RenderableType]:
 def verdict(result: Inspection) -> str:
     """Return the numbers of findings by severity: `1 error, 2 warnings`."""
     counts = [
-        f"{count} {severity}{'' if count == 1 else 's'}"
+        counted(count, severity)
         for severity in SEVERITIES
         if (count := len(result.worst(severity)))
     ]
@@ -164,15 +164,10 @@ def _findings(result: Inspection) -> RenderableType:
         text.append(f"{visible(finding.summary)}\n", style="not bold")
         text.append(visible(finding.action), style="not bold italic")
         if finding.files:
-            text.append(f"\n{_some(finding)}", style="not bold dim")
+            named = few_names(map(visible, finding.files), 3)
+            text.append(f"\n{named}", style="not bold dim")
         table.add_row(Text(finding.severity, style=_STYLES[finding.severity]), text)
     return table
-
-
-def _some(finding: Finding) -> str:
-    named = [visible(path) for path in finding.files[:_MOST_FILES]]
-    more = len(finding.files) - len(named)
-    return ", ".join(named) + (f" and {more:,} more" if more else "")
 
 
 _MOST_IMAGES, _MOST_DOUBTFUL, _MOST_GROUPS, _MOST_OF_GROUP = 12, 48, 6, 4

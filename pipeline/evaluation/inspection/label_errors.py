@@ -25,12 +25,10 @@ import pandas as pd
 
 from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.evaluation.inspection.findings import Finding, finding_on_files
-from patchline.pipeline.terminal_words import by_number
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 
 Array = np.ndarray[Any, Any]
-_NAMED_CLASSES = 5
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Judgement:
         if self.left_out:
             notes.append(
                 "the labels of classes that the model does not have were not checked: "
-                f"{examples(list(self.left_out), _NAMED_CLASSES)}"
+                f"{few_names(self.left_out)}"
             )
         if self.by_folds:
             notes.append(
@@ -101,14 +99,14 @@ def findings_on_labels(rows: pd.DataFrame, judgement: Judgement) -> list[Finding
         )
         for row in wrong
     }
-    one, agrees = len(files) == 1, (judgement.probabilities_NK.argmax(axis=1) == labels_N).mean()
+    agrees = (judgement.probabilities_NK.argmax(axis=1) == labels_N).mean()
     return [
         finding_on_files(
             "label_error",
             "warning",
             files,
-            f"{len(files):,} image{' looks' if one else 's look'} like another class than "
-            f"{'its' if one else 'their'} own to {judgement.model}, which agrees with "
+            f"{counted(len(files), 'image looks', 'images look')} like another class than "
+            f"{by_number(len(files), 'its', 'their')} own to {judgement.model}, which agrees with "
             f"{agrees:.1%} of the labels.",
             "Trains on them with their current labels. Look at them, the most confident first, "
             "and correct the labels or exclude the mislabelled images.",

@@ -68,7 +68,8 @@ def _exact(rows: pd.DataFrame, exact: pd.Series[Any]) -> list[Finding]:
     return [
         _finding(
             "exact_duplicate", "note", groups,
-            f"{_images(places.sum())} have the same pixels as another: {extra:,} more than needed.",
+            f"{counted(places.sum(), 'image')} have the same pixels as another: {extra:,} "
+            "more than needed.",
             "Trains on every copy, so these images count more than others. Exclude all but one.",
             exclude=_all_but_one(rows, exact, places),
         )
@@ -85,7 +86,7 @@ def _near(
     return [
         _finding(
             "near_duplicate", "note", groups,
-            f"{_images(places.sum())} in {len(groups):,} group{'' if len(groups) == 1 else 's'} "
+            f"{counted(places.sum(), 'image')} in {counted(len(groups), 'group')} "
             "look like another image that was cropped, mirrored, rescaled or saved again.",
             "Keeps each group in one split, as data.group_near_duplicates says. Exclude all but "
             "one if they should not count more than others." if grouped else
@@ -107,7 +108,7 @@ def _augmented(rows: pd.DataFrame) -> list[Finding]:
         _finding(
             "augmented_copy", "warning" if leaking.any() else "note",
             _groups(rows, photographs, copies),
-            f"{_images(int(copies.sum()))} are augmented copies of "
+            f"{counted(int(copies.sum()), 'image')} are augmented copies of "
             f"{counted(photographs[copies].nunique(), 'photograph')}, as their names say"
             f"{apart if leaking.any() else ''}.",
             "Trains on every copy. Copies in several splits make the metrics optimistic. Exclude "
@@ -135,7 +136,9 @@ def _leakage(
         (group & ~same, "belong to a group that is in several splits"),
         (alike & ~same & ~group, "are near duplicates of an image of another split"),
     ]
-    told = "; ".join(f"{_images(here.sum())} {words}" for here, words in parts if here.any())
+    told = "; ".join(
+        f"{counted(here.sum(), 'image')} {words}" for here, words in parts if here.any()
+    )
     stops = bool((_several(given, exact) | _several(given, groups)).any())
     return [
         _finding(
@@ -165,7 +168,9 @@ def _conflicts(
     parts = [(same, "have the same pixels"), (alike, "look nearly the same")]
     other = "with other labels" if task == MULTI_LABEL else "of another class"
     told = "; ".join(
-        f"{_images(here.sum())} {words} as an image {other}" for here, words in parts if here.any()
+        f"{counted(here.sum(), 'image')} {words} as an image {other}"
+        for here, words in parts
+        if here.any()
     )
     return [
         _finding(
@@ -213,10 +218,6 @@ def _outside_test(
     ranks = rows.loc[places, "split"].map(_BY_IMPORTANCE)
     best = ranks.groupby(numbers[places]).transform("min")
     return tuple(rows.loc[ranks.index[ranks > best], "path"])
-
-
-def _images(count: int) -> str:
-    return f"{count:,} images"
 
 
 def _finding(

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.metrics.row_pieces import column_pieces
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.terminal_words import by_number, counted, visible
+from patchline.pipeline.terminal_words import by_number, counted, few_names, visible
 
 Array = np.ndarray[Any, Any]
 FEWEST = 10
@@ -25,7 +25,6 @@ SCALE_DEVIATION, SHIFT_DEVIATION = 0.35, 2.0
 temperature; the second is wide, because a weight of the positives shifts all logits alike."""
 _STEPS, _PRECISE = 60, 1e-9
 _HALVINGS = 30
-_NAMED = 5
 _LEAST = 1e-12
 
 
@@ -176,8 +175,7 @@ class LabelCalibration(FrozenModel):
 
 def listed(labels: Sequence[str]) -> str:
     """Return the first few labels by name, and how many more there are."""
-    named = ", ".join(visible(label) for label in labels[:_NAMED])
-    return named if len(labels) <= _NAMED else f"{named} and {len(labels) - _NAMED:,} more"
+    return few_names(map(visible, labels))
 
 
 def sigmoid(logits: Array) -> Array:

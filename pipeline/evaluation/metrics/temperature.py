@@ -19,7 +19,7 @@ from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.terminal_words import by_number
+from patchline.pipeline.terminal_words import by_number, counted
 
 Array = np.ndarray[Any, Any]
 LOWEST, HIGHEST = 0.05, 20.0
@@ -135,7 +135,7 @@ class TemperatureFit(FrozenModel):
 
     def _sentence(self) -> str:
         """Return the temperature with its evidence."""
-        images = f"{self.images:,} validation image{'' if self.images == 1 else 's'}"
+        images = counted(self.images, "validation image")
         if self.state == "fitted":
             return (
                 f"temperature {self.temperature:.3g}, fitted on {images} (95% interval "
@@ -310,7 +310,7 @@ def _describe_members(members: tuple[TemperatureFit, ...]) -> str:
     unsure = [n for n, member in enumerate(members, start=1) if not member.is_determined]
     if not unsure:
         return f"{values}, fitted on the images of its fold"
-    each = "1 of these is" if len(unsure) == 1 else f"{len(unsure)} of these are"
+    each = counted(len(unsure), "of these is", "of these are")
     first = members[unsure[0] - 1]
     return (
         f"{values}; {each} not determined by the images of its fold (fold {unsure[0]}: "

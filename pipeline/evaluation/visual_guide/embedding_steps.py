@@ -18,11 +18,10 @@ from patchline.pipeline.evaluation.visual_guide.pictures import (
     tiled,
 )
 from patchline.pipeline.evaluation.visual_guide.story import Array, Shape, Step, Subject, shape_of
+from patchline.pipeline.terminal_words import few_names
 
 _FILTERS = 28
 """As many as in figure 7 of arXiv 2010.11929."""
-_NAMED_CLASSES = 12
-_NAMED_LAYERS = 4
 _SEARCHED_BESIDE = 60
 """Components that are computed beside the shown ones, so that these are accurate."""
 
@@ -41,8 +40,7 @@ def embedding_steps(subject: Subject) -> list[Step]:
 def example_step(subject: Subject) -> Step:
     """Return the step about the data: the photograph, its label, and the classes."""
     classes = subject.description.classes
-    listed = ", ".join(classes[:_NAMED_CLASSES])
-    more = f" and {len(classes) - _NAMED_CLASSES} more" if len(classes) > _NAMED_CLASSES else ""
+    listed = few_names(classes, 12)
     truth = (
         "Its true labels are not known here."
         if subject.description.is_multi_label
@@ -57,10 +55,10 @@ def example_step(subject: Subject) -> Step:
             f"This is {subject.name}. {truth}",
             (
                 f"The model has learned from labelled examples which of {len(classes)} labels an "
-                f"image has, any number of them: {listed}{more}."
+                f"image has, any number of them: {listed}."
                 if subject.description.is_multi_label
                 else f"The model has learned from labelled examples to tell {len(classes)} classes "
-                f"apart: {listed}{more}."
+                f"apart: {listed}."
             ),
         ),
         (subject.photo,),
@@ -265,8 +263,7 @@ def _convolutions(subject: Subject) -> Step:
         for module in subject.model.get_submodule("patch_embedding").modules()
         if isinstance(module, nn.Conv2d | nn.Linear)
     ]
-    shown, more = layers[:_NAMED_LAYERS], len(layers) - _NAMED_LAYERS
-    listed = ", then ".join(shown) + (f", and {more} more layers" if more > 0 else "")
+    listed = few_names(layers, 4, ", then ")
     maps_Dhw = inside.patch_tokens.T.reshape(-1, *inside.grid)[:_FILTERS].numpy()
     limits = np.maximum(np.abs(maps_Dhw).max(axis=(1, 2), keepdims=True), 1e-12)
     sheet = tiled(maps_Dhw / (2 * limits) + 0.5, 7)

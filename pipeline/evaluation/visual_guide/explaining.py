@@ -31,6 +31,7 @@ from patchline.pipeline.evaluation.visual_guide.story import Subject, given_labe
 from patchline.pipeline.evaluation.visual_guide.traced_image import Pixels, trace
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 
 Progress = Callable[[str, int, int], None]
@@ -72,8 +73,9 @@ def read_image(file: Path, description: ModelDescription, label: str | None) -> 
     spec, classes = description.image, description.classes
     mapping = PixelMapping.of(spec.pixel_values.model_dump())
     if label is not None and label not in classes:
-        names = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")  # noqa: PLR2004
-        raise ConfigError(f"--label {label} is not a class of the model. Choose one of: {names}.")
+        raise ConfigError(
+            f"--label {label} is not a class of the model. Choose one of: {few_names(classes)}."
+        )
     if label is None and not description.is_multi_label and file.absolute().parent.name in classes:
         label = file.absolute().parent.name
     try:

@@ -35,7 +35,7 @@ from patchline.pipeline.evaluation.visual_guide.pictures import HEAT, SIGNED, ph
 from patchline.pipeline.evaluation.visual_guide.sequence_steps import sequence_steps
 from patchline.pipeline.evaluation.visual_guide.story import Figure, Step, Subject
 from patchline.pipeline.evaluation.visual_guide.traced_image import TracedTransformer
-from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.terminal_words import counted, visible
 
 Array = np.ndarray[Any, Any]
 
@@ -224,9 +224,8 @@ def _lead(subject: Subject) -> str:
     rows, columns = inside.grid
     blocks, heads = len(inside.blocks), inside.num_heads
     parts = (
-        f"{rows * columns} patch{'' if rows * columns == 1 else 'es'}, "
-        f"{blocks} block{'' if blocks == 1 else 's'} with "
-        f"{heads} attention head{'' if heads == 1 else 's'}{'' if blocks == 1 else ' each'}"
+        f"{counted(rows * columns, 'patch', 'patches')}, {counted(blocks, 'block')} with "
+        f"{counted(heads, 'attention head')}{'' if blocks == 1 else ' each'}"
     )
     return (
         f"From pixels to the answer: {parts}. Every picture on this page is made of this "

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, first_line
 
 _WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher", "model_ema")
 _PREFIXES = ("module.", "_orig_mod.", "backbone.")
@@ -166,8 +166,7 @@ def _read_npz(file: Path) -> Mapping[str, torch.Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    first = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return first.split(". ")[0].rstrip(".")[:120]
+    return first_line(error).split(". ")[0][:120]
 
 
 def _damaged(file: Path, reason: str) -> ConfigError:

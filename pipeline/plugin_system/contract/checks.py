@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from patchline.pipeline.errors import ConfigError, PipelineError, PluginError
+from patchline.pipeline.errors import ConfigError, PipelineError, PluginError, first_line
 from patchline.pipeline.frozen_model import FrozenModel
 
 _USUAL_SIDES, _LARGEST_SIDE = (32, 64, 96, 128, 224, 256), 384
@@ -93,7 +93,7 @@ class Check:
         except PipelineError as error:
             raise CheckError(str(error)) from error
         except Exception as error:  # any exception from a plugin fails the check
-            reason = (str(error).strip() or "no message").splitlines()[0]
+            reason = first_line(error, "no message")
             raise CheckError(f"It raised {type(error).__name__}: {reason}") from error
 
 

@@ -114,7 +114,7 @@ def _result(report: EvaluationReport | MultiLabelReport) -> str:
     main = report.accuracy
     return (
         f"**{main.value:.1%}** of {main.n:,} test images classified correctly ({interval}), "
-        f"{_errors(report.errors)}."
+        f"{counted(report.errors, 'error')}."
     )
 
 
@@ -122,10 +122,6 @@ def _caveat(outcome: Outcome | EncoderOutcome) -> str:
     """Return a paragraph if the initial weights have seen the test images, or may have."""
     caveat = caveat_on_test_images(outcome.data.seen_before)
     return f"\n\n{escaped(caveat)}" if caveat else ""
-
-
-def _errors(number: int) -> str:
-    return "1 error" if number == 1 else f"{number:,} errors"
 
 
 def promotion_sentence(promotion: Promotion | None) -> str:

@@ -35,6 +35,7 @@ from patchline.pipeline.registry.browsing.saved_views import (
     FALSE_POSITIVES,
     UNCERTAIN,
 )
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.tracking import addresses
 from patchline.pipeline.workspace.tracking.tracking_store import client
@@ -143,7 +144,6 @@ def _read(file: Path) -> Pixels:
 
 NOTE_TAG = "mlflow.note.content"
 PROMOTED_TAG = "patchline.promoted"
-_LISTED_CLASSES = 30
 
 
 def write_pages(outcome: Outcome) -> bool:
@@ -211,11 +211,9 @@ def _write_version(outcome: Outcome) -> None:
 
 def _model_text(outcome: Outcome) -> str:
     classes, name = outcome.data.classes, outcome.registered.name
-    listed = ", ".join(escaped(label) for label in classes[:_LISTED_CLASSES])
-    rest = len(classes) - _LISTED_CLASSES
-    more = f" and {rest:,} more" if rest > 0 else ""
+    listed = few_names(map(escaped, classes), 30)
     return (
-        f"{_task_text(outcome)}: {listed}{more}.\n\n"
+        f"{_task_text(outcome)}: {listed}.\n\n"
         "The alias **champion** is the version to use; **challenger** is the newest version, which "
         "may replace it. Each version below shows its origin and its test metrics.\n\n"
         f"```sh\npatchline predict {name}@champion IMAGE\npatchline models {name}\n"

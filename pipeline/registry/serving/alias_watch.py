@@ -25,6 +25,7 @@ from patchline.pipeline.registry.serving.checked_package import (
     checked_package,
 )
 from patchline.pipeline.registry.serving.model_host import ModelHost
+from patchline.pipeline.terminal_words import few_names
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60.0, 960.0
 """After so long, a version that was rejected is tried again: its files may have been restored. If
 they could not be fetched, the pause doubles each time, up to the longest one."""
 _END_SECONDS = 10.0
-_NAMED = 5
 _STORE = "MLFLOW_TRACKING_URI"
 
 
@@ -224,11 +224,7 @@ def _change_of_classes(before: PackagedModel, after: PackagedModel) -> str:
         "new": [name for name in after.classes if name not in before.classes],
         "gone": [name for name in before.classes if name not in after.classes],
     }
-    named = "; ".join(
-        f"{kind}: {', '.join(names[:_NAMED])}{', …' * (len(names) > _NAMED)}"
-        for kind, names in changes.items()
-        if names
-    )
+    named = "; ".join(f"{kind}: {few_names(names)}" for kind, names in changes.items() if names)
     if before.is_multi_label != after.is_multi_label:
         named = named or f"{'several labels' if after.is_multi_label else 'one label'} an image"
     return f"its classes are others than those of the version that answers ({named or 'reordered'})"

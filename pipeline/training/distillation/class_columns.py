@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task, by_task
-from patchline.pipeline.data.manifests.manifest import examples
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.terminal_words import by_number, counted
+from patchline.pipeline.terminal_words import by_number, counted, few_names
 
 
 class ClassColumns(NamedTuple):
@@ -28,7 +27,7 @@ class ClassColumns(NamedTuple):
         )
         return (
             f"the teacher knows {counted(count, words.one, words.several)} that the data "
-            f"does not have ({examples(self.left_out)}): "
+            f"does not have ({few_names(self.left_out, 3)}): "
             f"{by_number(count, 'it is', 'they are')} left out"
             f"{scaled if task == SINGLE_LABEL else ''}"
         )
@@ -55,9 +54,9 @@ def class_columns(
         words = by_task(task)
         raise ConfigError(
             f"training.teacher {name} does not know "
-            f"{counted(len(missing), words.one, words.several)} of the data: {examples(missing)}; "
-            f"it knows {examples(list(of_teacher))}. Name a teacher that was trained on the same "
-            f"{words.several}, or rename the {words.several}."
+            f"{counted(len(missing), words.one, words.several)} of the data: "
+            f"{few_names(missing, 3)}; it knows {few_names(of_teacher, 3)}. Name a teacher that "
+            f"was trained on the same {words.several}, or rename the {words.several}."
         )
     known = set(classes)
     return ClassColumns(

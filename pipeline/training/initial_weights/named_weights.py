@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from patchline.pipeline.errors import ConfigError, PluginError
+from patchline.pipeline.errors import ConfigError, PluginError, first_line
 from patchline.pipeline.models.pretrained.companion_files import COMPANION_FILES
 from patchline.pipeline.training.initial_weights.recipe import split_name
 from patchline.pipeline.workers.host import environment_variables
@@ -113,7 +113,6 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of a repository of weights, in order of preference."""
 _CARD_FILE = "README.md"
 """Of a repository; it states the license."""
-_SHOWN = 300
 
 
 class PublishedWeights(NamedTuple):
@@ -227,7 +226,7 @@ def _cached(repository: str, file: str) -> Path | None:
     try:
         cached = hub.try_to_load_from_cache(repository, file)
     except ValueError as error:  # not a valid name of a repository
-        reason = str(error).splitlines()[0][:_SHOWN]
+        reason = first_line(error)
         raise ConfigError(
             f"model.init hf:{repository} does not name a repository ({reason}). Write "
             "hf:OWNER/NAME."
@@ -319,8 +318,7 @@ def _main(reference: str) -> None:
     try:
         answer = _download(reference)
     except Exception as error:  # noqa: BLE001 - the libraries' errors have no common class
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        answer = {"error": lines[0][:_SHOWN]}
+        answer = {"error": first_line(error)}
     sys.stdout.write(json.dumps(answer) + "\n")
 
 

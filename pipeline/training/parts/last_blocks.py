@@ -38,7 +38,7 @@ from patchline.pipeline.models.probing.linear_fit import (
     FittedHead,
     held_out_folds,
 )
-from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.checkpoint import FINAL
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
@@ -329,8 +329,8 @@ def _announce(store: TokenStore, events: EventWriter, processes: int) -> None:
     """Say how large the tokens are that are not stored yet, and how long they take."""
     if left := store.remaining():
         size = left * store.bytes_per_image() / 1e9
-        views = f"{store.views} view{'' if store.views == 1 else 's'}"
-        words = f"tokens of {left:,} image{'' if left == 1 else 's'} in {views}: {size:.2g} GB"
+        words = f"tokens of {counted(left, 'image')} in {counted(store.views, 'view')}: "
+        words += f"{size:.2g} GB"
         if left > _TOO_FEW_TO_MEASURE:
             words += f", about {duration(left * store.seconds_per_image() / processes)}"
         events.write("note", message=words)

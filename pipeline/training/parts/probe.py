@@ -34,7 +34,7 @@ from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION
 from patchline.pipeline.models.probing.linear_fit import FittedHead, fit_head
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.models.stored_logits import save_logits
-from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.checkpoint import FINAL
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.device import make_repeatable
@@ -284,7 +284,7 @@ def _computed(
         return np.empty((0, 0), np.float32), 0.0  # the first computes all of them
     began, left = time.monotonic(), store.remaining() if ranks.is_first else 0
     if left:
-        images = f"computing the features of {left:,} image{'' if left == 1 else 's'}"
+        images = f"computing the features of {counted(left, 'image')}"
         if left <= _TOO_FEW_TO_MEASURE:
             events.write("note", message=images)
         else:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.training.config import TrainingConfig
 
 
@@ -88,8 +89,6 @@ def balanced_class_weights(
 
 MOST_WEIGHT = 20.0
 """Largest weight of a label where it is present: few images that count more teach noise."""
-_NAMED = 5
-"""Labels that a sentence names at most."""
 _SMALLEST = 1e-8
 """Base of a power whose slope would be infinite at 0."""
 
@@ -170,8 +169,7 @@ def sentence_on_limited_weights(
     ]
     if not rare:
         return ""
-    named = ", ".join(rare[:_NAMED]) + (f" and {len(rare) - _NAMED} more" * (len(rare) > _NAMED))
     return (
         f"training.class_weights balanced weighs a label at most {MOST_WEIGHT:g} times where it "
-        f"is present; so rare that it would be more: {named}"
+        f"is present; so rare that it would be more: {few_names(rare)}"
     )

@@ -21,6 +21,7 @@ from patchline.pipeline.errors import (
     ServerAwayError,
     StorageError,
     TrackingError,
+    first_line,
 )
 
 _Kinds = tuple[tuple[frozenset[int], type[PipelineError], str], ...]
@@ -160,7 +161,6 @@ _FAULTS = (TypeError, LookupError, AttributeError, AssertionError, NameError)
 """Faults of the code: what was being handled when they happened has not caused them."""
 _EXTRAS = {"boto3": "s3", "psycopg2": "postgres", "asyncpg": "postgres"}
 """Packages of optional extras, which a team's stores need."""
-_LONGEST = 300
 
 
 def system_error(error: BaseException) -> PipelineError | None:
@@ -184,8 +184,8 @@ def _known_error(error: BaseException) -> PipelineError | None:
         return error
     if isinstance(error, MemoryError) or _MEMORY.search(str(error)):
         return RunError(
-            f"The machine has too little memory or too few threads left ({_reason(error)}). Stop "
-            "other programs, raise the limits of this process (`ulimit -a`), or lower "
+            f"The machine has too little memory or too few threads left ({first_line(error)}). "
+            "Stop other programs, raise the limits of this process (`ulimit -a`), or lower "
             "training.batch_size."
         )
     if isinstance(error, ImportError) and error.name in _EXTRAS:
@@ -195,8 +195,8 @@ def _known_error(error: BaseException) -> PipelineError | None:
         )
     if isinstance(error, ImportError):
         return RunError(
-            f"A package cannot be imported ({_reason(error)}). Install Patchline again, with the "
-            "versions of constraints.txt."
+            f"A package cannot be imported ({first_line(error)}). Install Patchline again, with "
+            "the versions of constraints.txt."
         )
     if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError):
         return _file_error(error)
@@ -217,7 +217,7 @@ def _sentence(form: str, error: OSError) -> str:
     file = _file_of(error)
     if form.startswith("{file}") and file.startswith("a file in "):
         file = f"A{file[1:]}"
-    return form.format(file=file, reason=error.strerror or _reason(error))
+    return form.format(file=file, reason=error.strerror or first_line(error))
 
 
 def _file_of(error: OSError) -> str:
@@ -246,11 +246,5 @@ def _library_error(error: BaseException) -> PipelineError | None:
         library = "pyarrow"
     for libraries, kind, sentence in _OF_LIBRARIES:
         if library in libraries:
-            return kind(sentence.format(reason=_reason(error)))
+            return kind(sentence.format(reason=first_line(error)))
     return None
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first line of an error's text, or its name."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:_LONGEST].rstrip(". ")

@@ -17,6 +17,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.redaction import redacted
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.files.access import is_readable
 from patchline.pipeline.workspace.files.atomic_files import write_text
@@ -216,7 +217,7 @@ def named(reference: str, runs: Path, kind: RunKind = TRAINING) -> Run:
             f"`{LAST}`."
         )
     if len(matches) > 1:
-        listed = ", ".join(run.info.run_id[:8] for run in matches[:5])
+        listed = few_names(run.info.run_id[:8] for run in matches)
         raise ConfigError(f"'{reference}' matches {len(matches)} runs: {listed}. Give an id.")
     return matches[0]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline import local_services
-from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError
+from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError, first_line
 from patchline.pipeline.redaction import redacted, split_credentials
 from patchline.pipeline.workers.host import environment_variables
 from patchline.pipeline.workers.host.interruption import signals_held
@@ -362,11 +362,10 @@ def unreachable(
         variable: what may name the store.
     """
     text = str(error)
-    first_line = text.splitlines()[0] if text else type(error).__name__
-    reason = next((words for sign, words in _IN_WORDS if sign in text), first_line)
+    reason = next((words for sign, words in _IN_WORDS if sign in text), first_line(error))
     usual = "Check {variable} and the server."
     remedy = next((words for sign, words in _REMEDIES if sign in text), usual)
     return ServerAwayError(
-        f"The MLflow store {redacted(uri)} cannot be used ({redacted(reason)[:300]}). "
+        f"The MLflow store {redacted(uri)} cannot be used ({reason}). "
         f"{remedy.format(variable=variable)}"
     )

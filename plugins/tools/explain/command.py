@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json
+from patchline.flows.commands.switches import Json, emit
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
-from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import of_path
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
@@ -59,14 +57,10 @@ def explain(
         Cover parts of the image in turn to measure what the answer depends on.
     """
     page, answers, name = explain_images(model, images, labels=label, out=out, occlusion=occlusion)
-    if as_json:
-        print(json.dumps(_as_json(page, answers, name), indent=2))
-        return
     from patchline.pipeline.evaluation.visual_guide.answer_steps import percent
 
-    for answer in answers:
-        print(visible(f"{answer.image}  {_said(answer, percent)}"))
-    print(visible(f"page: {page}"))
+    said = [f"{answer.image}  {_said(answer, percent)}" for answer in answers]
+    emit(_as_json(page, answers, name), *said, f"page: {page}", as_json=as_json)
 
 
 def _said(answer: ModelAnswer, percent: Callable[[float], str]) -> str:

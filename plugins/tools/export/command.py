@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, without_needless_negatives
+from patchline.flows.commands.switches import Json, emit, without_needless_negatives
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.config import TableColumns
@@ -118,14 +117,13 @@ def _tell(record: ExportRecord, folder: Path, unlisted: str, *, as_json: bool) -
 
     said = [*notes(record), *([unlisted] if unlisted else [])]
     written = str(folder) if record.chosen is not None else None
-    if as_json:
-        shown_as = {"folder": written, "refusal": record.refusal or None, "notes": said}
-        print(json.dumps({**shown_as, **record.model_dump(mode="json")}, indent=2))
-    else:
-        print("\n".join(map(visible, table(record))))
-        for note in said:
-            print(visible(f"note: {note}"))
-        if written is not None:
-            print(visible(f"written: {short_path(folder)}"))
+    shown_as = {"folder": written, "refusal": record.refusal or None, "notes": said}
+    emit(
+        {**shown_as, **record.model_dump(mode="json")},
+        *table(record),
+        *(f"note: {note}" for note in said),
+        *([f"written: {short_path(folder)}"] if written is not None else ()),
+        as_json=as_json,
+    )
     if record.refusal:
         print(visible(f"Refused: {record.refusal}"), file=sys.stderr)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from patchline.pipeline.errors import first_line
 from patchline.pipeline.packaging.processor_check import RECORD_FILE
 from patchline.pipeline.registry.registered_models import ModelReference, run_of, write_record
 from patchline.pipeline.registry.served_package import (
@@ -86,7 +87,7 @@ def list_export(reference: ModelReference, record: ExportRecord, folder: Path) -
             store.set_tag(run_id, NOTE_TAG, _with_section(before, section))
     except (MlflowException, OSError) as error:
         logger.warning("The export could not be listed in MLflow: %s", error)
-        return f"it is not listed in MLflow ({str(error).splitlines()[0][:200]})"
+        return f"it is not listed in MLflow ({first_line(error)})"
     return missing
 
 

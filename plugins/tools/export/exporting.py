@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from patchline.pipeline.errors import ConfigError, PackagingError
+from patchline.pipeline.errors import ConfigError, PackagingError, first_line
 from patchline.pipeline.packaging import processor_check
 from patchline.pipeline.packaging.package_digests import write_digests
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
@@ -77,9 +77,8 @@ def torch_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
             program.example_inputs = None  # would be stored as a pickle
             torch.export.save(program, folder / PROGRAM_FILE)
         except Exception as error:  # torch documents no class for what it cannot export
-            reason = str(error).strip().splitlines() or ["no message"]
             raise PackagingError(
-                f"The model cannot be exported with torch.export: {reason[0][:300]}. Choose "
+                f"The model cannot be exported with torch.export: {first_line(error)}. Choose "
                 "another form with --to."
             ) from error
     _check_without_pickle(folder / PROGRAM_FILE)

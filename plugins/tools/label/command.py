@@ -14,7 +14,13 @@ from cyclopts import Parameter
 from patchline.flows.commands.switches import Json, Switch
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import ConfigError, UserError
-from patchline.pipeline.terminal_words import counted, pasted_path, pasted_program, visible
+from patchline.pipeline.terminal_words import (
+    counted,
+    few_names,
+    pasted_path,
+    pasted_program,
+    visible,
+)
 from patchline.pipeline.web.access_control import check_access, given_token
 from patchline.pipeline.web.config import serving_config
 from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
@@ -26,7 +32,6 @@ if TYPE_CHECKING:
     from patchline.plugins.tools.label.server.image_features import FeatureSource
 
 _PORT = 8765
-_NAMED = 3
 _IMPORTED = {
     "taken": "Rows taken in",
     "older": "Rows left out, because the answer is newer",
@@ -179,7 +184,7 @@ def _import(edited: Path, file: Path, pool: Pool, *, as_json: bool) -> int:
         print(json.dumps({"table": str(file), "rows": len(rows), **result}))
         return 0
     for name, listed in result.items():
-        some = ", ".join(listed[:_NAMED])
+        some = few_names(listed, 3)
         print(visible(f"{_IMPORTED[name]}: {len(listed):,}" + f" ({some})" * bool(listed)))
     return 0
 

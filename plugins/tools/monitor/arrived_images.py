@@ -38,7 +38,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.version_records import VersionRecords
-from patchline.pipeline.terminal_words import counted, visible
+from patchline.pipeline.terminal_words import by_number, counted, visible
 
 LABELS_TABLE = "labels.csv"
 """In a folder of images: columns path and label, as `patchline label` writes them."""
@@ -329,7 +329,7 @@ def _unseen(rows: pd.DataFrame, records: VersionRecords, notes: list[str]) -> pd
             "its training data is no longer recorded"
         )
     is_seen = records.has_seen(rows)
-    them = "it" if is_seen.sum() == 1 else "them"
+    them = by_number(is_seen.sum(), "it", "them")
     why = f"the model used {them} for training or model selection"
     return _without(rows, is_seen, why, notes)
 
@@ -343,7 +343,7 @@ def _untested(
     test, whatever arrives.
     """
     is_own = records.has_tested(rows) | rows["sha256"].isin(reference.sha256)
-    them = "it" if is_own.sum() == 1 else "them"
+    them = by_number(is_own.sum(), "it", "them")
     return _without(rows, is_own, f"{records.label} was validated or tested on {them}", notes)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, without_needless_negatives
+from patchline.flows.commands.switches import Json, emit, without_needless_negatives
 from patchline.flows.progress.progress_display import shown
 from patchline.pipeline.data.config import TableColumns
-from patchline.pipeline.terminal_words import counted, short_path, visible
+from patchline.pipeline.terminal_words import counted, few_names, short_path
 
 if TYPE_CHECKING:
     from patchline.plugins.tools.monitor.check_journal import StreamCheck
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 without_needless_negatives(TableColumns)
 DRIFT = 3
 """Exit code if the images differ from the reference."""
-_SHIFTS_SHOWN, _CLASSES_SHOWN = 3, 5
+_SHIFTS_SHOWN = 3
 
 
 def monitor(
@@ -61,10 +60,7 @@ def monitor(
     tell_closed()
     with shown():
         result = check_stream(model, data, choices, columns)
-    if as_json:
-        print(json.dumps(_as_json(result), indent=2))
-    else:
-        print("\n".join(map(visible, _lines(result))))
+    emit(_as_json(result), *_lines(result), as_json=as_json)
     return DRIFT if result.check.drift else 0
 
 
@@ -164,9 +160,8 @@ def _accuracy_lines(check: StreamCheck) -> Iterator[str]:
     )
     own, others = accuracy.of_own_classes, accuracy.other_classes
     if own is not None:
-        names = [f"{name} ({count})" for name, count in list(others.items())[:_CLASSES_SHOWN]]
-        more = len(others) - len(names)
+        names = few_names(f"{name} ({count})" for name, count in others.items())
         yield (
             f"               {own.value:.1%} of the {own.n:,} of classes that the model has; it "
-            f"lacks {', '.join(names)}{f' and {more} more' if more else ''}"
+            f"lacks {names}"
         )

@@ -234,7 +234,7 @@ def _check_enough(new: Sequence[int], earlier: list[StreamCheck], stream: str, l
     if len(new) >= least:
         return
     since = f" since check {earlier[-1].number}" if earlier else ""
-    are = "is" if len(new) == 1 else "are"
+    are = by_number(len(new), "is", "are")
     raise TooFewImagesError(
         f"Only {counted(len(new), 'image')} of {stream} {are} new{since} and can be compared, but "
         f"a check needs at least {least}: whether they have drifted is not known, and nothing of "

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from patchline.flows.commands.run import check_alone, composed
-from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.commands.switches import Json, Switch, emit
 from patchline.flows.progress.progress_display import shown
 from patchline.pipeline import config_errors, config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import merged
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.terminal_words import pasted_path, pasted_program, visible
+from patchline.pipeline.terminal_words import pasted_path, pasted_program
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace.files.workspace_folder import place
@@ -169,21 +169,15 @@ def _outline(
         if config.preset:
             worker_start.prepare(MODULE)
         plan, outline = search_dry_run(config, sweep, space, place())
-    if as_json:
-        print(outline.model_dump_json(indent=2))
-        return
     lines = [*(plan.lines() if plan else ()), *outline.notes, "", *outline.lines()]
-    print(visible("\n".join(lines), lines=True))
+    emit(outline, *lines, as_json=as_json)
 
 
 def _search(search: Callable[[], SweepSummary], began: float, *, as_json: bool) -> None:
     """Search or resume a search, and print its summary."""
     with shown():
         summary = search()
-    if as_json:
-        print(summary.model_dump_json(indent=2))
-    else:
-        print(visible(words(summary, time.monotonic() - began), lines=True))
+    emit(summary, *words(summary, time.monotonic() - began).split("\n"), as_json=as_json)
 
 
 def words(summary: SweepSummary, seconds: float) -> str:

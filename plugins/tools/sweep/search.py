@@ -26,6 +26,7 @@ from patchline.pipeline.errors import (
     TakenOverError,
     TrackingError,
 )
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.job import TeacherPredictions, TrainingPart
 from patchline.pipeline.training.machine import MODULE, resources_of
@@ -183,7 +184,7 @@ def check_nothing_lost(parent: TrackedRun, records: list[TrialRecord], study: st
     ]
     if lost:
         raise StorageError(
-            f"The study {study} has lost {', '.join(sorted(lost)[:3])}{' …' * (len(lost) > 3)}, "  # noqa: PLR2004
+            f"The study {study} has lost {few_names(sorted(lost))}, "
             f"which MLflow has in the search {parent.run_id[:8]}. Restore the study from a backup, "
             "or start a new search without --resume."
         )

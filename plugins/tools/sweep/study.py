@@ -30,7 +30,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import Field, ValidationError
 
-from patchline.pipeline.errors import ConfigError, RunError, StorageError
+from patchline.pipeline.errors import ConfigError, RunError, StorageError, first_line
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.redaction import redacted
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
@@ -502,7 +502,7 @@ def _database(address: str) -> BaseStorage:
             "A study in PostgreSQL needs the package psycopg2-binary. Install patchline[postgres]."
         ) from error
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        reason = redacted(str(error.__cause__ or error)).strip().splitlines()[0]
+        reason = first_line(error.__cause__ or error)
         raise RunError(
             f"The database {redacted(address)} cannot be used: {reason}. Check --sweep.storage, "
             "the server, and the password in PGPASSWORD."

@@ -38,6 +38,7 @@ from patchline.pipeline.registry.serving.interfaces.answering import (
     given_images,
     server_of,
 )
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.web.request_body import Refusal, bad_request, json_response
 from patchline.pipeline.workspace.files.access import check_no_link, check_own_folder
 from patchline.pipeline.workspace.files.atomic_files import replacing
@@ -50,7 +51,6 @@ _LEAST_FREE = 1 << 30
 """Bytes of the disk that clients leave."""
 _SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"GIF8": ".gif", b"BM": ".bmp"}
 _LONGEST_NAME = 80
-_NAMED = 5
 _PARAMETERS = ("label", "none", "new_class", "by")
 
 
@@ -177,9 +177,8 @@ def _checked_labels(given: _GivenLabels, classes: list[str], task: Task) -> set[
         names.add(checked_class(label, [*classes, *names]))
     new = sorted(names.difference(classes))
     if new and not given.may_be_new:
-        more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
         raise ConfigError(
-            f"There is no class '{new[0]}' ({', '.join(classes[:_NAMED])}{more}). Correct the "
+            f"There is no class '{new[0]}' ({few_names(classes)}). Correct the "
             "label, or add new_class=true if it is a new class."
         )
     if task == MULTI_LABEL and given.is_none == bool(names):

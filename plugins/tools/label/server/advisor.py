@@ -22,6 +22,7 @@ from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.near_duplicates.matching import matches
 from patchline.pipeline.data.near_duplicates.search import LEAST_SIDE
+from patchline.pipeline.errors import first_line
 from patchline.plugins.tools.label.pool import Pool, PoolImage
 from patchline.plugins.tools.label.ranking import ImageOrder, predicted, ranking, suggestions
 from patchline.plugins.tools.label.server.image_features import Described, FeatureSource
@@ -117,8 +118,7 @@ class Advisor:
                 self._changed.wait()
         except Exception as error:
             logger.exception("The images cannot be ranked.")
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            self._words = f"random, because the images could not be ranked: {reason}"
+            self._words = f"random, because the images could not be ranked: {first_line(error)}"
 
     def _tell_groups(self) -> None:
         """Tell the order, and the table, which images are near duplicates of one another."""
