@@ -1,11 +1,11 @@
-"""Flags without a value, such as `--now`, and the `--json` that several commands share."""
+"""Flags without a value, such as `--now`; the `--json` of several commands; flags of a class."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from pydantic import BaseModel
@@ -16,8 +16,28 @@ Switch = Annotated[bool, Parameter(negative="")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object.")]
 """Whether the result is printed as one JSON object."""
 
+Answer = TypeVar("Answer")
+Settings = TypeVar("Settings")
+Flat = Annotated[Settings | None, Parameter(name="*")]
+"""The fields of a config class as flags; None if none of them is given."""
+
 _ALONE = Parameter(negative=())
 _TRUTH_VALUES = ("true", "false", "yes", "no", "y", "n", "on", "off", "1", "0")
+
+
+def flattened(command: Callable[..., Answer], chosen: Any) -> Callable[..., Answer]:
+    """Return a command whose `settings` are the flags of a class that was composed for it.
+
+    The class exists only there, so the annotation is not a name that could be looked up.
+    """
+    flags = Parameter(name="*", show=bool(chosen.model_fields))
+    command.__annotations__["settings"] = Annotated[chosen | None, flags]
+    return command
+
+
+def given_flags(settings: BaseModel | None) -> dict[str, Any]:
+    """Return as JSON what the flags of a class set, without its defaults."""
+    return settings.model_dump(exclude_unset=True, mode="json") if settings else {}
 
 
 def value_of_switch(misplaced: Collection[str], arguments: Sequence[str]) -> str | None:
