@@ -10,7 +10,6 @@ import gc
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 from cyclopts import CycloptsError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
@@ -189,12 +188,8 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
     from patchline.pipeline import config_errors
 
     cause = error.__cause__
-    if isinstance(cause, ValidationError):
-        try:
-            composed = _composed(arguments)
-        except PipelineError as other:
-            return str(other)
-        return str(config_errors.sentence(cause, composed))
+    if isinstance(cause, ValidationError) and error.argument:
+        return str(config_errors.sentence(cause, error.argument.resolved_hint))
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         if switched := value_of_switch(error.unused_tokens, arguments):
             return switched
@@ -207,17 +202,6 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
     if "Did you mean" not in sentence and "Available" not in sentence:
         sentence += " Run the command with --help to list its arguments."
     return sentence
-
-
-def _composed(arguments: list[str]) -> Any:
-    """Return the class of a command's settings."""
-    if arguments[:1] == ["plugins"]:
-        from patchline.flows.commands.named_plugin import named_plugin
-
-        return named_plugin(arguments[2:]).settings_class
-    from patchline.flows.commands.run import composed
-
-    return composed(arguments[1:])
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from patchline.flows.commands.run import composed
-from patchline.flows.commands.switches import Json, emit
+from patchline.flows.commands.switches import Json, emit, flattened, given_flags
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
@@ -114,7 +112,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         out: Path | None = None,
         config: Path | None = None,
         as_json: Json = False,
-        settings: Annotated[chosen | None, Parameter(name="*")] = None,
+        settings: Any = None,
     ) -> None:
         """Report on the data alone: counts, damage, duplicates, leakage, imbalance.
 
@@ -134,7 +132,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         settings
             Settings of a run: --data.exclude findings.csv, --data.label-column species.
         """
-        flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+        flags = given_flags(settings)
         request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
         with_plan = names_preset(preset, config)
         inspected_data, folder = inspected(request, out, check_labels, with_plan=with_plan)
@@ -147,9 +145,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
             )
             _print(inspected_data, folder, own_model)
 
-    # The composed class exists only here, so the annotation is not a name that could be looked up.
-    inspect.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
-    return inspect
+    return flattened(inspect, chosen)
 
 
 def names_preset(preset: str | None, config: Path | None) -> bool:

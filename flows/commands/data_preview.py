@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from patchline.flows.commands.run import composed
-from patchline.flows.commands.switches import Json
+from patchline.flows.commands.switches import Json, flattened, given_flags
 from patchline.flows.progress.progress_display import shown
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
@@ -34,7 +32,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         config: Path | None = None,
         preset: str | None = None,
         as_json: Json = False,
-        settings: Annotated[chosen | None, Parameter(name="*")] = None,
+        settings: Any = None,
     ) -> None:
         """Draw training images before and after augmentation, as one picture.
 
@@ -60,7 +58,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
                 f"--images {images} and --epochs {epochs} must be at least 1, and their product at "
                 "most 1000. Choose smaller numbers."
             )
-        flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+        flags = given_flags(settings)
         request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
         file = picture or WORKSPACE.resolve() / _PICTURE
         resolved = _draw(request, file, images, epochs)
@@ -70,9 +68,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         else:
             print(file)
 
-    # The composed class exists only here, so the annotation is not a name that could be looked up.
-    preview.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
-    return preview
+    return flattened(preview, chosen)
 
 
 def _draw(request: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:

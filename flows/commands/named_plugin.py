@@ -9,12 +9,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from pydantic import BaseModel, create_model
 
-from patchline.flows.commands.switches import without_needless_negatives
+from patchline.flows.commands.switches import (
+    Answer,
+    flattened,
+    given_flags,
+    without_needless_negatives,
+)
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, PluginError
@@ -33,7 +38,6 @@ _NAME_FLAGS: dict[Kind, tuple[str, ...]] = {
 """What of a run's settings names a plugin; a store is named by the scheme of an address."""
 _HELP = ("--help", "-h")
 _WITHOUT_VALUE = ("--json", *_HELP)
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class NamedPlugin:
         Raises:
             ConfigError: if a flag names another plugin of the same kind.
         """
-        flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+        flags = given_flags(settings)
         if self.entry.kind not in _NAME_FLAGS:
             return flags
         path = _NAME_FLAGS[self.entry.kind]
@@ -143,14 +147,10 @@ def typed(command: Callable[..., Answer], arguments: Sequence[str]) -> Callable[
         ConfigError: if the arguments name no plugin, or more than one.
         PluginError: if the plugin is not installed or broken.
     """
-    types = command.__annotations__
     if not words_of(arguments) and any(flag in arguments for flag in _HELP):
-        types["settings"] = Annotated[None, Parameter(parse=False)]
+        command.__annotations__["settings"] = Annotated[None, Parameter(parse=False)]
         return command
-    # The class is composed here, so the annotation cannot be a name that is looked up later.
-    chosen: Any = named_plugin(arguments).settings_class
-    types["settings"] = Annotated[chosen | None, Parameter(name="*")]
-    return command
+    return flattened(command, named_plugin(arguments).settings_class)
 
 
 def named_plugin(arguments: Sequence[str]) -> NamedPlugin:

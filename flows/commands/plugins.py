@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from cyclopts import Parameter
 from pydantic import BaseModel
 
 from patchline.flows.commands.application import commands
@@ -22,7 +21,7 @@ from patchline.flows.commands.named_plugin import (
     typed,
     words_of,
 )
-from patchline.flows.commands.switches import Json, emit
+from patchline.flows.commands.switches import Flat, Json, emit, given_flags
 from patchline.pipeline import config_files
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -192,7 +191,7 @@ def build_curve(kind: Kind, name: str) -> Callable[..., None]:
         *words: str,
         picture: Path | None = None,
         as_json: Json = False,
-        settings: Annotated[OptimizerSettings | None, Parameter(name="*")] = None,
+        settings: Flat[OptimizerSettings] = None,
     ) -> None:
         """Draw the learning rate of a schedule over a training run.
 
@@ -206,7 +205,7 @@ def build_curve(kind: Kind, name: str) -> Callable[..., None]:
             Settings of the optimizer: --optimizer.warmup-fraction 0.2.
         """
         del words
-        given = settings.model_dump(exclude_unset=True) if settings else {}
+        given = given_flags(settings)
         chosen = {"optimizer": {_key_of(kind): name}}
         if name == "schedule_free":
             chosen["optimizer"]["schedule"] = "constant"

@@ -11,7 +11,14 @@ from cyclopts import Parameter
 from pydantic import BaseModel
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, Switch, emit, without_needless_negatives
+from patchline.flows.commands.switches import (
+    Json,
+    Switch,
+    emit,
+    flattened,
+    given_flags,
+    without_needless_negatives,
+)
 from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.training.chosen_launcher import chosen_launcher
 from patchline.pipeline.config import PluginChoice, RunConfig
@@ -38,37 +45,14 @@ _BATCH = 64
 
 def build(arguments: list[str]) -> Callable[..., int]:
     """Return the command, typed for the launcher that the arguments choose."""
-    chosen: Any = without_needless_negatives(composed_launcher(arguments))
-
-    def command(
-        model: str,
-        /,
-        *images: Path,
-        top_k: Annotated[int, Parameter(name="--top-k")] = 3,
-        out: Path | None = None,
-        probabilities: bool = True,
-        coverage: float | None = None,
-        restart: Switch = False,
-        as_json: Json = False,
-        settings: Annotated[chosen | None, Parameter(name="*")] = None,
-    ) -> int:
-        options = {"probabilities": probabilities, "restart": restart, "as_json": as_json}
-        choice = _launcher(settings)
-        return predict(
-            model, *images, top_k=top_k, out=out, coverage=coverage, launcher=choice, **options
-        )
-
-    command.__doc__ = predict.__doc__
-    command.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
-    return command
+    return flattened(predict, without_needless_negatives(composed_launcher(arguments)))
 
 
-def _launcher(settings: BaseModel | None) -> PluginChoice | None:
-    """Return the launcher that the flags choose; None if there are none."""
-    given = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
-    if "launcher" not in given:
-        return None
-    return PluginChoice.model_validate({"name": RunConfig().launcher.name, **given["launcher"]})
+def _launcher(settings: BaseModel | None) -> PluginChoice:
+    """Return the launcher that the flags choose, or else the default one."""
+    given = given_flags(settings)
+    name = RunConfig().launcher.name
+    return PluginChoice.model_validate({"name": name, **given.get("launcher", {})})
 
 
 def predict(
@@ -81,7 +65,7 @@ def predict(
     coverage: float | None = None,
     restart: Switch = False,
     as_json: Json = False,
-    launcher: PluginChoice | None = None,
+    settings: Any = None,
 ) -> int:
     """Predict the classes of images with a registered model.
 
@@ -122,7 +106,7 @@ def predict(
         coverage=coverage,
         restart=restart,
         as_json=as_json,
-        launcher=launcher or RunConfig().launcher,
+        launcher=_launcher(settings),
     )
 
 

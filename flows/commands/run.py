@@ -18,6 +18,8 @@ from patchline.flows.commands.switches import (
     Json,
     Switch,
     emit,
+    flattened,
+    given_flags,
     value_of_switch,
     without_needless_negatives,
 )
@@ -138,7 +140,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         resume: str | None = None,
         extend: str | None = None,
         as_json: Annotated[Json, Parameter(help="Print one JSON object at the end.")] = False,
-        settings: Annotated[chosen | None, Parameter(name="*")] = None,
+        settings: Any = None,
     ) -> None:
         """Train on a folder of images and register the model; without DATA, on built-in digits.
 
@@ -180,9 +182,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         start = partial(_try, dry_run=dry_run) if tried else partial(_start, began, fresh=fresh)
         start(request, as_json=as_json)
 
-    # The composed class exists only here, so the annotation is not a name that could be looked up.
-    run.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
-    return run
+    return flattened(run, chosen)
 
 
 def composed(arguments: list[str]) -> type[BaseModel]:
@@ -204,7 +204,7 @@ def _resume(
     as_json: bool,
 ) -> None:
     check_alone(arguments, "run", but=_PROCESSES)
-    flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+    flags = given_flags(settings)
     processes = flags.get("training", {}).get("processes")
     _train(partial(resume_training, reference, processes), began, as_json=as_json)
 
@@ -251,7 +251,7 @@ def _requested(
 ) -> RunConfig:
     """Return the config of a new run, which may extend another one."""
     _check_no_switch_value(given["DATA"], arguments)
-    flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+    flags = given_flags(settings)
     if extend is not None:
         return _extended(extend, flags, given)
     data, file, preset = given["DATA"], given["--config"], given["--preset"]

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from cyclopts import Parameter
 from pydantic import BaseModel, Field, create_model
 
-from patchline.flows.commands.switches import Json, Switch, emit, without_needless_negatives
+from patchline.flows.commands.switches import (
+    Json,
+    Switch,
+    emit,
+    flattened,
+    given_flags,
+    without_needless_negatives,
+)
 from patchline.flows.prefect_session import connected
 from patchline.flows.schedules import schedule_times, scheduled_work
 from patchline.pipeline.data.config import TableColumns
@@ -56,7 +63,7 @@ def build(_: list[str]) -> Callable[..., None]:
         work_pool: str | None = None,
         as_json: Json = False,
         table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
-        of_tools: Annotated[Any, Parameter(name="*")] = None,
+        settings: Any = None,
     ) -> None:
         """Create or update a schedule that trains, predicts, or does the work of a tool.
 
@@ -85,11 +92,11 @@ def build(_: list[str]) -> Callable[..., None]:
             Default: the runner of `patchline up` in this folder.
         table
             Columns of a table of images for a tool, where they cannot be guessed.
-        of_tools
+        settings
             Flags of the installed tools.
         """
         scheduled_work.checked_name(name)
-        given = of_tools.model_dump(exclude_none=True) if of_tools else {}
+        given = given_flags(settings)
         event = _starting_event(given)
         times = _times(cron, interval, timezone, event)
         work = scheduled_work.scheduled_work(
@@ -108,9 +115,7 @@ def build(_: list[str]) -> Callable[..., None]:
             event = event.checked(work)
         _create(name, times, work, event, paused=paused, work_pool=work_pool, as_json=as_json)
 
-    # The composed class exists only here, so the annotation is not a name that could be looked up.
-    create.__annotations__["of_tools"] = Annotated[chosen | None, Parameter(name="*")]
-    return create
+    return flattened(create, chosen)
 
 
 def _tools() -> Tools:

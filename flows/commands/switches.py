@@ -1,12 +1,12 @@
-"""Flags without a value, such as `--now`, and the `--json` that several commands share."""
+"""Flags without a value, such as `--now`; the `--json` of several commands; flags of a class."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from pydantic import BaseModel
@@ -18,6 +18,11 @@ Switch = Annotated[bool, Parameter(negative="")]
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object.")]
 """Whether the result is printed as one JSON object."""
+
+Answer = TypeVar("Answer")
+Settings = TypeVar("Settings")
+Flat = Annotated[Settings | None, Parameter(name="*")]
+"""The fields of a config class as flags; None if none of them is given."""
 
 
 def emit(content: BaseModel | Mapping[str, Any], *lines: str, as_json: bool) -> None:
@@ -38,6 +43,21 @@ def emit(content: BaseModel | Mapping[str, Any], *lines: str, as_json: bool) -> 
 
 _ALONE = Parameter(negative=())
 _TRUTH_VALUES = ("true", "false", "yes", "no", "y", "n", "on", "off", "1", "0")
+
+
+def flattened(command: Callable[..., Answer], chosen: Any) -> Callable[..., Answer]:
+    """Return a command whose `settings` are the flags of a class that was composed for it.
+
+    The class exists only there, so the annotation is not a name that could be looked up.
+    """
+    flags = Parameter(name="*", show=bool(chosen.model_fields))
+    command.__annotations__["settings"] = Annotated[chosen | None, flags]
+    return command
+
+
+def given_flags(settings: BaseModel | None) -> dict[str, Any]:
+    """Return as JSON what the flags of a class set, without its defaults."""
+    return settings.model_dump(exclude_unset=True, mode="json") if settings else {}
 
 
 def value_of_switch(misplaced: Collection[str], arguments: Sequence[str]) -> str | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import make_dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from cyclopts import Parameter
+from pydantic import Field, create_model
 
-from patchline.flows.commands.switches import Json, Switch, emit
+from patchline.flows.commands.switches import Flat, Json, Switch, emit, flattened
 from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.services import starting, stopping
 from patchline.flows.services.service_programs import PlannedService
@@ -35,24 +34,21 @@ _TAKEN = (
 
 def build(_: list[str]) -> Callable[..., None]:
     """Return the command `up`, with the flags of the services of the installed tools."""
-    flags: list[tuple[str, Any, Any]] = []
+    flags: dict[str, Any] = {}
     for _tool, service in _services():
-        value, port = (Parameter(help=words) for words in (service.help, service.port_help))
-        flags.append((service.key, Annotated[str | None, value], None))
-        flags.append((f"{service.key}_port", Annotated[int, port], service.port))
-    chosen: Any = make_dataclass("FlagsOfTools", flags, namespace={"__module__": __name__})
+        flags[service.key] = (str | None, Field(default=None, description=service.help))
+        port = Field(default=service.port, description=service.port_help)
+        flags[f"{service.key}_port"] = (int, port)
+    chosen = create_model("FlagsOfTools", **flags)
 
     def up(
         *,
         prefect_port: int = 4200,
         mlflow_port: int = 5000,
         max_concurrent_runs: int = 2,
-        database: str | None = None,
-        artifacts: str | None = None,
-        artifact_access: Literal["proxied", "direct"] | None = None,
-        password_file: Path | None = None,
+        stores: Flat[TeamStores] = None,
         config: Path | None = None,
-        of_tools: Any = None,
+        settings: Any = None,
         as_json: Json = False,
     ) -> None:
         """Start a Prefect server, an MLflow server and a runner for the schedules of this folder.
@@ -65,30 +61,14 @@ def build(_: list[str]) -> Callable[..., None]:
             Port for the MLflow UI; the next free port if it is taken.
         max_concurrent_runs
             Maximum concurrent runs of schedules and watches.
-        database
-            PostgreSQL database for MLflow and Prefect, as postgresql://USER@HOST:PORT/NAME. `local`
-            returns to SQLite files in this folder. Later calls use it again.
-        artifacts
-            Where MLflow stores artifacts: s3://BUCKET/PREFIX or a folder; `local` returns to
-            `mlruns`.
-        artifact_access
-            Transfer artifacts on S3 through the MLflow server (proxied, the default), or let every
-            run and command use S3 with keys of its own (direct).
-        password_file
-            File whose first line is the password of the database, instead of PGPASSWORD.
+        stores
+            Stores of a team.
         config
             YAML file with these settings: database, artifacts, artifact_access, password_file.
-        of_tools
+        settings
             Flags of the installed tools.
         """
-        given = {
-            "database": database,
-            "artifacts": artifacts,
-            "artifact_access": artifact_access,
-            "password_file": password_file,
-        }
-        stores = TeamStores.model_validate({k: v for k, v in given.items() if v is not None})
-        planned = _planned(vars(of_tools) if of_tools else {})
+        planned = _planned(vars(settings) if settings else {})
         folder = Path.cwd().resolve()
         with shown():
             if local_services.running(folder) is None:
@@ -105,9 +85,7 @@ def build(_: list[str]) -> Callable[..., None]:
             )
         _print_services(folder, begun=begun, as_json=as_json)
 
-    # The composed class exists only here, so the annotation is not a name that could be looked up.
-    up.__annotations__["of_tools"] = Annotated[chosen | None, Parameter(name="*", show=bool(flags))]
-    return up
+    return flattened(up, chosen)
 
 
 def _services() -> Iterator[tuple[Tool, ToolService]]:

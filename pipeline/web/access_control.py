@@ -9,21 +9,18 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.web.config import ServingConfig
+from patchline.pipeline.web.config import TOKEN_VARIABLE, ServingConfig
 from patchline.pipeline.web.request_body import BODY_READ, drain
 from patchline.pipeline.web.request_headers import READING, Headers, cross_origin_reason
 from patchline.pipeline.web.server_metrics import ServerMetrics
-from patchline.pipeline.workspace.files.access import check_secret
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -64,7 +61,7 @@ class AccessControl:
         self._scheme = "https" if config.tls_certificate else "http"
         self._names = {*_LOOPBACK, _bracketed(config.host.lower())}
         self._port = port
-        self._allowed = {name.lower() for name in config.allowed_hosts}
+        self._allowed = {name.lower() for name in config.allowed_host}
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,41 +184,6 @@ def _bracketed(address: str) -> str:
     except ValueError:
         return address
     return f"[{address}]" if is_ipv6 else address
-
-
-TOKEN_VARIABLE = "PATCHLINE_SERVE_TOKEN"  # noqa: S105 - the name of the variable
-_SHORTEST_TOKEN = 16
-
-
-def given_token(file: Path | None) -> str | None:
-    """Return the token in a file, or in the environment, which no other process inherits then.
-
-    Raises:
-        ConfigError: if the file cannot be read, others may read it, or the token is too short.
-    """
-    given = os.environ.pop(TOKEN_VARIABLE, None)
-    place = TOKEN_VARIABLE
-    if file is not None:
-        place = str(file)
-        try:
-            check_secret(file, "token file")
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise ConfigError(
-                f"The token file {file} cannot be read ({reason}). Give a text file whose first "
-                "line is the token."
-            ) from error
-        given = lines[0] if lines else ""
-    if given is None:
-        return None
-    token = given.strip()
-    if len(token) < _SHORTEST_TOKEN or not token.isascii() or " " in token:
-        raise ConfigError(
-            f"The token in {place} must have at least {_SHORTEST_TOKEN} characters, without spaces "
-            "or accents. `openssl rand -hex 32` makes one."
-        )
-    return token
 
 
 def check_access(config: ServingConfig, use: str = "use the model") -> None:

@@ -249,8 +249,8 @@ def uvicorn_config(app: Any, config: ServingConfig) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,  # a client's own claim about its address is not trusted
         server_header=False,
-        timeout_keep_alive=config.idle_limit_seconds,  # type: ignore[arg-type]  # a float does
-        timeout_graceful_shutdown=round(config.time_limit_seconds) + 5,
+        timeout_keep_alive=config.idle_limit,  # type: ignore[arg-type]  # a float does
+        timeout_graceful_shutdown=round(config.time_limit) + 5,
         h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
         ssl_certfile=config.tls_certificate,
         ssl_keyfile=config.tls_key,

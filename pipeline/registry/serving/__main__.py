@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,23 +20,14 @@ from patchline.pipeline.registry.serving import server
 from patchline.pipeline.registry.serving.alias_watch import Registry
 from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, checked_package
 from patchline.pipeline.registry.serving.engine import cores
-from patchline.pipeline.web.access_control import check_access, given_token
+from patchline.pipeline.web.access_control import check_access
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import check_certificate, listening_socket
 
-_SETTINGS: dict[str, type] = {
-    "host": str,
-    "port": int,
-    "root_path": str,
-    "tls_certificate": Path,
-    "tls_key": Path,
-    "threads": int,
-    "max_batch": int,
-    "max_queue": int,
-    "max_request_mib": int,
-    "time_limit_seconds": float,
-    "idle_limit_seconds": float,
+_OF_A_REGISTRY = {
+    *("form", "feedback", "allow_new_classes", "record", "record_images", "record_mib"),
 }
+"""Settings that a container does not have."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,14 +53,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", required=True, help="Name of the model in answers.")
     parser.add_argument("--model-version", required=True, help="Version in answers.")
-    parser.add_argument("--token-file", type=Path, help="File whose first line is the token.")
-    parser.add_argument(
-        "--allowed-host", action="append", default=[], help="Further name of the server."
-    )
-    for name, kind in _SETTINGS.items():
-        field = ServingConfig.model_fields[name]
-        flag = name.removesuffix("_seconds").replace("_", "-")
-        parser.add_argument(f"--{flag}", dest=name, type=kind, help=field.description)
+    for name, field in ServingConfig.model_fields.items():
+        if name not in _OF_A_REGISTRY:
+            action = "append" if name == "allowed_host" else "store"
+            flag = f"--{name.replace('_', '-')}"
+            parser.add_argument(flag, action=action, help=field.description)
     return parser
 
 
@@ -101,11 +88,11 @@ def _serve(given: argparse.Namespace) -> None:
 
 
 def _config(given: argparse.Namespace) -> ServingConfig:
-    settings: dict[str, Any] = {
-        name: value for name in _SETTINGS if (value := getattr(given, name)) is not None
+    settings = {
+        name: value
+        for name, value in vars(given).items()
+        if name in ServingConfig.model_fields and value is not None
     }
-    settings["allowed_hosts"] = tuple(given.allowed_host)
-    settings["token"] = given_token(given.token_file)
     try:
         return ServingConfig.model_validate(settings)
     except ValidationError as error:

@@ -33,6 +33,7 @@ _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60.0, 960.0
 """After so long, a version that was rejected is tried again: its files may have been restored. If
 they could not be fetched, the pause doubles each time, up to the longest one."""
 _END_SECONDS = 10.0
+_POLL_SECONDS = 1.0
 _STORE = "MLFLOW_TRACKING_URI"
 
 
@@ -90,7 +91,7 @@ class AliasWatch:
             self._thread.join(_END_SECONDS)
 
     def _watch(self) -> None:
-        while not self._ended.wait(self._host.config.poll_seconds):
+        while not self._ended.wait(_POLL_SECONDS):
             try:
                 self.check()
             except Exception:  # the server answers on

@@ -240,7 +240,7 @@ class ModelHost:
         """
         served = self.served
         self.check_room(len(images))
-        limit = self.config.time_limit_seconds
+        limit = self.config.time_limit
         work = served.engine.submit(images, options)
         try:
             with self._throughput.working(), while_present(scope, work.give_up):
@@ -264,7 +264,7 @@ class ModelHost:
         That is never longer than the time limit, after which all of it is answered or given up.
         """
         seconds = self._throughput.seconds_for(self.pending)
-        return busy(sentence, min(seconds, self.config.time_limit_seconds))
+        return busy(sentence, min(seconds, self.config.time_limit))
 
     def _note(self, served: Served, answers: list[dict[str, Any]]) -> None:
         for answer in answers:

@@ -22,17 +22,16 @@ class TeamStores(FrozenModel):
     """Where the servers of a folder store runs, models, schedules and artifacts."""
 
     database: str | None = None
-    """PostgreSQL database of MLflow and Prefect, as postgresql://USER@HOST:PORT/NAME; without it,
-    SQLite files in the folder."""
-    password_file: Path | None = None
-    """File whose first line is the password of the database; without it, PGPASSWORD or the
-    password file of PostgreSQL's own programs."""
+    """PostgreSQL database for MLflow and Prefect, as postgresql://USER@HOST:PORT/NAME. `local`
+    returns to SQLite files in this folder. Later calls use it again."""
     artifacts: str | None = None
-    """Where MLflow stores artifacts: s3://BUCKET/PREFIX or a folder; without it, `mlruns` in the
-    folder."""
+    """Where MLflow stores artifacts: s3://BUCKET/PREFIX or a folder; `local` returns to
+    `mlruns`."""
     artifact_access: Literal["proxied", "direct"] = "proxied"
-    """Whether runs and commands transfer artifacts on S3 through the MLflow server (proxied), or
-    use S3 themselves with credentials of their own (direct)."""
+    """Transfer artifacts on S3 through the MLflow server (proxied), or let every run
+    and command use S3 with keys of its own (direct)."""
+    password_file: Path | None = None
+    """File whose first line is the password of the database, instead of PGPASSWORD."""
 
     def are_local(self) -> bool:
         """Return whether everything is stored in the folder."""

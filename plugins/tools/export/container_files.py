@@ -26,7 +26,7 @@ from patchline.pipeline.packaging.package_files import (
     SERVER_FILE,
     WEIGHTS_FILE,
 )
-from patchline.pipeline.web.access_control import TOKEN_VARIABLE
+from patchline.pipeline.web.config import TOKEN_VARIABLE
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 

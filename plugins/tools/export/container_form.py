@@ -30,7 +30,7 @@ from patchline.pipeline.packaging.answer_json import AnswerJson, label_answer
 from patchline.pipeline.packaging.answer_judge import thresholds_of
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.web.access_control import TOKEN_VARIABLE
+from patchline.pipeline.web.config import TOKEN_VARIABLE
 from patchline.plugins.tools.export.comparison import EXACT, Answers, ExportCandidate, FormInputs
 from patchline.plugins.tools.export.container_files import ServedVersion, command, write_container
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.commands.switches import Flat, Json, Switch
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import ConfigError, UserError
 from patchline.pipeline.terminal_words import (
@@ -21,8 +21,8 @@ from patchline.pipeline.terminal_words import (
     pasted_program,
     visible,
 )
-from patchline.pipeline.web.access_control import check_access, given_token
-from patchline.pipeline.web.config import serving_config
+from patchline.pipeline.web.access_control import check_access
+from patchline.pipeline.web.config import ListeningConfig, Port, ServingConfig
 from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
 
 if TYPE_CHECKING:
@@ -31,13 +31,24 @@ if TYPE_CHECKING:
     from patchline.plugins.tools.label.pool import DataLabels, LabelFindings, Pool
     from patchline.plugins.tools.label.server.image_features import FeatureSource
 
-_PORT = 8765
 _IMPORTED = {
     "taken": "Rows taken in",
     "older": "Rows left out, because the answer is newer",
     "unknown": "Rows left out, because the folder has no such image",
     "columns": "Columns added",
 }
+
+
+class LabelPageConfig(ListeningConfig):
+    """Where the page listens, and whom it answers."""
+
+    port: Port = 8765
+    """Port to listen on; 0 for any that is free."""
+    allowed_host: tuple[str, ...] = ()
+    """Further host name, as NAME or NAME:PORT, that browsers may call the server by."""
+    token_file: Path | None = None
+    """File whose first line the page asks for; or the environment variable
+    PATCHLINE_SERVE_TOKEN."""
 
 
 def label(
@@ -50,12 +61,7 @@ def label(
     findings: Path | None = None,
     table: Annotated[Path | None, Parameter(name=("--table", "--label.table"))] = None,
     edited: Annotated[Path | None, Parameter(name="--import")] = None,
-    host: str = "127.0.0.1",
-    port: int = _PORT,
-    allowed_host: Annotated[tuple[str, ...], Parameter(name="--allowed-host")] = (),
-    token_file: Path | None = None,
-    tls_certificate: Path | None = None,
-    tls_key: Path | None = None,
+    listen: Flat[LabelPageConfig] = None,
     seed: int = 0,
     as_json: Json = False,
 ) -> int:
@@ -79,30 +85,12 @@ def label(
         CSV table for the labels, by default labels.csv in the folder; `patchline run` trains on it.
     edited
         Table with the columns path and label that somebody has edited: take its labels in, and end.
-    host
-        Address to listen on; any other than this machine's own (127.0.0.1, ::1) needs a token.
-    port
-        Port to listen on; 0 for any that is free.
-    allowed_host
-        Further host name, as NAME or NAME:PORT, that browsers may call the server by.
-    token_file
-        File whose first line the page asks for; or the environment variable
-        PATCHLINE_SERVE_TOKEN.
-    tls_certificate
-        PEM file with the certificate and its chain, to serve HTTPS.
-    tls_key
-        PEM file with the private key of the certificate.
+    listen
+        Where the page is.
     seed
         Seed of the images that are drawn at random.
     """
-    config = serving_config(
-        host=host,
-        port=port,
-        allowed_hosts=allowed_host,
-        token=given_token(token_file),
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-    )
+    config = ServingConfig(**dict(listen or LabelPageConfig()))
     check_access(config, "label the images")
     from patchline.pipeline.data.labels.answers.answers_table import TABLE_NAME, AnswersTable
     from patchline.pipeline.web.listening import check_certificate

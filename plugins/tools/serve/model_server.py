@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline.errors import ModelReferenceError, RunError, ServerAwayError
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.web.access_control import given_token
+from patchline.pipeline.web.access_control import check_access
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
 
@@ -31,6 +31,7 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     from patchline.pipeline.registry.serving.engine import cores
     from patchline.pipeline.web.listening import check_certificate
 
+    check_access(config)
     log_to_standard_error("patchline.pipeline.registry.serving")
     check_certificate(config)
     registry = Registry()
@@ -102,4 +103,4 @@ def serve_beside_mlflow(model: str, port: int) -> None:
     store = os.environ.get("MLFLOW_TRACKING_URI", "")
     while store.startswith("http") and not answers(f"{store.rstrip('/')}/health"):
         time.sleep(_POLL_SECONDS)
-    serve_model(model, ServingConfig(port=port, token=given_token(None)), as_json=False)
+    serve_model(model, ServingConfig(port=port), as_json=False)

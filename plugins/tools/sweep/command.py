@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from patchline.flows.commands.run import check_alone, composed
-from patchline.flows.commands.switches import Json, Switch, emit
+from patchline.flows.commands.switches import Json, Switch, emit, flattened, given_flags
 from patchline.flows.progress.progress_display import shown
 from patchline.pipeline import config_errors, config_files
 from patchline.pipeline.config import RunConfig
@@ -51,7 +51,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         fresh: Switch = False,
         resume: str | None = None,
         as_json: Annotated[Json, Parameter(help="Print one JSON object at the end.")] = False,
-        settings: Annotated[chosen | None, Parameter(name="*")] = None,
+        settings: Any = None,
     ) -> None:
         """Search for better settings than the plan's, and register the best model.
 
@@ -82,7 +82,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
             check_alone(arguments, "search")
             _search(partial(resume_sweep, resume), began, as_json=as_json)
             return
-        flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+        flags = given_flags(settings)
         own = flags.pop("sweep", {})
         ranges = _space_of(space, own.pop("space", None))
         request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
@@ -94,9 +94,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
             partial(run_sweep, request, own_settings, ranges, fresh=fresh), began, as_json=as_json
         )
 
-    # The composed class exists only here, so the annotation is not a name that could be looked up.
-    sweep.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
-    return sweep
+    return flattened(sweep, chosen)
 
 
 def _with_sweep(settings: type[BaseModel]) -> type[BaseModel]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
+from cyclopts import App
+from pydantic import BaseModel, create_model
 
 from patchline.flows.commands.application import commands
-from patchline.flows.commands.switches import each_with_its_flag
+from patchline.flows.commands.switches import each_with_its_flag, flattened, given_flags
 from tests.made.servers import Command
 
 
@@ -53,3 +56,16 @@ def test_help_has_the_settings_of_plugins_and_no_default_that_says_nothing(
 def test_a_flag_is_repeated_for_each_of_its_numbers(given: str, expected: str) -> None:
     """At most three numbers that follow a flag belong to it; everything else stays as it is."""
     assert each_with_its_flag(given.split()) == expected.split()
+
+
+def test_the_fields_of_a_class_are_flags() -> None:
+    """Of the flags, only those that are given are the settings; without one there are none."""
+
+    def command(*, settings: Any = None) -> dict[str, Any]:
+        return given_flags(settings)
+
+    chosen: type[BaseModel] = create_model("Chosen", epochs=(int, 3), name=(str, "a"))
+    app = App(result_action="return_value")
+    app.default(flattened(command, chosen))
+    assert app(["--epochs", "5"]) == {"epochs": 5}
+    assert app([]) == {}

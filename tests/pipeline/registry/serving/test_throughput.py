@@ -34,7 +34,7 @@ def test_no_client_waits_longer_than_the_time_limit() -> None:
     """By then everything that waits is answered or given up, however slow the server is."""
 
     async def refused() -> str:
-        config = ServingConfig(max_queue=256, time_limit_seconds=4)
+        config = ServingConfig(max_queue=256, time_limit=4)
         host = ModelHost("flowers", None, config, ServerMetrics())
         engine = SimpleNamespace(pending=256, package=None)
         host._served = Served("1", engine)  # type: ignore[arg-type]  # no threads are needed

@@ -10,7 +10,7 @@ from patchline.pipeline.data.labels.answers.answer import Answer, now
 from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.plugin_api import ImageListing, ListedImage, Split
-from patchline.plugins.tools.label.command import label
+from patchline.plugins.tools.label.command import LabelPageConfig, label
 from patchline.plugins.tools.label.pool import Pool, data_labels, label_findings
 from patchline.plugins.tools.label.ranking import ImageOrder
 from patchline.plugins.tools.label.server.advisor import Advisor
@@ -123,5 +123,5 @@ def test_folders_that_are_not_the_classes_of_the_findings_make_no_labels(tmp_pat
     findings = tmp_path / "findings.csv"
     findings.write_text(f"{_HEADER}2024/001.png,train,cat,label_error,warning,,\n")
     with pytest.raises(ConfigError, match=r"not those of .*photos.*--table"):
-        label(tmp_path / "photos", findings=findings, port=0)
+        label(tmp_path / "photos", findings=findings, listen=LabelPageConfig(port=0))
     assert not list((tmp_path / "photos").glob("*.csv"))

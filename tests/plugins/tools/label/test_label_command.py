@@ -124,7 +124,10 @@ def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
         (413, "/next", many, own),
         (400, "/classes", b'{"name": "a", "path": "/etc"}', own),
     ]
-    with page_here(folder, headers=token, host="0.0.0.0", token=TOKEN) as page:  # noqa: S104
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN)
+    secret.chmod(0o600)
+    with page_here(folder, headers=token, host="0.0.0.0", token_file=secret) as page:  # noqa: S104
         [image] = page.next(ADA)
         requests.append((400, f"/image/{image['id']}?side=32{'0' * 5000}", None, token))
         for status, path, content, headers in requests:

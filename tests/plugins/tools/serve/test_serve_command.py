@@ -73,7 +73,7 @@ def test_nothing_heavy_is_loaded(registry: Registry) -> None:
         "import patchline.pipeline.registry.serving.server as server\n"
         "loaded = lambda: sorted({name.partition('.')[0] for name in sys.modules})\n"
         "server.serve = lambda *a, **k: print(json.dumps(loaded()))\n"
-        f"command.serve({NAME!r}, port=0)\n"
+        f"command.serve({NAME!r}, settings=command.ServingConfig(port=0))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
