@@ -249,8 +249,8 @@ def log_in_to_mlflow(uri: str) -> None:
     global _shown_to  # noqa: PLW0603 - a process has one environment
     if _shown_to not in (None, uri):
         _shown_to = None
-        ours_still = [name for name, value in _shown.items() if os.environ.get(name) == value]
-        _set({name: _of_user[name] for name in ours_still})
+        if all(os.environ.get(name) == value for name, value in _shown.items()):
+            _set(_of_user)
     if not uri.startswith("http"):
         return
     services = running()
