@@ -188,6 +188,8 @@ _BYTES = 32
 _PRIVATE_FOLDER = 0o700
 _shown_to: str | None = None
 """The MLflow server whose secret is in this process's environment."""
+_shown: dict[str, str | None] = {}
+"""The variables that were set for it."""
 _of_user: dict[str, str | None] = {}
 """The previous values of these variables."""
 
@@ -241,12 +243,14 @@ def prefect_login(api_url: str) -> dict[str, str]:
 def log_in_to_mlflow(uri: str) -> None:
     """Put the secret for an MLflow server into this process's environment, if it is ours.
 
-    The user's own credentials are restored as soon as another store is used.
+    The user's own credentials are restored as soon as another store is used; those that have been
+    set since then, as from its address, stay.
     """
     global _shown_to  # noqa: PLW0603 - a process has one environment
     if _shown_to not in (None, uri):
         _shown_to = None
-        _set(_of_user)
+        if all(os.environ.get(name) == value for name, value in _shown.items()):
+            _set(_of_user)
     if not uri.startswith("http"):
         return
     services = running()
@@ -258,7 +262,8 @@ def log_in_to_mlflow(uri: str) -> None:
         names = (*MLFLOW_VARIABLES, *OTHER_MLFLOW_LOGINS)
         _of_user.update({name: os.environ.get(name) for name in names})
     _shown_to = uri
-    _set({**dict.fromkeys(OTHER_MLFLOW_LOGINS), **mlflow_variables(value)})
+    _shown.update({**dict.fromkeys(OTHER_MLFLOW_LOGINS), **mlflow_variables(value)})
+    _set(_shown)
 
 
 def write_login(services: Services, value: str) -> None:
