@@ -11,8 +11,10 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import zoneinfo
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ from tests.surroundings import OF_OTHERS, recording_proxy
 # again in every test.
 sys.path[:] = [folder for folder in sys.path if folder]
 quiet_libraries.apply()
+# Prefect lists all time zones for each schedule that it reads.
+zoneinfo.available_timezones = cache(zoneinfo.available_timezones)
 # The same examples each time, however slowly a busy machine makes them.
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

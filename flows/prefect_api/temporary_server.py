@@ -14,6 +14,7 @@ its environment.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+import zoneinfo
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +85,8 @@ def serve(
     Raises:
         OrchestrationError: if the database cannot be used.
     """
+    # Prefect lists the time zones, from a thousand files, for each schedule that it reads.
+    zoneinfo.available_timezones = functools.cache(zoneinfo.available_timezones)
     os.environ["PREFECT__SERVER_FINAL"] = "1"
     os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"  # done here, under a lock
     prefect_database.upgrade()

@@ -373,28 +373,35 @@ def config_class(kind: Kind, name: str) -> type[PluginConfig]:
     return load(kind, name).config_class
 
 
-def _file_of(module_name: str) -> Path | None:
-    """Return a module's file without importing the packages around it."""
+@lru_cache(maxsize=256)
+def _file_of(module_name: str, _folders: tuple[str, ...]) -> Path:
+    """Return a module's file without importing the packages around it.
+
+    Raises:
+        ModuleNotFoundError: if there is none, which the next call looks up again.
+    """
     folders: list[str] | None = None
-    spec = None
+    origin = None
     for end, _ in enumerate(module_name.split("."), start=1):
         full_name = ".".join(module_name.split(".")[:end])
         specs = (finder.find_spec(full_name, folders) for finder in sys.meta_path)
         spec = next((s for s in specs if s is not None), None)
         if spec is None:
-            return None
-        folders = list(spec.submodule_search_locations or [])
-    return Path(spec.origin) if spec and spec.origin else None
+            raise ModuleNotFoundError
+        folders, origin = list(spec.submodule_search_locations or []), spec.origin
+    if origin is None:
+        raise ModuleNotFoundError
+    return Path(origin)
 
 
 def _describe_module(module_name: str) -> tuple[str, str | None]:
     """Return the first line of a module's docstring, and an error if the module is broken."""
-    file = _file_of(module_name)
-    if file is None:
-        return "", f"module {module_name} does not exist"
     try:
+        file = _file_of(module_name, tuple(sys.path))
         status = file.stat()
         return _first_sentence(file, status.st_mtime_ns, status.st_size), None
+    except ModuleNotFoundError:
+        return "", f"module {module_name} does not exist"
     except (OSError, SyntaxError, ValueError) as error:
         return "", f"{type(error).__name__}: {error}"
 
