@@ -55,7 +55,8 @@ def test_a_download_that_takes_too_long_is_rejected_and_tried_less_often(cache: 
     """`/status` says so, the pause doubles up to 16 minutes, and nothing stays on the disk."""
 
     async def follow() -> list[float]:
-        host, registry = ModelHost("a", "champion", ServingConfig(), ServerMetrics()), _Elsewhere()
+        config = ServingConfig(poll_seconds=3600)
+        host, registry = ModelHost("a", "champion", config, ServerMetrics()), _Elsewhere()
         host._served = Served("1", SimpleNamespace(pending=0))  # type: ignore[arg-type]  # idle
         watch, pauses = AliasWatch(host, registry), []  # type: ignore[arg-type]  # as the registry
         for attempt in range(1, 7):
