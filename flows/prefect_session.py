@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from patchline.flows.prefect_api import prefect_settings
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.waiting import wait_until
 from patchline.pipeline.workers.host import environment_variables
 
 if TYPE_CHECKING:
@@ -105,11 +105,8 @@ def connected() -> Iterator[str]:
                 "No Prefect server is running for this folder. Start the servers with "
                 "`patchline up`."
             )
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not _answers(services):
-            if time.monotonic() > deadline:
-                raise OrchestrationError(f"{_silent(services)} Try again in a minute.")
-            time.sleep(1.0)
+        if not wait_until(lambda: _answers(services), 1.0, _PATIENCE_SECONDS):
+            raise OrchestrationError(f"{_silent(services)} Try again in a minute.")
         url = services.prefect_api_url
         with _using(url, _login(url)):
             yield url

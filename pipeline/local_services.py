@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import socket
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.waiting import wait_until
 from patchline.pipeline.workers.host import environment_variables
 from patchline.pipeline.workspace.files.atomic_files import write_private_text
 from patchline.pipeline.workspace.files.file_locks import is_held
@@ -136,12 +136,10 @@ def read_state(folder: Path | None = None) -> Services | None:
 
 def running_soon(folder: Path) -> Services | None:
     """Return the servers of a folder, once a living supervisor has restored a damaged state."""
-    deadline = time.monotonic() + _RESTORING_SECONDS
-    while (services := running(folder)) is None and time.monotonic() < deadline:
-        if not is_supervised(folder):
-            return None
-        time.sleep(_POLL_SECONDS)
-    return services
+    wait_until(
+        lambda: running(folder) or not is_supervised(folder), _POLL_SECONDS, _RESTORING_SECONDS
+    )
+    return running(folder)
 
 
 def is_supervised(folder: Path | None = None) -> bool:

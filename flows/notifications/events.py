@@ -29,7 +29,7 @@ from patchline.pipeline.redaction import redacted
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from patchline.pipeline.evaluation.promotion_decision import Decision
+    from patchline.pipeline.evaluation.promotion_decision import PromotionDecision
 
 
 logger = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ def deliver(event: str, resource: str, payload: Mapping[str, Any], event_id: UUI
         return False
 
 
-def emit_decision(decision: Decision) -> None:
+def emit_decision(decision: PromotionDecision) -> None:
     """Send the event of a promotion decision, unless the version already was champion."""
     if decision.champion == decision.version:
         return

@@ -22,7 +22,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import zoneinfo
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from patchline.flows.prefect_api import postgres, prefect_database, prefect_sett
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.local_services import HOST, answers, new_secret, prefect_variables
+from patchline.pipeline.waiting import Periodic, at_end_of_input, wait_until
 from patchline.pipeline.web import gate
 from patchline.pipeline.web.gate import App, Guarded, Limited
 from patchline.pipeline.workers import supervised_process
@@ -55,15 +55,8 @@ def collect_in_own_thread(pause_seconds: float = _COLLECT_EVERY_SECONDS) -> None
     """
     gc.disable()
     gc.freeze()
-    threading.Thread(
-        target=_collect_for_ever, args=(pause_seconds,), name="garbage", daemon=True
-    ).start()
-
-
-def _collect_for_ever(pause_seconds: float) -> None:
-    for turn in itertools.count(1):
-        time.sleep(pause_seconds)
-        gc.collect(2 if turn % _FULL_COLLECTION_EVERY == 0 else 1)
+    turns = itertools.cycle([*[1] * (_FULL_COLLECTION_EVERY - 1), 2])
+    Periodic(lambda: gc.collect(next(turns)), pause_seconds)
 
 
 def serve(
@@ -162,22 +155,21 @@ class TemporaryServer:
         Raises:
             RunError: if it ends, or does not answer within four minutes.
         """
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise RunError(
-                    f"The temporary Prefect server exited with code {self._process.returncode} "
-                    f"({self._last_line}). Check PREFECT_HOME, or set PREFECT_API_URL to a running "
-                    "server."
-                )
-            if answers(f"{self.url}/health", _ANSWER_SECONDS):
-                self._was_well = True
-                return
-            time.sleep(0.05)
-        raise RunError(
-            f"The temporary Prefect server did not answer within {_START_SECONDS:.0f} s. If the "
-            "machine is busy, try again; or run `patchline up` first, and then the command."
-        )
+        self._was_well = wait_until(self._answers, 0.05, _START_SECONDS)
+        if not self._was_well:
+            raise RunError(
+                f"The temporary Prefect server did not answer within {_START_SECONDS:.0f} s. If "
+                "the machine is busy, try again; or run `patchline up` first, and then the command."
+            )
+
+    def _answers(self) -> bool:
+        if self._process.poll() is not None:
+            raise RunError(
+                f"The temporary Prefect server exited with code {self._process.returncode} "
+                f"({self._last_line}). Check PREFECT_HOME, or set PREFECT_API_URL to a running "
+                "server."
+            )
+        return answers(f"{self.url}/health", _ANSWER_SECONDS)
 
     def stop(self) -> None:
         """End the server."""
@@ -236,14 +228,8 @@ def _own_folder() -> Path:
     return folder
 
 
-def _end_with_owner() -> None:
-    while os.read(0, 1024):
-        pass
-    os._exit(0)
-
-
 def _serve(listening: socket.socket) -> None:
-    threading.Thread(target=_end_with_owner, daemon=True).start()
+    at_end_of_input(lambda: os._exit(0))
     port, secret = listening.getsockname()[1], os.environ.pop(_VARIABLE)
     serve(port, secret, "error", home=None, listening=listening)
 

@@ -12,12 +12,12 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchline.flows.services import supervisor
+from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workers import supervised_process
 
 logger = logging.getLogger(__name__)
@@ -38,15 +38,14 @@ class Duty:
     last_call: float = 0.0
     last_failure: str = ""
 
-    def run_for_ever(self) -> None:
-        """Call the function, sleep, and repeat."""
-        while True:
-            self.last_call = time.monotonic()
-            self.run_once()
-            time.sleep(self.every_seconds)
+    def start(self) -> None:
+        """Call the function now, and then periodically."""
+        self.last_call = time.monotonic()
+        Periodic(self.run_once, self.every_seconds, 0)
 
     def run_once(self) -> None:
         """Call the function; a repeated failure is logged once until a call succeeds."""
+        self.last_call = time.monotonic()
         try:
             module, _, function = self.where.partition(":")
             getattr(importlib.import_module(module), function)()
@@ -72,13 +71,12 @@ DUTIES = (
 
 
 def _keep(folder: Path) -> None:
-    duties = [Duty(*duty, last_call=time.monotonic()) for duty in DUTIES]
+    duties = [Duty(*duty) for duty in DUTIES]
     for duty in duties:  # imported here: threads that import the same modules can deadlock
         with contextlib.suppress(Exception):  # the duty itself will log it
             importlib.import_module(duty.where.partition(":")[0])
     for duty in duties:
-        duty.last_call = time.monotonic()
-        threading.Thread(target=duty.run_for_ever, name=duty.where, daemon=True).start()
+        duty.start()
     while True:
         longest = max(time.monotonic() - duty.last_call for duty in duties)
         if longest < _LONGEST_SECONDS:

@@ -9,9 +9,10 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from patchline.pipeline.waiting import wait_until
 
 if TYPE_CHECKING:
     import psutil
@@ -44,11 +45,7 @@ def members(folder: Path, *modules: str) -> list[psutil.Process]:
 
 def clear(folder: Path, grace_seconds: float) -> None:
     """Wait for the orphans of a dead supervisor, which end by themselves; kill what is left."""
-    deadline = time.monotonic() + grace_seconds
-    while time.monotonic() < deadline:
-        if not members(folder):
-            return
-        time.sleep(_POLL_SECONDS)
+    wait_until(lambda: not members(folder), _POLL_SECONDS, grace_seconds)
     for process in members(folder):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             leads_group = os.getpgid(process.pid) == process.pid

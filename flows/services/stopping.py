@@ -22,6 +22,7 @@ from patchline.pipeline.local_services import (
     state_file,
     supervisor_lock,
 )
+from patchline.pipeline.waiting import wait_until
 from patchline.pipeline.workspace.files.file_locks import is_held, try_lock
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import live_runs
@@ -181,10 +182,7 @@ def _end_supervisor(folder: Path) -> None:
         OrchestrationError: if a process does not end.
     """
     _signal_supervisor(folder, signal.SIGTERM)
-    deadline = time.monotonic() + _SUPERVISOR_SECONDS
-    while is_supervised(folder) and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS / 5)
-    if is_supervised(folder):
+    if not wait_until(lambda: not is_supervised(folder), _LOOK_SECONDS / 5, _SUPERVISOR_SECONDS):
         _signal_supervisor(folder, signal.SIGKILL)
     clear(folder)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from patchline.pipeline.stages.engine import Computation
 from patchline.pipeline.stages.stage import AnyStage, reads_of
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.parts.run_parts import STAGE as TRAINING
+from patchline.pipeline.waiting import Periodic
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -39,37 +39,23 @@ _FIRST_SECONDS, _SECONDS = 5.0, 60.0
 """Until the first look, and between two of them."""
 
 
-@contextlib.contextmanager
-def watched_slots(tags: Iterable[str]) -> Iterator[threading.Event]:
+def watched_slots(tags: Iterable[str]) -> Periodic:
     """Say within the context, now and then, what the task waits for, until it has begun.
 
     Args:
         tags: of the task; without one, it waits for nothing.
 
-    Yields:
-        an event to set when the task begins.
+    Returns:
+        A context with an event to set when the task begins.
     """
-    begun, tags = threading.Event(), sorted(tags)
+    tags = sorted(tags)
+    context = contextvars.copy_context()  # of the flow run, whose log has the sentences too
 
     def watch() -> None:
-        seconds = _FIRST_SECONDS
-        while not begun.wait(seconds):
-            seconds = _SECONDS
-            for sentence in full_limits(tags):
-                display().note(sentence)
+        for sentence in tags and full_limits(tags):
+            display().note(sentence)
 
-    context = contextvars.copy_context()  # of the flow run, whose log has the sentences too
-    thread = threading.Thread(
-        target=context.run, args=(watch,), name="waiting for slots", daemon=True
-    )
-    if tags:
-        thread.start()
-    try:
-        yield begun
-    finally:
-        begun.set()
-        if tags:
-            thread.join()
+    return Periodic(lambda: context.run(watch), _SECONDS, _FIRST_SECONDS)
 
 
 def full_limits(tags: Iterable[str]) -> list[str]:

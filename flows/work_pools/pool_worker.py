@@ -9,14 +9,11 @@ run of a machine that died continues on another one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
-import threading
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.local_services import services_folder
 from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.waiting import at_end_of_input
 from patchline.pipeline.workers import supervised_process
 
 MODULE = "patchline.flows.work_pools.pool_worker"
@@ -110,18 +108,10 @@ async def _work(pool: str, max_concurrent_runs: int) -> None:
         working.result()
 
 
-def _end_with_standard_input() -> None:
-    with contextlib.suppress(OSError):
-        while os.read(sys.stdin.fileno(), 1):
-            pass
-    os.kill(os.getpid(), signal.SIGKILL)  # which releases the lifeline of its runs
-
-
 def _start_duties() -> None:
     for where, seconds in _DUTIES:
         __import__(where.partition(":")[0])  # threads that import the same modules can deadlock
-        duty = Duty(where, seconds, last_call=time.monotonic())
-        threading.Thread(target=duty.run_for_ever, name=where, daemon=True).start()
+        Duty(where, seconds).start()
 
 
 def _main() -> None:
@@ -133,7 +123,8 @@ def _main() -> None:
     logger.setLevel(logging.INFO)
     lifeline = _lifeline(folder)
     held = supervised_process.hold_lifeline(lifeline)
-    threading.Thread(target=_end_with_standard_input, daemon=True).start()
+    # The end releases the lifeline of its runs.
+    at_end_of_input(lambda: os.kill(os.getpid(), signal.SIGKILL))
     try:
         _start_duties()
         asyncio.run(_work(pool, max_concurrent_runs))

@@ -20,7 +20,7 @@ from patchline.pipeline.evaluation.html_page import render, thumbnail
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 from patchline.pipeline.evaluation.multi_label.label_set_page import LabelSetComparison
-from patchline.pipeline.evaluation.promotion_decision import Decision
+from patchline.pipeline.evaluation.promotion_decision import PromotionDecision
 from patchline.pipeline.workspace.files.atomic_files import write_text
 
 PAGE, COMPARISON, DECISION = "comparison.html", "comparison.json", "decision.json"
@@ -45,7 +45,7 @@ class _Axis:
 
 def write_comparison(
     comparison: Comparison | LabelSetComparison,
-    decision: Decision | None,
+    decision: PromotionDecision | None,
     folder: Path,
     pixels_of: PixelsOf | None,
 ) -> Path:

@@ -35,7 +35,7 @@ class GateResult(FrozenModel):
         return self.passed is False
 
 
-class Decision(FrozenModel):
+class PromotionDecision(FrozenModel):
     """Whether a version becomes champion, and why."""
 
     name: str

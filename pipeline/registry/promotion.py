@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import ModelReferenceError, TrackingError
 from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
-from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
+from patchline.pipeline.evaluation.promotion_decision import GateResult, PromotionDecision
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import aliases
 from patchline.pipeline.registry.aliases import (
@@ -49,7 +49,7 @@ OnNote = Callable[[str], None]
 _ATTEMPTS = 10
 
 
-class Promotion(Decision):
+class Promotion(PromotionDecision):
     """A decision that was carried out, and its report."""
 
     report: str | None
@@ -270,7 +270,7 @@ def _decide(
     version, gates = request.reference.version, evaluation.gates
     failed = [gate for gate in gates if gate.failed]
     forced = bool(failed) and request.force_reason is not None and not request.rejected
-    decision = Decision(
+    decision = PromotionDecision(
         name=request.reference.name,
         version=version,
         champion=champion,
@@ -325,7 +325,7 @@ def _unchecked(gates: list[GateResult]) -> str:
     return ", ".join(gate.name for gate in gates if gate.passed is None)
 
 
-def _write(decision: Decision, evaluation: GateEvaluation, folder: Path) -> Path | None:
+def _write(decision: PromotionDecision, evaluation: GateEvaluation, folder: Path) -> Path | None:
     make_folder(folder)
     if evaluation.comparison is None:
         write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")

@@ -30,6 +30,7 @@ from typing import NoReturn, TypeVar
 from patchline.pipeline import redaction
 from patchline.pipeline.errors import WorkerError, error_class
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.waiting import at_end_of_input
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
 from patchline.pipeline.workers.host import interruption
@@ -241,7 +242,7 @@ def worker_main(
     """
     redaction.install(streams=True)
     folder = _own_folder(introduced)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    at_end_of_input(end_own_group)
     interruption.exit_on_sigterm()
     interruption.ignore_ctrl_c()
     job = job_class.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
@@ -298,13 +299,6 @@ def leave() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _end_with_parent() -> None:
-    """Wait until the parent has ended, then end this process group."""
-    while os.read(0, 1024):
-        pass
-    end_own_group()
 
 
 def end_own_group() -> NoReturn:

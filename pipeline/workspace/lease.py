@@ -13,18 +13,15 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import logging
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.object_store import ObjectStore
-
-logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 10.0
 EXPIRED_SECONDS = 90.0
@@ -56,14 +53,10 @@ def held(name: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[None]:
         yield
         return
     _renew(name)
-    ends = threading.Event()
-    thread = threading.Thread(target=_beat, args=(name, beat_seconds, ends), daemon=True)
-    thread.start()
     try:
-        yield
+        with Periodic(lambda: _renew(name), beat_seconds):
+            yield
     finally:
-        ends.set()
-        thread.join(beat_seconds)
         with contextlib.suppress(PipelineError):  # then it expires
             if shared := chosen.shared():
                 shared.store.delete(_key(name))
@@ -109,14 +102,6 @@ def names() -> list[str]:
     shared = chosen.shared()
     listed = shared.store.list(f"{_FOLDER}/") if shared else ()
     return [info.key.removeprefix(f"{_FOLDER}/").removesuffix(".json") for info in listed]
-
-
-def _beat(name: str, seconds: float, ends: threading.Event) -> None:
-    while not ends.wait(seconds):
-        try:
-            _renew(name)
-        except PipelineError as error:
-            logger.debug("the lease of %s was not renewed: %s", name, error)
 
 
 def _renew(name: str) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from patchline.pipeline.waiting import wait_until
 from patchline.plugin_api import (
     ConfigError,
     DataError,
@@ -205,11 +206,11 @@ class RayLauncher:
         if self._process is None or self._told.has_ended:
             return
         self._say({"do": "stop", "number": number})
-        until = time.monotonic() + _STOP_SECONDS
-        while time.monotonic() < until and not self._told.has_ended:
-            if (self._told.answers.get(number) or {}).get("stopped"):
-                return
-            time.sleep(_POLL_SECONDS)
+        wait_until(
+            lambda: self._told.has_ended or self._told.answers.get(number, {}).get("stopped"),
+            _POLL_SECONDS,
+            _STOP_SECONDS,
+        )
 
     def _answer(self, number: int) -> dict[str, Any] | None:
         answer = self._told.answers.get(number)

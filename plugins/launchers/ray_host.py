@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -24,6 +23,7 @@ from typing import Any
 
 import ray
 
+from patchline.pipeline.waiting import Periodic
 from patchline.plugin_api import (
     LocalLauncher,
     PipelineError,
@@ -101,7 +101,7 @@ class Host:
         self._workers: dict[int, RunningWorker] = {}
         self._jobs: dict[int, ReceivedJob] = {}
         self._patience, self._last = patience_seconds, time.monotonic()
-        threading.Thread(target=self._watch, daemon=True).start()
+        Periodic(self._watch, _WATCH_SECONDS)
 
     def introduce(self, file: str, content: str) -> dict[str, Any]:
         """Return where this is, and how it has the workspace.
@@ -224,8 +224,8 @@ class Host:
 
     def _watch(self) -> None:
         """End with the driver, also where the network or the head of the cluster is lost."""
-        while time.monotonic() - self._last < self._patience:
-            time.sleep(_WATCH_SECONDS)
+        if time.monotonic() - self._last < self._patience:
+            return
         for worker in list(self._workers.values()):
             worker.stop()
         self._launcher.close()

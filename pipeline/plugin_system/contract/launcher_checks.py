@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from patchline.pipeline.plugin_system.contract.checks import Check, CheckedPlugin, checks, require
+from patchline.pipeline.waiting import wait_until
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import LauncherContext, Resources, RunningWorker, WorkerTask
 
@@ -31,10 +32,13 @@ def runs_a_worker(subject: CheckedPlugin) -> None:
     """A worker runs to its end; its exit code is returned once its result is in its folder."""
     for job, expected in _CODES.items():
         with _started(subject, job) as (folder, worker):
-            until = time.monotonic() + _LONGEST_SECONDS
-            while (code := worker.poll()) is None:
-                require(time.monotonic() < until, "The worker has not ended after two minutes.")
-                time.sleep(_POLL_SECONDS)
+            ended = wait_until(
+                lambda: worker.poll() is not None,
+                _POLL_SECONDS,
+                _LONGEST_SECONDS,
+            )
+            require(ended, "The worker has not ended after two minutes.")
+            code = worker.poll()
             require(code == expected, f"The worker exits with {expected}; poll returns {code}.")
             result = folder / "result.json"
             require(code or result.is_file(), "poll returned 0, but there is no result.json yet.")
@@ -43,15 +47,16 @@ def runs_a_worker(subject: CheckedPlugin) -> None:
 def streams_until_it_is_stopped(subject: CheckedPlugin) -> None:
     """Lines of events.jsonl appear once each while the worker runs, and none when it is stopped."""
     with _started(subject, "beat") as (folder, worker):
-        until, file = time.monotonic() + _LONGEST_SECONDS, folder / "events.jsonl"
-        lines: list[str] = []
-        while len(lines) < _LINES:
+        file = folder / "events.jsonl"
+
+        def has_lines() -> bool:
             code = worker.poll()
             require(code is None, f"The worker ended with {code}, but it was told to wait.")
-            require(time.monotonic() < until, "What the worker writes does not appear.")
-            text = file.read_text(encoding="utf-8") if file.exists() else ""
-            lines = text.split("\n")[:-1]
-            time.sleep(_POLL_SECONDS)
+            return file.exists() and file.read_bytes().count(b"\n") >= _LINES
+
+        appear = wait_until(has_lines, _POLL_SECONDS, _LONGEST_SECONDS)
+        require(appear, "What the worker writes does not appear.")
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1]
         require(
             lines == [str(number + 1) for number in range(len(lines))],
             f"The worker writes 1, 2, 3 and so on to events.jsonl; there is {lines}.",

@@ -26,13 +26,13 @@ from patchline.pipeline.registry.serving.checked_package import (
 )
 from patchline.pipeline.registry.serving.model_host import ModelHost
 from patchline.pipeline.terminal_words import few_names
+from patchline.pipeline.waiting import Periodic
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 60.0, 960.0
 """After so long, a version that was rejected is tried again: its files may have been restored. If
 they could not be fetched, the pause doubles each time, up to the longest one."""
-_END_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 _STORE = "MLFLOW_TRACKING_URI"
 
@@ -73,29 +73,20 @@ class AliasWatch:
         self._host = host
         self._registry = registry
         self._loop = asyncio.get_running_loop()
-        self._thread: threading.Thread | None = None
-        self._ended = threading.Event()
         self._rejected_at = 0.0
         self._pause = _RETRY_SECONDS
         self._has_switched = False
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread = threading.Thread(target=self._watch, name="alias-watch", daemon=True)
-        self._thread.start()
+        self._watching = Periodic(self._watch, _POLL_SECONDS)
 
     def stop(self) -> None:
         """Ask nothing more, and wait a while for a version that is being loaded."""
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join(_END_SECONDS)
+        self._watching.end()
 
     def _watch(self) -> None:
-        while not self._ended.wait(_POLL_SECONDS):
-            try:
-                self.check()
-            except Exception:  # the server answers on
-                logger.exception("The alias could not be followed.")
+        try:
+            self.check()
+        except Exception:  # the server answers on
+            logger.exception("The alias could not be followed.")
 
     def check(self) -> None:
         """Ask once, and switch if the alias points to another version."""
@@ -166,7 +157,7 @@ class AliasWatch:
             switched.set()
 
         self._loop.call_soon_threadsafe(switch)
-        while not switched.wait(1.0) and not self._ended.is_set():
+        while not switched.wait(1.0) and not self._watching.ended.is_set():
             pass
 
     def _return_memory(self) -> None:

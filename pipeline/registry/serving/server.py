@@ -96,15 +96,14 @@ async def _serve(
     server = _Server(
         host, uvicorn_config(application(host, listening.getsockname()[1]), config), on_ready
     )
-    watch = AliasWatch(host, registry)
-    if host.alias is not None:
-        watch.start()
+    watch = AliasWatch(host, registry) if host.alias is not None else None
     gc.collect()
     gc.freeze()  # what exists already stays
     try:
         await server.serve(sockets=[listening])
     finally:
-        await asyncio.to_thread(watch.stop)
+        if watch is not None:
+            await asyncio.to_thread(watch.stop)
         await host.close()
         if recorder is not None:
             recorder.close()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -21,6 +19,7 @@ from patchline.pipeline import redaction
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.processes.machines import Machines, own_rank
+from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import (
     EVENTS_FILE,
@@ -53,7 +52,8 @@ _EARLIER_SECONDS = 60.0
 def main(folder: Path, parent: int) -> NoReturn:
     """Take part in the training run of a folder, and write its result or an error."""
     redaction.install(streams=True)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    # Its data-loader workers end with it.
+    Periodic(lambda: os.getppid() == parent or end_own_group(), _PARENT_POLL_SECONDS)
     shared, machines = folder / RANKS_FOLDER, Machines.of(folder)
     has_ended = any((shared / name).exists() for name in (RESULT_FILE, RESTART_FILE))
     if not has_ended and not machines.said(_attempt()):
@@ -201,13 +201,6 @@ def _store(folder: Path, machines: Machines, size: int) -> Store:
     # The agents count restarts each for itself; the address that they agree on is new each time.
     agreed = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}"
     return PrefixStore(f"ranks-{agreed}", machines.reach_store())
-
-
-def _end_with(parent: int) -> None:
-    """Wait until the parent has ended, then end this process and its data-loader workers."""
-    while os.getppid() == parent:
-        time.sleep(_PARENT_POLL_SECONDS)
-    end_own_group()
 
 
 if __name__ == "__main__":

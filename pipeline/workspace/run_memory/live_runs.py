@@ -19,12 +19,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime as dt
+import functools
 import hashlib
 import os
 import re
 import socket
-import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +34,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from patchline.pipeline.errors import OrchestrationError, StorageError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.file_locks import acquire, try_lock
@@ -54,7 +54,6 @@ _SAME_START_SECONDS = 1.0
 _held_here: dict[Path, BaseFileLock] = {}
 """The locks that this process holds, by file, including those of ended runs."""
 _ended_here: set[Path] = set()
-_touching: threading.Thread | None = None
 
 
 class LiveRun(FrozenModel):
@@ -284,22 +283,18 @@ def _hold(lock_file: Path, flow_run_id: str) -> None:
             "Wait for it to end, or cancel it."
         )
     _held_here[lock_file] = lock
-    _start_touching()
+    _touching()
 
 
-def _start_touching() -> None:
-    global _touching  # noqa: PLW0603 - one thread touches the locks of this process
-    if _touching is None or not _touching.is_alive():
-        _touching = threading.Thread(target=_touch_for_ever, name="live runs", daemon=True)
-        _touching.start()
+@functools.cache
+def _touching() -> Periodic:
+    return Periodic(_touch, liveness.BEAT_SECONDS, 0)
 
 
-def _touch_for_ever() -> None:
-    while _held_here:
-        for lock_file in list(_held_here):
-            with contextlib.suppress(OSError):  # the folder may be gone, or its disk full
-                os.utime(lock_file)
-        time.sleep(liveness.BEAT_SECONDS)
+def _touch() -> None:
+    for lock_file in list(_held_here):
+        with contextlib.suppress(OSError):  # the folder may be gone, or its disk full
+            os.utime(lock_file)
 
 
 def _let_go(lock_file: Path) -> None:
@@ -316,8 +311,7 @@ def _let_go_of_ended() -> None:
 
 
 def _forget() -> None:
-    global _touching  # noqa: PLW0603 - threads do not survive a fork
-    _touching = None
+    _touching.cache_clear()  # threads do not survive a fork
     _held_here.clear()
     _ended_here.clear()
 

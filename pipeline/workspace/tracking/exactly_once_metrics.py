@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import ServerAwayError, TakenOverError
 from patchline.pipeline.redaction import redacted
+from patchline.pipeline.waiting import wait_until
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace.tracking import run_owner
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
@@ -88,20 +89,18 @@ class MetricSender:
         Raises:
             ServerAwayError: if it does not answer by then.
         """
-        deadline = time.monotonic() + _FLUSH_SECONDS
-        while not self.send():
-            if time.monotonic() > deadline and not self._metrics and self._failure:
-                reason = system_error(self._failure) or self._failure
-                raise ServerAwayError(
-                    f"The file {self._files[0].name} could not be stored as an artifact for a "
-                    f"minute. {reason}"
-                ) from self._failure
-            if time.monotonic() > deadline:
-                raise ServerAwayError(
-                    f"{redacted(use_store())} has not answered for a minute, so "
-                    f"{len(self._metrics)} metrics could not be logged. Start the server again."
-                )
-            time.sleep(0.5)
+        if wait_until(self.send, 0.5, _FLUSH_SECONDS):
+            return
+        if not self._metrics and self._failure:
+            reason = system_error(self._failure) or self._failure
+            raise ServerAwayError(
+                f"The file {self._files[0].name} could not be stored as an artifact for a "
+                f"minute. {reason}"
+            ) from self._failure
+        raise ServerAwayError(
+            f"{redacted(use_store())} has not answered for a minute, so "
+            f"{len(self._metrics)} metrics could not be logged. Start the server again."
+        )
 
     def _send_all(self) -> None:
         while self._metrics:

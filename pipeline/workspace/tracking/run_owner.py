@@ -23,6 +23,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import RunError, TakenOverError
+from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace.tracking import liveness
 from patchline.pipeline.workspace.tracking.liveness import HEARTBEAT_TAG
 
@@ -83,7 +84,6 @@ def begin(store: MlflowClient, run_id: str, number: int = 1) -> Owner:
         number: of this owner.
     """
     owner = _owners[run_id] = Owner(store, run_id, number)
-    threading.Thread(target=owner.beat_for_ever, name=f"owner {run_id}", daemon=True).start()
     return owner
 
 
@@ -117,9 +117,9 @@ class Owner:
     def __init__(self, store: MlflowClient, run_id: str, number: int) -> None:
         self._store, self._run_id, self._number = store, run_id, number
         self._verified = _elapsed()
-        self._ends = threading.Event()
         self._writes = threading.Lock()
         self._lost = ""
+        self._ends = Periodic(self.verify, liveness.BEAT_SECONDS).ended
 
     def end(self) -> bool:
         """Beat no more; return whether this process still owns the run and may close it."""
@@ -131,14 +131,6 @@ class Owner:
             self.verify()
         return not self._lost
 
-    def beat_for_ever(self) -> None:
-        """Beat until the run ends or is lost; a store that does not answer is asked again."""
-        while not self._ends.wait(liveness.BEAT_SECONDS) and not self._lost:
-            try:
-                self.verify()
-            except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
-                logger.debug("no heartbeat of the run %s: %s", self._run_id, error)
-
     def verify(self) -> None:
         """Read the run's owner, and beat if that is this process."""
         run = self._store.get_run(self._run_id)
@@ -148,6 +140,7 @@ class Owner:
                 "this one gave no sign of life, so this one stops. Nothing is lost: the run "
                 "continues there."
             )
+            self._ends.set()
             return
         with self._writes:
             if self._ends.is_set():

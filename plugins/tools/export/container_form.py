@@ -12,7 +12,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -26,11 +25,14 @@ import numpy as np
 from packaging.utils import canonicalize_name
 
 from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.local_services import answers
 from patchline.pipeline.packaging.answer_json import AnswerJson, label_answer
 from patchline.pipeline.packaging.answer_judge import thresholds_of
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.waiting import wait_until
 from patchline.pipeline.web.config import TOKEN_VARIABLE
+from patchline.pipeline.workers.worker_start import stop_group
 from patchline.plugins.tools.export.comparison import EXACT, Answers, ExportCandidate, FormInputs
 from patchline.plugins.tools.export.container_files import ServedVersion, command, write_container
 
@@ -38,7 +40,7 @@ Array = np.ndarray[Any, Any]
 MODEL_FOLDER = "model/artifacts"
 _ASKED = 8
 """Images that the server is asked about."""
-_SECONDS_TO_START, _SECONDS_TO_ANSWER, _SECONDS_TO_STOP = 120.0, 60.0, 60.0
+_SECONDS_TO_START, _SECONDS_TO_ANSWER = 120.0, 60.0
 _LOOPBACK = "127.0.0.1"
 _WITHOUT_OTHERS = """\
 import runpy, sys
@@ -185,12 +187,7 @@ def running_server(
                 )
             yield address, token
         finally:
-            process.terminate()
-            try:
-                process.wait(_SECONDS_TO_STOP)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop_group(process)
 
 
 def _absent(folder: Path) -> str:
@@ -212,14 +209,13 @@ def _free_port() -> int:
 
 
 def _is_ready(process: subprocess.Popen[bytes], address: str) -> bool:
-    deadline = time.monotonic() + _SECONDS_TO_START
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with _direct().open(f"{address}/readyz", timeout=_SECONDS_TO_ANSWER):
-                return True
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    return False
+    url = f"{address}/readyz"
+    wait_until(
+        lambda: process.poll() is not None or answers(url, _SECONDS_TO_ANSWER),
+        0.1,
+        _SECONDS_TO_START,
+    )
+    return answers(url, _SECONDS_TO_ANSWER)
 
 
 def _answer(address: str, token: str, image_HWC: Array) -> dict[str, Any]:

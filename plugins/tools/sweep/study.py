@@ -11,7 +11,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,7 @@ from pydantic import Field, ValidationError
 from patchline.pipeline.errors import ConfigError, RunError, StorageError, first_line
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.redaction import redacted
+from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.file_locks import acquire
 from patchline.pipeline.workspace.files.json_lines import DamagedLineError, objects
@@ -133,20 +134,10 @@ class Trial:
         if storage is None:
             yield
             return
-        ended = threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(_HEARTBEAT_SECONDS):
-                with suppress(Exception):  # the next access of the search itself reports it
-                    storage.record_heartbeat(self._trial._trial_id)  # noqa: SLF001
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
+        trial_id = self._trial._trial_id  # noqa: SLF001
+        # An error is reported by the next access of the search itself.
+        with Periodic(lambda: storage.record_heartbeat(trial_id), _HEARTBEAT_SECONDS):
             yield
-        finally:
-            ended.set()
-            thread.join()
 
     def started(self, run_id: str) -> None:
         """Record its MLflow run."""

@@ -150,7 +150,7 @@ def test_garbage_is_collected_by_a_thread_of_its_own() -> None:
     """It cannot stop the event loop: the thread that allocates finalises no cycle."""
     program = _ALLOCATING.format(seconds=patient(20))
     said = subprocess.check_output([sys.executable, "-c", program], text=True)
-    assert said.split() == ["True", "garbage"]
+    assert said.startswith("True Thread-")
 
 
 def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from patchline.pipeline.evaluation.comparison import (
     compare,
 )
 from patchline.pipeline.evaluation.comparison_page import write_comparison
-from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
+from patchline.pipeline.evaluation.promotion_decision import GateResult, PromotionDecision
 from tests.pipeline.evaluation.pages import NASTY, Page, check_self_contained
 
 CLASSES = ("across", "down", "rising")
@@ -56,10 +56,10 @@ def _comparison(
     )
 
 
-def _decision(**changes: Any) -> Decision:
+def _decision(**changes: Any) -> PromotionDecision:
     decided: dict[str, Any] = {"name": "photos", "version": "3", "champion": "2", "gates": GATES}
     decided |= {"promoted": False, "reason": "not better", "decided_at": "2026-01-05T10:20:30Z"}
-    return Decision.model_validate(decided | changes)
+    return PromotionDecision.model_validate(decided | changes)
 
 
 def _noise(position: int) -> np.ndarray[Any, Any]:
@@ -68,7 +68,7 @@ def _noise(position: int) -> np.ndarray[Any, Any]:
     return generator.integers(0, 256, (12, 12, 3 if position % 2 else 1), dtype=np.uint8)
 
 
-def _page(comparison: Comparison, decision: Decision | None = None) -> Page:
+def _page(comparison: Comparison, decision: PromotionDecision | None = None) -> Page:
     file = write_comparison(comparison, decision, Path(), _noise)
     page = check_self_contained(file.read_text(encoding="utf-8"))
     page.text = page.text.replace("\xa0", " ")

@@ -14,7 +14,7 @@ from patchline.pipeline.evaluation.multi_label.label_set_page import (
     LabelSetComparison,
     compare_label_sets,
 )
-from patchline.pipeline.evaluation.promotion_decision import Decision
+from patchline.pipeline.evaluation.promotion_decision import PromotionDecision
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion_gates import champion_gates
 
@@ -105,7 +105,7 @@ def test_the_page_shows_both_models_and_each_label(tmp_path: Path) -> None:
     """And it can be read back."""
     comparison = _comparison(100, 1.0)
     gates = champion_gates(PromotionConfig(class_min_images=99), comparison)
-    decision = Decision.model_validate(
+    decision = PromotionDecision.model_validate(
         {"name": "shapes", "version": "4", "champion": "3", "gates": gates}
         | {"promoted": True, "reason": "better", "decided_at": "2026-01-01T00:00:00+00:00"}
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.registry import served_package
+from patchline.pipeline.registry.serving import alias_watch
 from patchline.pipeline.registry.serving.alias_watch import AliasWatch
 from patchline.pipeline.registry.serving.model_host import ModelHost, Served
 from patchline.pipeline.web.config import ServingConfig
@@ -45,6 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of downloads, in which none may take longer than a moment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(served_package, "_SECONDS", 0.02)
+    monkeypatch.setattr(alias_watch, "_POLL_SECONDS", 3600)  # the test itself asks
     folder = tmp_path / ".patchline" / "served"
     for name in ("killed", "under way"):
         (folder / f".part-{name}").mkdir(parents=True)
