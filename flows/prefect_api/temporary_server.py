@@ -14,7 +14,6 @@ its environment.
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import os
@@ -22,7 +21,6 @@ import socket
 import subprocess
 import sys
 import threading
-import zoneinfo
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,8 +76,6 @@ def serve(
     Raises:
         OrchestrationError: if the database cannot be used.
     """
-    # Prefect lists the time zones, from a thousand files, for each schedule that it reads.
-    zoneinfo.available_timezones = functools.cache(zoneinfo.available_timezones)
     os.environ["PREFECT__SERVER_FINAL"] = "1"
     os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"  # done here, under a lock
     prefect_database.upgrade()
