@@ -1,24 +1,15 @@
-"""The plan for initial weights: train the head alone, then the last blocks or all weights.
-
-Pure functions, as in `patchline.pipeline.planning.plan`.
-
-From a model of Patchline's own, optimizer and learning rate are those for
-random weights: a smaller rate, or AdamW at 1e-3, was behind on a tenth more images. Unless the user
-decides it, the length is a third of what the preset would train from random weights, which reaches
-their accuracy (benchmarks/warm_starts.py). An encoder has never seen a class: it is trained for the
-preset's whole length, with a low learning rate.
-"""
+"""The plan for published weights: train the head alone, then the last blocks or all weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from patchline.pipeline import config_files
 from patchline.pipeline.planning import tiers as rates
+from patchline.pipeline.planning.draft import Draft
 from patchline.pipeline.planning.facts import Plan, PlanFacts, UserSettings
-from patchline.pipeline.planning.fixed_length import length_is_set, longest_set, shorter
 from patchline.pipeline.planning.last_blocks import (
     FEWEST_IMAGES,
     NEEDED,
@@ -27,14 +18,7 @@ from patchline.pipeline.planning.last_blocks import (
     forbidding_settings,
     suits_blocks,
 )
-from patchline.pipeline.planning.plan import (
-    LEAST_BESIDE_TEACHER,
-    images_by_training,
-    may_repeat,
-    plan,
-    time_of_teacher,
-    why_repeated,
-)
+from patchline.pipeline.planning.rules import shorter, time_of_teacher, why_repeated
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
 from patchline.pipeline.training.config import TrainingConfig
@@ -97,7 +81,7 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
     cost = _cost(facts, speed) if speed else None
     length, blocks = _length(facts, user, cost), blocks_length(facts, user, speed)
     chosen = user.get("training.trainable") or _chosen(facts, user, cost, length, blocks)
-    many = facts.data.is_mostly_validated and may_repeat(facts, user)
+    many = facts.data.is_mostly_validated and Draft(facts, user).may_repeat
     repeated = {"refit": True} if many and chosen == "head" else {}
     training: dict[str, Any] = {"training": {"trainable": chosen, **repeated}}
     if chosen == "last_blocks":
@@ -113,10 +97,10 @@ def fine_tuning_plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan
         summary=_summary(user, chosen, training),
         reasons=(
             *_reasons(facts, user, cost, chosen, length, blocks),
-            *(why_repeated(facts, user, repeated) if repeated else ()),
+            *filter(None, [why_repeated(Draft(facts, user, repeated=repeated))] * bool(repeated)),
             *filter(None, [why_no_blocks(facts, user_settings)]),
             *why_workers,
-            *time_of_teacher(facts, user),
+            *filter(None, [time_of_teacher(facts, user)]),
         ),
         images_per_second=_training_rate(chosen, speed or 1.0, blocks),
         seconds_before=_seconds_before(chosen, cost, blocks),
@@ -192,9 +176,8 @@ def why_no_blocks(facts: PlanFacts, user_settings: Mapping[str, Any]) -> str:
 
 def _cost(facts: PlanFacts, speed: float) -> _Cost:
     data = facts.data
-    every = data.training_images + data.validation_images + data.test_images
     epoch = _STEP * data.training_images + data.validation_images
-    return _Cost(every / speed, epoch / speed)
+    return _Cost(data.images / speed, epoch / speed)
 
 
 def _seconds(facts: PlanFacts, user: UserSettings) -> float:
@@ -204,7 +187,7 @@ def _seconds(facts: PlanFacts, user: UserSettings) -> float:
 
 def _most_epochs(facts: PlanFacts, user: UserSettings) -> int:
     """Return the epochs where there is time: more for few images, which make few updates."""
-    if is_set := user.get("training.epochs") or longest_set(user):
+    if is_set := user.get("training.epochs") or user.longest_set:
         return int(is_set)
     updates_of_epoch = math.ceil(max(1, facts.data.training_images) / _BATCH)
     return min(_MOST_EPOCHS, max(_EPOCHS, math.ceil(_UPDATES / updates_of_epoch)))
@@ -216,9 +199,9 @@ def _length(facts: PlanFacts, user: UserSettings, cost: _Cost | None) -> _Length
     epochs = float(most)
     if cost is not None and "training.epochs" not in user:
         if not user.seconds:  # a limit of the user is for the training alone
-            beside = max(LEAST_BESIDE_TEACHER * seconds, seconds - facts.teacher_seconds)
+            beside = facts.seconds_beside_teacher
             seconds = max(0.0, min(beside - cost.features, _SHARE_OF_TRAINING * seconds))
-        fits = sum(images_by_training(facts, user)) / max(1, facts.data.training_images)
+        fits = sum(Draft(facts, user).fits) / max(1, facts.data.training_images)
         epochs = min(epochs, seconds / (cost.epoch * fits))
     batch = user.get("training.batch_size") or _BATCH
     return _Length(epochs, epochs * facts.data.training_images / batch, most)
@@ -228,7 +211,7 @@ def _settings_of(length: _Length, user: UserSettings) -> dict[str, Any]:
     """Return epochs, most epochs in a time limit, or the steps where the time ends them."""
     if user.seconds:
         return {"training": {"max_epochs": length.most}}
-    if length.is_limited and not length_is_set(user.values):
+    if length.is_limited and not user.length_is_set:
         return {"record": {"step_plan": [[0, 0.0, max(1, round(length.updates))]]}}
     return {"training": {"epochs": max(1, round(length.epochs))}}
 
@@ -341,7 +324,7 @@ def _reasons(
         return [f"{known}: {needed} needs a training run of all weights"]
     if cost is None:
         return [f"{known}: the speed is not known, so only the head is trained"]
-    every = data.training_images + data.validation_images + data.test_images
+    every = data.images
     where = machine.computes_on
     speed = every / cost.features
     measured = (
@@ -379,7 +362,7 @@ def _what_ends(facts: PlanFacts, user: UserSettings, most: int, *, is_limited: b
     if user.seconds and not is_limited and user.get("training.max_epochs", most):
         epochs = counted(most, "epoch")
         return f"; it ends after {epochs} (training.max_epochs), before training.time_limit"
-    return "" if length_is_set(user.values) else f" ({shorter(facts.preset)})"
+    return "" if user.length_is_set else f" ({shorter(facts.preset)})"
 
 
 def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, length: _Length) -> str:
@@ -405,53 +388,3 @@ def _why(facts: PlanFacts, user: UserSettings, cost: _Cost, chosen: str, length:
         f"{budget} have time for about {length.updates:,.0f} updates of all weights{left}, too few "
         f"(at least {_FEWEST_UPDATES})"
     )
-
-
-_RATE = "optimizer.learning_rate"
-
-
-def with_rate(user_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by dotted key, with the learning rate for an encoder unless one is set.
-
-    The optimizer is measured and planned with it.
-    """
-    return {_RATE: recipe.WARM_START["optimizer"]["learning_rate"], **user_settings}
-
-
-def encoder_plan(facts: PlanFacts, settings: Mapping[str, Any], given: Collection[str]) -> Plan:
-    """Return the plan for the weights of an encoder; see `warm_start_plan`.
-
-    Args:
-        facts: as there.
-        settings: as there, and the learning rate; see `with_rate`.
-        given: keys of the settings that the user has set.
-    """
-    made = plan(facts, settings, follows=True)
-    rate = {} if _RATE in given else {"optimizer": {"learning_rate": settings[_RATE]}}
-    why_rate = (
-        "the learning rate as set"
-        if _RATE in given
-        else f"learning rate {settings[_RATE]:g}, which changes trained weights only slowly"
-    )
-    length = "as set" if length_is_set(settings) else f"that of the preset {facts.preset}"
-    reason = f"from an encoder: {why_rate}; the length is {length}"
-    return made.model_copy(
-        update={
-            "settings": config_files.merged(made.settings, rate),
-            "reasons": (reason, *made.reasons),
-        }
-    )
-
-
-def warm_start_plan(facts: PlanFacts, settings: Mapping[str, Any]) -> Plan:
-    """Return the plan.
-
-    Args:
-        facts: data, machine and measured speeds.
-        settings: by dotted key: what the user has set, and what follows from the initial weights.
-    """
-    shorter = facts.model_copy(update={"length_share": recipe.WARM_SHARE})
-    made = plan(shorter, settings, follows=True)
-    third = f"a third of that of the preset {facts.preset} for random weights"
-    reason = f"warm start: the length is {'as set' if length_is_set(settings) else third}"
-    return made.model_copy(update={"reasons": (reason, *made.reasons)})

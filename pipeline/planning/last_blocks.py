@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
 from patchline.pipeline.planning.facts import PlanFacts, UserSettings
-from patchline.pipeline.planning.fixed_length import length_is_set, longest_set
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.config import TrainingConfig
@@ -69,7 +68,7 @@ class BlocksLength(NamedTuple):
         """Return epochs, most epochs in a time limit, or the steps that fit where the time ends."""
         if user.seconds:
             return {"training": {"max_epochs": self.most}}
-        if self.is_limited and not length_is_set(user.values):
+        if self.is_limited and not user.length_is_set:
             return {"record": {"step_plan": [[0, 0.0, max(1, round(self.updates))]]}}
         return {"training": {"epochs": max(1, round(self.epochs))}}
 
@@ -101,14 +100,13 @@ def blocks_length(facts: PlanFacts, user: UserSettings, speed: float) -> BlocksL
     epoch = fits * part_of_pass * (_STEP * data.training_images + data.validation_images)
     batch = user.get("training.batch_size") or _BATCH
     updates_of_epoch = max(1, data.training_images) / batch
-    most = user.get("training.epochs") or longest_set(user)
+    most = user.get("training.epochs") or user.longest_set
     if not most:
         most = min(_MOST_EPOCHS, max(_EPOCHS, math.ceil(_UPDATES / updates_of_epoch)))
     epochs, seconds = float(most), float("inf")
     if speed:
-        every = data.training_images + data.validation_images + data.test_images
         most_seconds = PRESETS[facts.preset].minutes * 60
-        left = max(0.0, most_seconds - (every + tokens) / speed)
+        left = max(0.0, most_seconds - (data.images + tokens) / speed)
         seconds = user.seconds or min(left, _SHARE_OF_TRAINING * most_seconds)
         if "training.epochs" not in user:
             epochs = min(epochs, seconds / (epoch / speed))

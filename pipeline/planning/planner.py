@@ -24,6 +24,7 @@ from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.evaluation.metrics.mean_average_precision import certain_positives
+from patchline.pipeline.planning.draft import FEW_FOR_A_CHOICE, FOLDS, Start, drafted
 from patchline.pipeline.planning.facts import (
     DataFacts,
     MachineFacts,
@@ -32,27 +33,14 @@ from patchline.pipeline.planning.facts import (
     Speed,
     UserSettings,
 )
-from patchline.pipeline.planning.fine_tuning import (
-    FEATURES,
-    encoder_plan,
-    fine_tuning_plan,
-    warm_start_plan,
-    with_rate,
-)
+from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import (
     MODULE,
     MeasuredCandidate,
     Measurement,
     MeasuringJob,
 )
-from patchline.pipeline.planning.plan import (
-    FEW_FOR_A_CHOICE,
-    FOLDS,
-    candidates,
-    measured_first,
-    plan,
-)
-from patchline.pipeline.planning.pretraining import pretraining_plan
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import OWN
 from patchline.pipeline.planning.weights_choice import (
     WeightsChoice,
@@ -82,8 +70,7 @@ from patchline.pipeline.workspace.workspace import workspace_of
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
 CODE = (
-    *(f"{MODULE}.{name}" for name in ("__main__", "planner", "plan", "fine_tuning", "pretraining")),
-    f"{MODULE}.weights_choice",
+    *(f"{MODULE}.{name}" for name in ("__main__", "planner", "rules", "weights_choice")),
     "patchline.pipeline.models.layers",
 )
 """Where the code begins that decides a plan."""
@@ -91,8 +78,6 @@ _CROPPED_AWAY = 0.05
 """Of an image; less is not worth another shape."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
 _KEPT_OF_DATA = ("image_size", "workers", "resize")
-_FOLLOW = ("data.image_size", "training.trainable", "training.last_blocks")
-"""Settings besides those of the model that follow from initial weights."""
 OnNote = Callable[[str], None]
 
 
@@ -143,7 +128,7 @@ def choose_weights(config: RunConfig, data: IngestedData, workspace: Path) -> We
 
     def measure(follows: RunConfig) -> Measurement:
         facts = plan_facts(follows, data)
-        job = measuring_job(follows, data, facts, user_settings(follows))
+        job = measuring_job(follows, data, facts, _start(follows, None))
         return measured_apart(job, workspace)
 
     return choose(_weights_request(config, data), workspace, measure)
@@ -170,20 +155,20 @@ def planned(
     Returns:
         The plan; without speeds in its facts if they could not be measured.
     """
-    request = _request(config, data, start)
+    facts, settings, begins = plan_facts(config, data), user_settings(config), _start(config, start)
+    decide = fine_tuning_plan if begins == "published" else partial(plan, start=begins)
     try:
         measured = choice.measurement if choice else None
         if measured is None:
             sha256 = config.record.teacher_sha256
             teacher = teacher_folder(workspace, sha256).resolve() if sha256 else None
-            job = measuring_job(config, data, request.facts, request.settings, teacher)
+            job = measuring_job(config, data, facts, begins, teacher)
             measured = measured_apart(job, workspace)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
-        estimated = request.decide(request.facts, request.settings)
-        return _with_choice(with_assumptions(estimated, config), config, choice)
-    made = request.decide(measured.added_to(request.facts), request.settings)
-    made = with_assumptions(computed_as_measured(made, measured, request.settings), config)
+        return _with_choice(with_assumptions(decide(facts, settings), config), config, choice)
+    made = decide(measured.added_to(facts), settings)
+    made = with_assumptions(computed_as_measured(made, measured, settings), config)
     return _with_choice(made, config, choice)
 
 
@@ -243,7 +228,8 @@ def _with_choice(made: Plan, config: RunConfig, choice: WeightsChoice | None) ->
 def _for_sets(made: Plan, config: RunConfig) -> Plan:
     """Return the plan with what sets of labels need besides, and the reasons."""
     reasons, settings, away = [_why_loss(config)], made.settings, made.facts.data.cropped_away
-    is_open = not _is_warm_start(config) and "data.resize" not in user_settings(config)
+    is_open = not (config.model.init and not _has_frozen_features(config))
+    is_open = is_open and "data.resize" not in user_settings(config)
     if away >= _CROPPED_AWAY and is_open:
         settings = config_files.merged(settings, {"data": {"resize": "squash"}})
         reasons.append(
@@ -295,30 +281,15 @@ def _labels_per_image(data: IngestedData) -> float | None:
     return round(sum(data.class_counts.values()) / max(1, labelled), 3)
 
 
-class _PlanRequest(NamedTuple):
-    """What is to be planned, and by which rules."""
-
-    facts: PlanFacts
-    settings: Mapping[str, Any]
-    """Of the user, by dotted key."""
-    given: str
-    """For the weights of an encoder: the settings that do not follow from them."""
-    decide: Callable[[PlanFacts, Mapping[str, Any]], Plan]
-
-
-def _request(config: RunConfig, data: IngestedData, start: InitialWeights | None) -> _PlanRequest:
-    facts, settings = plan_facts(config, data), user_settings(config)
+def _start(config: RunConfig, weights: InitialWeights | None) -> Start:
+    """Return what the training starts from."""
     if not uses_labels(config):
-        return _PlanRequest(facts, settings, "", pretraining_plan)
-    if _is_warm_start(config):
-        if start is None or start.classes:
-            return _PlanRequest(facts, settings, "", warm_start_plan)
-        given = given_by_user(config, settings)
-        from_encoder = partial(encoder_plan, given=given)
-        names = ", ".join(sorted(given))
-        return _PlanRequest(facts, with_rate(settings), f"encoder: {names}", from_encoder)
-    decide = fine_tuning_plan if _has_frozen_features(config) else plan
-    return _PlanRequest(facts, settings, "", decide)
+        return "unlabelled"
+    if _has_frozen_features(config):
+        return "published"
+    if not config.model.init:
+        return "random"
+    return "classifier" if weights is None or weights.classes else "encoder"
 
 
 def with_assumptions(made: Plan, config: RunConfig) -> Plan:
@@ -454,15 +425,13 @@ def ingredients(
 ) -> Ingredients:
     """Return everything that decides a plan, but the measurement."""
     chosen = {"weights": choice.model_dump_json()} if choice else {}
-    request = _request(config, data, start)
-    given = {"given": request.given} if _is_warm_start(config) else {}
     return {
         "data": data.fingerprint,
-        "facts": request.facts.model_dump_json(),
+        "facts": plan_facts(config, data).model_dump_json(),
         "settings": json.dumps(user_settings(config), sort_keys=True),
+        "start": _start(config, start),
         "code": stage_keys.code(*CODE),
         **_measured_with(config),
-        **given,
         **chosen,
     }
 
@@ -481,7 +450,7 @@ def measuring_job(
     config: RunConfig,
     data: IngestedData,
     facts: PlanFacts,
-    set_keys: Mapping[str, Any],
+    start: Start,
     teacher: Path | None = None,
 ) -> MeasuringJob:
     """Return the candidates for a run, and how long measuring them may take.
@@ -490,25 +459,26 @@ def measuring_job(
         config: with a preset; not resolved.
         data: what is trained on.
         facts: that need no measurement.
-        set_keys: what the user has set, by dotted key.
+        start: what the training starts from.
         teacher: folder of the model that predicts the training images, if there is one.
     """
-    if not uses_labels(config):
+    if start == "unlabelled":
         whole = _resolved(config, data, {})
         return _job(config, data, [MeasuredCandidate(name=OWN, config=whole)])
-    if _has_frozen_features(config):
+    if start == "published":
         # What needs all weights does not change the speed of their features.
         alone = {**recipe.OF_ALL_WEIGHTS, "trainable": "head"}
         record = {"extends": None, "teacher_sha256": None}
         whole = _resolved(config, data, {"training": alone, "record": record})
         features = MeasuredCandidate(name=FEATURES, config=whole, features_only=True)
         return _job(config, data, [features], teacher)
-    unmeasured = plan(facts, set_keys).settings
+    settings = user_settings(config)
+    unmeasured = plan(facts, settings, start).settings
     measured = [
         MeasuredCandidate(
             name=each.name, config=_resolved(config, data, {**unmeasured, **each.settings})
         )
-        for each in measured_first(facts, candidates(facts, set_keys))
+        for each in drafted(facts, settings, start).measured_first
     ]
     return _job(config, data, measured, teacher)
 
@@ -523,19 +493,6 @@ def _has_frozen_features(config: RunConfig) -> bool:
     if not reference:
         return False
     return recipe.is_published(str(reference)) or config.training.trainable != "all"
-
-
-def _is_warm_start(config: RunConfig) -> bool:
-    """Return whether all weights of a model of ours are trained again."""
-    return bool(config.model.init) and not _has_frozen_features(config)
-
-
-def given_by_user(config: RunConfig, set_keys: Mapping[str, Any]) -> set[str]:
-    """Return the keys of what the user has set, without what follows from the initial weights."""
-    listed = set(config.record.set_by_user or ())
-    recipes = config_files.dotted_keys(recipe.FINE_TUNING)
-    follow = {key for key in set_keys if key.startswith("model.") or key in {*_FOLLOW, *recipes}}
-    return {key for key in set_keys if key in listed or key not in follow}
 
 
 def _job(

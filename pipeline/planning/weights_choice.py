@@ -142,7 +142,7 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
         images_per_second: of their features, in one process.
     """
     data, user, available = facts.data, UserSettings(user_settings), _seconds(facts, user_settings)
-    every = data.training_images + data.validation_images + data.test_images
+    every = data.images
     features = every / (facts.machine.times_as_fast * images_per_second)
     took = f"the features of {every:,} images take about {duration(features)}"
     if features > available:
@@ -316,8 +316,7 @@ def _worth_trying(
     there: WeightsSearch, facts: PlanFacts, user_settings: Mapping[str, Any]
 ) -> list[WeightsAtHand]:
     """Return the largest files that may fit into the time and the memory."""
-    data, machine = facts.data, facts.machine
-    every = data.training_images + data.validation_images + data.test_images
+    machine, every = facts.machine, facts.data.images
     available = _seconds(facts, user_settings)
     flops = _FLOPS_OF_A_THREAD * machine.threads if machine.device == "cpu" else math.inf
     memory = machine.memory_gib * 2**30

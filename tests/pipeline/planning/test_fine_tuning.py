@@ -12,9 +12,9 @@ from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
-from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan, warm_start_plan
+from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import Measurement
-from patchline.pipeline.planning.plan import plan
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.training.initial_weights.starting_point import with_initial_weights
 from tests.pipeline.training.initial_weights.test_starting_point import FOUND as FROM_FILE
@@ -219,8 +219,8 @@ def test_a_third_of_the_length_with_strong_augmentation(
         speeds=(Speed(candidate="own", images_per_second=rate),),
     )
     follows = {f"model.{key}": value for key, value in FOUND.settings.items()}
-    cold = plan(facts, follows, follows=True)
-    made = warm_start_plan(facts, follows)
+    cold = plan(facts, follows)
+    made = plan(facts, follows, "classifier")
     numbers = []
     for each in (made, cold):
         training = each.settings["training"]

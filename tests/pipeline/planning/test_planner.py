@@ -19,7 +19,7 @@ from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.fine_tuning import FEATURES
 from patchline.pipeline.planning.measuring import OtherPrograms, Trial, measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
-from patchline.pipeline.planning.plan import plan
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.stages.stage import Context, Reporting
