@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from patchline.pipeline.config_files import Settings
 from patchline.pipeline.data.image_size import default_image_size
 from patchline.pipeline.planning import tiers
 from patchline.pipeline.planning.facts import PlanFacts, UserSettings
+from patchline.pipeline.planning.published import Published
 from patchline.pipeline.planning.tiers import (
     LARGEST_UNSHRUNK,
     OWN,
@@ -32,9 +34,7 @@ from patchline.pipeline.planning.tiers import (
 from patchline.pipeline.presets import PRESETS
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.initial_weights import recipe
-from patchline.pipeline.training.job import images_of_fits
 
-Settings = dict[str, Any]
 Start = Literal["random", "classifier", "encoder", "published", "unlabelled"]
 """What the training starts from: random weights; all weights of a model of Patchline's own, with or
 without classes; the features of other weights; or, without labels, any weights."""
@@ -145,13 +145,12 @@ class Draft:
     @cached_property
     def fits(self) -> list[float]:
         """The images in an epoch of each training: one, or the folds and the last one."""
-        return images_of_fits(
-            max(1, self.facts.data.training_images),
-            self.facts.data.validation_images,
-            folds=self.user.get("training.folds"),
-            refit=bool(self.user.get("training.refit")),
-            ensemble=bool(self.user.get("training.ensemble")),
-        )
+        return self.user.fits(self.facts.data)
+
+    @cached_property
+    def published(self) -> Published:
+        """The training of published weights, from what the user has set."""
+        return Published(self.facts, self.own)
 
     def repetitions(self) -> Iterator[Draft]:
         """Yield the plan with what repeats the training where the validation images are few.
@@ -159,12 +158,14 @@ class Draft:
         Folds choose the length on all images that are not held back for the test; a refit uses the
         validation images for training too.
         """
-        data = self.facts.data
+        data, many = self.facts.data, self.facts.data.is_mostly_validated
         if not self.may_repeat:
             return
-        if data.choosing_images < FEW_FOR_A_CHOICE and data.can_be_folded:
+        if self.start == "published":
+            many = many and self.published.trainable == "head"
+        elif data.choosing_images < FEW_FOR_A_CHOICE and data.can_be_folded:
             yield replace(self, repeated={"folds": FOLDS})
-        if data.choosing_images < _FEW_FOR_A_METRIC or data.is_mostly_validated:
+        if many or (self.start == "random" and data.choosing_images < _FEW_FOR_A_METRIC):
             yield replace(self, repeated={"refit": True})
 
     @property
@@ -175,7 +176,9 @@ class Draft:
         """
         data = self.facts.data
         possible = data.classes and data.validation_images and not data.unlabelled_images
-        is_open = self.start == "random" and not any(key in self.own for key in _ONE_FIT)
+        is_open = self.start in ("random", "published") and not any(
+            key in self.own for key in _ONE_FIT
+        )
         return bool(possible) and is_open
 
     # -- the model -----------------------------------------------------------------------------
@@ -451,7 +454,9 @@ def drafted(facts: PlanFacts, user_settings: Mapping[str, Any], start: Start = "
         facts = facts.model_copy(update={"length_share": recipe.WARM_SHARE})
     once = Draft(facts, UserSettings(user_settings), start)
     for several in once.repetitions():
-        enough = several.length.images_seen / several.batch >= _STEPS_OF_A_FIT
-        if several.chosen.tier == once.chosen.tier and enough:
+        if start == "published" or (
+            several.length.images_seen / several.batch >= _STEPS_OF_A_FIT
+            and several.chosen.tier == once.chosen.tier
+        ):
             return several
     return once

@@ -270,6 +270,22 @@ class UserSettings:
         limit = self.get("training.time_limit")
         return duration_seconds(limit) if limit else None
 
+    def fits(self, data: DataFacts) -> list[float]:
+        """Return the images in an epoch of each fit: one, or the folds and the last one.
+
+        Args:
+            data: the numbers of images.
+        """
+        from patchline.pipeline.training.job import images_of_fits
+
+        return images_of_fits(
+            max(1, data.training_images),
+            data.validation_images,
+            folds=self.get("training.folds"),
+            refit=bool(self.get("training.refit")),
+            ensemble=bool(self.get("training.ensemble")),
+        )
+
     @property
     def length_is_set(self) -> bool:
         """Whether the user decides how long the training is."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,13 +32,13 @@ from patchline.pipeline.planning.facts import (
     Speed,
     UserSettings,
 )
-from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring_job import (
     MODULE,
     MeasuredCandidate,
     Measurement,
     MeasuringJob,
 )
+from patchline.pipeline.planning.published import FEATURES
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import OWN
 from patchline.pipeline.planning.weights_choice import (
@@ -156,7 +155,6 @@ def planned(
         The plan; without speeds in its facts if they could not be measured.
     """
     facts, settings, begins = plan_facts(config, data), user_settings(config), _start(config, start)
-    decide = fine_tuning_plan if begins == "published" else partial(plan, start=begins)
     try:
         measured = choice.measurement if choice else None
         if measured is None:
@@ -166,8 +164,8 @@ def planned(
             measured = measured_apart(job, workspace)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
-        return _with_choice(with_assumptions(decide(facts, settings), config), config, choice)
-    made = decide(measured.added_to(facts), settings)
+        return _with_choice(with_assumptions(plan(facts, settings, begins), config), config, choice)
+    made = plan(measured.added_to(facts), settings, begins)
     made = with_assumptions(computed_as_measured(made, measured, settings), config)
     return _with_choice(made, config, choice)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from patchline.pipeline.config_files import Settings
 from patchline.pipeline.planning.draft import (
     PLAIN_SIDE,
     RATE,
@@ -14,7 +15,6 @@ from patchline.pipeline.planning.draft import (
     STRONGER_EPOCHS,
     STRONGEST_EPOCHS,
     Draft,
-    Settings,
 )
 from patchline.pipeline.workspace import cache_limit
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import merged
+from patchline.pipeline.config_files import Settings, merged
 from patchline.pipeline.planning import recipes, tiers
 from patchline.pipeline.planning.draft import (
     FULL_SIZE_FROM,
@@ -26,12 +26,11 @@ from patchline.pipeline.planning.draft import (
     RATE,
     SMALLER,
     Draft,
-    Settings,
     Start,
     drafted,
 )
-from patchline.pipeline.planning.facts import Plan, PlanFacts, UserSettings
-from patchline.pipeline.presets import PresetName
+from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning.published import FEATURES, STEP, shorter
 from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
 from patchline.pipeline.training.initial_weights import recipe
 
@@ -55,7 +54,7 @@ BUSY_CORES = 0.5
 """CPU cores used by other programs from which a plan mentions them, and tries fewer threads."""
 _DEFAULTS = RunConfig()
 _OWN: tuple[Start, ...] = ("random", "classifier", "encoder")
-_ALL: tuple[Start, ...] = (*_OWN, "unlabelled")
+_PUBLISHED: tuple[Start, ...] = ("published",)
 
 
 class Rule(NamedTuple):
@@ -88,13 +87,15 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any], start: Start = "ran
             left = draft.own.without_set(planned)
             settings = merged(left, settings)
             reasons += [rule.why(draft)] * (bool(left) or not planned)
+    published = draft.published if start == "published" else None
     return Plan(
         settings=settings,
         summary=_summary(draft, settings),
         reasons=tuple(filter(None, reasons)),
-        images_per_second=draft.length.images_per_second,
+        images_per_second=(published or draft.length).images_per_second,
+        seconds_before=published.seconds_before if published else 0.0,
         facts=draft.facts,
-        candidate=draft.chosen.name,
+        candidate="" if published else draft.chosen.name,
     )
 
 
@@ -113,9 +114,21 @@ def _stochastic_depth(draft: Draft) -> bool:
     return draft.user.leaves_model and bool(recipes.regularisation(draft)[1])
 
 
-def _workers(draft: Draft) -> int:
-    speed = draft.facts.speed_of(draft.chosen.name)
-    return tiers.workers(draft.facts.machine, speed)
+def _loader(draft: Draft) -> tuple[int, float]:
+    """Return the data-loader workers, and how many images each loads in a second.
+
+    Of published weights, only steps of all weights load images: each image of a head is predicted
+    once, and tokens are computed once too.
+    """
+    facts = draft.facts
+    if draft.start != "published":
+        speed = facts.speed_of(draft.chosen.name)
+        return tiers.workers(facts.machine, speed), speed.loaded_per_second
+    speed = facts.speed_of(FEATURES)
+    if draft.published.trainable in ("head", "last_blocks"):
+        return 0, 0.0
+    rate, loaded = speed.images_per_second / STEP, speed.loaded_per_second
+    return tiers.workers_for(facts.machine, rate, loaded), loaded
 
 
 # -- in words ----------------------------------------------------------------------------------
@@ -139,6 +152,8 @@ def _summary(draft: Draft, settings: Settings) -> tuple[str, ...]:
         rate = value(RATE, _DEFAULTS.optimizer.learning_rate)
         name = value("optimizer.name", _DEFAULTS.optimizer.name)
         return f"model: {of}", f"pre-training without labels: {long}, {name} at {rate:g}"
+    if draft.start == "published":
+        return _of_published(draft, value, is_limited="record" in settings)
     model = f"{value('model.name', 'vit')}"
     if user.leaves_model:
         depth = value("model.depth")
@@ -158,6 +173,27 @@ def _summary(draft: Draft, settings: Settings) -> tuple[str, ...]:
     pixels = f"{chosen.side}x{chosen.side} pixels"
     too_short = _too_short(draft) if draft.start == "random" else ()
     return f"model: {model}; {embedding} embedding of {pixels}", training, *too_short
+
+
+def _of_published(draft: Draft, value: Callable[..., Any], *, is_limited: bool) -> tuple[str, str]:
+    """Return the plan of published weights in two lines."""
+    side, limit = value("data.image_size", 0), value("training.time_limit", "")
+    pixels = f", for images of {side}x{side} pixels" if side else ""
+    model = f"model: that of the initial weights{pixels}"
+    if draft.published.part is None:
+        return model, "training: the head alone, on features that are computed once"
+    long = epochs_in_words(value("training.epochs"))
+    if limit:
+        most = value("training.max_epochs", 0)
+        long = limit + (f", at most {counted(most, 'epoch')}" if most else "")
+    elif is_limited:
+        long = f"{max(1, round(draft.published.part.updates)):,} steps"
+    first = {
+        "head_then_all": "the head, then all weights",
+        "last_blocks": f"the head, then the last {counted(draft.published.blocks, 'block')}",
+    }.get(draft.published.trainable, "all weights")
+    decay = value("optimizer.layer_decay")
+    return model, f"training: {first} for {long}, learning rate {value(RATE)}, layer decay {decay}"
 
 
 def _too_short(draft: Draft) -> tuple[str, ...]:
@@ -229,12 +265,8 @@ def _why_length(draft: Draft) -> str:
     return f"{known}: {took} ({aim}, at most {most}; {shorter(facts.preset)})"
 
 
-def why_repeated(draft: Draft) -> str:
-    """Return why the training is repeated, or not in spite of many validation images.
-
-    Args:
-        draft: with the planned settings that repeat it.
-    """
+def _why_repeated(draft: Draft) -> str:
+    """Return why the training is repeated, or not in spite of many validation images."""
     data = draft.facts.data
     known = data.choosing_in_words
     everything = data.training_images + data.validation_images
@@ -248,7 +280,7 @@ def why_repeated(draft: Draft) -> str:
             f"{known}: worth training on, so the model is trained once more on all {everything} "
             "images, for as many epochs as were best (training.refit)"
         )
-    if not (data.is_mostly_validated and draft.may_repeat):
+    if not (data.is_mostly_validated and draft.may_repeat) or draft.start == "published":
         return ""
     trained = f"{data.training_images:,} training images"
     return f"{known} beside {trained}: too little time to refit on all (training.refit)"
@@ -260,11 +292,10 @@ def _why_averaged(draft: Draft) -> str:
     return f"{known}: {why} {_AVERAGED} validations are averaged (training.average_last)"
 
 
-def time_of_teacher(facts: PlanFacts, user: UserSettings) -> str:
-    """Return how long a teacher predicts, in a sentence; empty without one."""
-    if not facts.teacher_seconds:
-        return ""
-    counts = "not part of training.time_limit" if user.seconds else "part of the preset's time"
+def _why_teacher(draft: Draft) -> str:
+    facts = draft.facts
+    is_set = draft.user.seconds
+    counts = "not part of training.time_limit" if is_set else "part of the preset's time"
     return (
         f"the teacher predicts {facts.teacher_per_second:,.0f} images/s, so its predictions take "
         f"about {duration(facts.teacher_seconds)} before the training, unless they are stored "
@@ -279,17 +310,6 @@ def _why_mirrored(draft: Draft) -> str:
     if model.get("patch_embedding", {}).get("mirror_equivariant"):
         return _WHY_MIRRORED
     return _WHY_FLIPPED if model.get("test_time_flip") else ""
-
-
-def _why_workers(draft: Draft) -> str:
-    loaded = draft.facts.speed_of(draft.chosen.name).loaded_per_second
-    return tiers.why_workers(draft.facts.machine, _workers(draft), loaded)
-
-
-def shorter(preset: PresetName) -> str:
-    """Return how a planned training is made shorter."""
-    by_preset = "" if preset == "quick" else "--preset quick or "
-    return f"for less, {by_preset}--training.time-limit"
 
 
 def _number(value: float) -> str:
@@ -310,12 +330,22 @@ RULES = (
         lambda _: {"optimizer": recipe.WARM_START["optimizer"]},
         starts=("unlabelled",),
     ),
+    Rule(_always, why=lambda d: d.published.why_measured(), starts=_PUBLISHED),
+    Rule(_always, why=lambda d: d.published.why_trainable(), starts=_PUBLISHED),
+    Rule(_always, lambda d: d.published.settings(), starts=_PUBLISHED),
+    Rule(_always, why=lambda d: d.published.why_no_more(), starts=_PUBLISHED),
     Rule(_always, why=_why_model),
     Rule(_always, lambda d: d.chosen.settings),
-    Rule(_always, Draft.length_settings, _why_length, _ALL),
-    Rule(_always, lambda d: d.repeated and {"training": d.repeated}, why_repeated, ("random",)),
+    Rule(_always, Draft.length_settings, _why_length, (*_OWN, "unlabelled")),
+    Rule(
+        _always,
+        lambda d: d.repeated and {"training": d.repeated},
+        _why_repeated,
+        ("random", "published"),
+    ),
+    Rule(_always, why=lambda d: d.published.why_no_blocks(), starts=_PUBLISHED),
     Rule(_is_averaged, lambda _: {"training": {"average_last": _AVERAGED}}, _why_averaged),
-    Rule(_always, why=lambda d: time_of_teacher(d.facts, d.user)),
+    Rule(lambda d: d.facts.teacher_seconds, why=_why_teacher, starts=_OWN + _PUBLISHED),
     Rule(
         lambda d: d.user.leaves_augmentation,
         lambda d: {"augmentation": recipes.augmentation(d)[0]},
@@ -323,7 +353,12 @@ RULES = (
     ),
     Rule(lambda d: d.is_mixed, lambda _: {"training": {"mixup": 0.2, "cutmix": 1.0}}),
     Rule(_always, why=_why_mirrored),
-    Rule(_workers, lambda d: {"data": {"workers": _workers(d)}}, _why_workers, _ALL),
+    Rule(
+        lambda d: _loader(d)[0],
+        lambda d: {"data": {"workers": _loader(d)[0]}},
+        lambda d: tiers.why_workers(d.facts.machine, *_loader(d)),
+        (*_OWN, "published", "unlabelled"),
+    ),
     Rule(
         lambda d: recipes.shuffle_window(d)[1],
         lambda d: {"training": {"shuffle_window": recipes.shuffle_window(d)[0]}},

@@ -16,9 +16,9 @@ from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.planning import measuring, planner
 from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
-from patchline.pipeline.planning.fine_tuning import FEATURES
 from patchline.pipeline.planning.measuring import OtherPrograms, Trial, measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
+from patchline.pipeline.planning.published import FEATURES
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.plan import PLAN
