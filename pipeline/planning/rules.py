@@ -52,9 +52,12 @@ _FEWEST_STEPS = 100
 leave as many."""
 BUSY_CORES = 0.5
 """CPU cores used by other programs from which a plan mentions them, and tries fewer threads."""
+_CROPPED_AWAY = 0.05
+"""Of an image; less is not worth another shape."""
 _DEFAULTS = RunConfig()
 _OWN: tuple[Start, ...] = ("random", "classifier", "encoder")
 _PUBLISHED: tuple[Start, ...] = ("published",)
+_ALL: tuple[Start, ...] = (*_OWN, *_PUBLISHED, "unlabelled")
 
 
 class Rule(NamedTuple):
@@ -129,6 +132,25 @@ def _loader(draft: Draft) -> tuple[int, float]:
         return 0, 0.0
     rate, loaded = speed.images_per_second / STEP, speed.loaded_per_second
     return tiers.workers_for(facts.machine, rate, loaded), loaded
+
+
+def _computed(draft: Draft) -> Settings:
+    """Return the threads and the precision in which the speed was measured, unless they are set.
+
+    They decide the last bits of the weights, so they are part of the plan, and the training
+    measures nothing again. A model that was too slow to be measured has those of the largest one
+    that was, from whose speed its own is estimated. Of published weights, passes without gradients
+    were measured, which do not tell the precision of steps of all weights: that is left to the
+    training, which measures it and remembers it.
+    """
+    machine, precision = draft.facts.machine, draft.facts.speed_near(draft.chosen.name).precision
+    if not precision:
+        return {}
+    has_steps = draft.start == "published" and "all" in draft.published.trainable
+    settings: Settings = {} if has_steps else {"precision": precision}
+    if machine.device == "cpu":
+        settings["threads"] = machine.threads
+    return draft.own.without_set({"training": settings})
 
 
 # -- in words ----------------------------------------------------------------------------------
@@ -312,6 +334,31 @@ def _why_mirrored(draft: Draft) -> str:
     return _WHY_FLIPPED if model.get("test_time_flip") else ""
 
 
+def _why_computed(draft: Draft) -> str:
+    training = _computed(draft)["training"]
+    threads = f" with {counted(training['threads'], 'thread')}" if "threads" in training else ""
+    precision = f" in {training['precision']}" if "precision" in training else ""
+    return f"computed{threads}{precision}, as in the measurement; --fresh measures again"
+
+
+def _why_loss(draft: Draft) -> str:
+    """Return how sets of labels are learned, and what is planned as for one label."""
+    is_set, losses = draft.own.get("training.loss"), {"asymmetric": "the asymmetric loss"}
+    loss = losses.get(is_set, "binary cross-entropy")
+    return (
+        f"an image may have several labels or none: {loss} of each label{' as set' * bool(is_set)} "
+        "(training.loss), and the weights with the best validation mAP; model, length and "
+        "augmentation follow the rules for images with one label"
+    )
+
+
+def _why_squashed(draft: Draft) -> str:
+    return (
+        f"the middle square of an image leaves out {draft.facts.data.cropped_away:.0%} of it, and "
+        "what its labels name may be there: images are squashed to a square instead (data.resize)"
+    )
+
+
 def _number(value: float) -> str:
     """Return a number with about two digits."""
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004 - two digits
@@ -357,7 +404,7 @@ RULES = (
         lambda d: _loader(d)[0],
         lambda d: {"data": {"workers": _loader(d)[0]}},
         lambda d: tiers.why_workers(d.facts.machine, *_loader(d)),
-        (*_OWN, "published", "unlabelled"),
+        _ALL,
     ),
     Rule(
         lambda d: recipes.shuffle_window(d)[1],
@@ -378,6 +425,16 @@ RULES = (
         lambda d: {
             "training": {"batch_size": d.batch, "ema_decay": recipes.regularisation(d)[0]},
         },
+    ),
+    Rule(_computed, _computed, _why_computed, _ALL),
+    Rule(
+        lambda d: d.facts.data.labels_per_image is not None, why=_why_loss, starts=_OWN + _PUBLISHED
+    ),
+    Rule(
+        lambda d: d.facts.data.cropped_away >= _CROPPED_AWAY,
+        lambda _: {"data": {"resize": "squash"}},
+        _why_squashed,
+        ("random", "published"),
     ),
 )
 """In the order of the reasons."""
