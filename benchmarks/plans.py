@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.model_figures import replaced
+from patchline.pipeline.planning.draft import Draft, drafted
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, PlanFacts, Speed
-from patchline.pipeline.planning.plan import FirstFit, decided, images_by_training, plan
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import image_side, tiers_for, work
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.terminal_words import duration
@@ -136,7 +137,7 @@ def table() -> Iterator[str]:
 
 def _row(case: Case, machine: Machine) -> str:
     facts, user = facts_of(case, machine), settings_of(case)
-    settings, decision = plan(facts, user).settings, decided(facts, user)
+    settings, decision = plan(facts, user).settings, drafted(facts, user)
     training = settings["training"]
     what = f"{case.images:,}, {case.classes:,}, {case.pixels}"
     time = f"{case.minutes:g} min" if case.minutes else f"`{case.preset}`"
@@ -146,7 +147,7 @@ def _row(case: Case, machine: Machine) -> str:
         time,
         machine.title,
         _model(settings),
-        _long(facts, decision, machine),
+        _long(decision, machine),
         f"{decision.batch}",
         f"`{settings['augmentation']['name']}`{mixed}",
         _repeated(training),
@@ -169,9 +170,9 @@ def _model(settings: dict[str, Any]) -> str:
     return f"{model['embed_dim']} wide, {blocks}{kind}, {side} px"
 
 
-def _long(facts: PlanFacts, decision: FirstFit, machine: Machine) -> str:
+def _long(decision: Draft, machine: Machine) -> str:
     """Return the length of the first fit, and how long all of them train."""
-    fits = images_by_training(facts, decision.user)
+    fits = decision.fits
     first = max(decision.length.seconds, decision.steps * machine.step_seconds)
     seconds = first * sum(fits) / fits[0]
     epochs = _number(decision.length.epochs)

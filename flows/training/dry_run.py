@@ -27,7 +27,7 @@ from patchline.pipeline.data.unlabelled_images import few_unlabelled
 from patchline.pipeline.evaluation.cost import predicting_seconds
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
-from patchline.pipeline.planning.fine_tuning import FEATURES
+from patchline.pipeline.planning.published import FEATURES
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.decode import DECODE
 from patchline.pipeline.stages.lines import line_of

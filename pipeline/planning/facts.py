@@ -14,6 +14,8 @@ SHARE_OF_EACH = 0.9
 """Of the speed of one process with a GPU of its own, what each of several reaches. An assumption:
 they wait for each other's gradients in every step."""
 
+_LEAST_BESIDE_TEACHER = 1 / 3
+"""Of a preset's time for the training itself, however slow the teacher is."""
 _MANY_TO_TRAIN_ON = 10_000
 """Labelled images with which a second training brings less than more epochs would."""
 
@@ -44,6 +46,11 @@ class DataFacts(FrozenModel):
     `patchline.pipeline.evaluation.metrics.mean_average_precision`."""
     cropped_away: float = 0.0
     """Median share of an image beside its middle square, of sets of labels."""
+
+    @property
+    def images(self) -> int:
+        """All images of the three splits."""
+        return self.training_images + self.validation_images + self.test_images
 
     @property
     def choosing_images(self) -> int:
@@ -194,6 +201,22 @@ class PlanFacts(FrozenModel):
         """How long the teacher's predictions take, unless some are stored."""
         return self.teacher_passes / self.teacher_per_second if self.teacher_per_second else 0.0
 
+    @property
+    def seconds_beside_teacher(self) -> float:
+        """Time of the preset that is left for the training."""
+        seconds = self.minutes * 60
+        return max(_LEAST_BESIDE_TEACHER * seconds, seconds - self.teacher_seconds)
+
+    def speed_of(self, candidate: str) -> Speed:
+        """Return the speed of a candidate, all zeros if it was not measured."""
+        of_none = Speed(candidate=candidate, images_per_second=0.0)
+        return next((each for each in self.speeds if each.candidate == candidate), of_none)
+
+    def speed_near(self, candidate: str) -> Speed:
+        """Return the speed of a candidate, or of the largest that was measured."""
+        own = self.speed_of(candidate)
+        return own if own in self.speeds or not self.speeds else self.speeds[-1]
+
 
 class Plan(FrozenModel):
     """Settings, in words and in full, with the reasons for them."""
@@ -235,10 +258,6 @@ class UserSettings:
         """Return whether a setting, or anything below it, is set."""
         return any(name == key or name.startswith(f"{key}.") for name in self.values)
 
-    def with_planned(self, planned: Mapping[str, Any]) -> UserSettings:
-        """Return the same settings with planned ones that the rest of the plan has to fit."""
-        return UserSettings({**self.values, **planned})
-
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a setting, or the default if it is not set."""
         return self.values.get(key, default)
@@ -250,6 +269,32 @@ class UserSettings:
 
         limit = self.get("training.time_limit")
         return duration_seconds(limit) if limit else None
+
+    def fits(self, data: DataFacts) -> list[float]:
+        """Return the images in an epoch of each fit: one, or the folds and the last one.
+
+        Args:
+            data: the numbers of images.
+        """
+        from patchline.pipeline.training.job import images_of_fits
+
+        return images_of_fits(
+            max(1, data.training_images),
+            data.validation_images,
+            folds=self.get("training.folds"),
+            refit=bool(self.get("training.refit")),
+            ensemble=bool(self.get("training.ensemble")),
+        )
+
+    @property
+    def length_is_set(self) -> bool:
+        """Whether the user decides how long the training is."""
+        return any(self.get(f"training.{key}") is not None for key in ("time_limit", "epochs"))
+
+    @property
+    def longest_set(self) -> int | None:
+        """The most epochs in a time limit, if the user sets both."""
+        return self.get("training.max_epochs") if self.seconds else None
 
     @property
     def leaves_model(self) -> bool:

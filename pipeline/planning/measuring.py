@@ -30,10 +30,10 @@ from patchline.pipeline.models.inference import PREDICTED_TOGETHER
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing.features import seconds_per_image, suitable_batch_size
+from patchline.pipeline.planning.draft import SMALLER, batch_of_images
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
-from patchline.pipeline.planning.plan import BUSY_CORES
-from patchline.pipeline.planning.recipes import SMALLER, batch_of_images
+from patchline.pipeline.planning.rules import BUSY_CORES
 from patchline.pipeline.planning.tiers import OWN
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.device import make_repeatable

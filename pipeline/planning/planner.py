@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import psutil
@@ -24,20 +23,12 @@ from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.evaluation.metrics.mean_average_precision import certain_positives
+from patchline.pipeline.planning.draft import FEW_FOR_A_CHOICE, FOLDS, Start, drafted
 from patchline.pipeline.planning.facts import (
     DataFacts,
     MachineFacts,
     Plan,
     PlanFacts,
-    Speed,
-    UserSettings,
-)
-from patchline.pipeline.planning.fine_tuning import (
-    FEATURES,
-    encoder_plan,
-    fine_tuning_plan,
-    warm_start_plan,
-    with_rate,
 )
 from patchline.pipeline.planning.measuring_job import (
     MODULE,
@@ -45,14 +36,8 @@ from patchline.pipeline.planning.measuring_job import (
     Measurement,
     MeasuringJob,
 )
-from patchline.pipeline.planning.plan import (
-    FEW_FOR_A_CHOICE,
-    FOLDS,
-    candidates,
-    measured_first,
-    plan,
-)
-from patchline.pipeline.planning.pretraining import pretraining_plan
+from patchline.pipeline.planning.published import FEATURES
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import OWN
 from patchline.pipeline.planning.weights_choice import (
     WeightsChoice,
@@ -63,7 +48,6 @@ from patchline.pipeline.planning.weights_choice import (
 )
 from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
-from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.distillation.job import views_of
 from patchline.pipeline.training.distillation.teacher import teacher_folder
@@ -82,17 +66,12 @@ from patchline.pipeline.workspace.workspace import workspace_of
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
 CODE = (
-    *(f"{MODULE}.{name}" for name in ("__main__", "planner", "plan", "fine_tuning", "pretraining")),
-    f"{MODULE}.weights_choice",
+    *(f"{MODULE}.{name}" for name in ("__main__", "planner", "rules", "weights_choice")),
     "patchline.pipeline.models.layers",
 )
 """Where the code begins that decides a plan."""
-_CROPPED_AWAY = 0.05
-"""Of an image; less is not worth another shape."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
 _KEPT_OF_DATA = ("image_size", "workers", "resize")
-_FOLLOW = ("data.image_size", "training.trainable", "training.last_blocks")
-"""Settings besides those of the model that follow from initial weights."""
 OnNote = Callable[[str], None]
 
 
@@ -121,14 +100,17 @@ def wants_weights(config: RunConfig, data: IngestedData) -> bool:
 
 def weights_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
     """Return everything that decides the choice of weights, but the measurement."""
-    request = _weights_request(config, data)
+    found = local_weights.search(config.name or data.name).model_dump_json()
+    known = _ingredients(config, data)
+    return {**known, "local_weights": found, **stage_keys.package_versions()}
+
+
+def _ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
     return {
         "data": data.fingerprint,
-        "facts": request.facts.model_dump_json(),
-        "settings": json.dumps(request.settings, sort_keys=True),
-        "local_weights": local_weights.search(config.name or data.name).model_dump_json(),
+        "facts": plan_facts(config, data).model_dump_json(),
+        "settings": json.dumps(user_settings(config), sort_keys=True),
         "code": stage_keys.code(*CODE),
-        **stage_keys.package_versions(),
     }
 
 
@@ -143,7 +125,7 @@ def choose_weights(config: RunConfig, data: IngestedData, workspace: Path) -> We
 
     def measure(follows: RunConfig) -> Measurement:
         facts = plan_facts(follows, data)
-        job = measuring_job(follows, data, facts, user_settings(follows))
+        job = measuring_job(follows, data, facts, _start(follows, None))
         return measured_apart(job, workspace)
 
     return choose(_weights_request(config, data), workspace, measure)
@@ -170,163 +152,50 @@ def planned(
     Returns:
         The plan; without speeds in its facts if they could not be measured.
     """
-    request = _request(config, data, start)
+    facts, begins = plan_facts(config, data), _start(config, start)
     try:
         measured = choice.measurement if choice else None
         if measured is None:
             sha256 = config.record.teacher_sha256
             teacher = teacher_folder(workspace, sha256).resolve() if sha256 else None
-            job = measuring_job(config, data, request.facts, request.settings, teacher)
+            job = measuring_job(config, data, facts, begins, teacher)
             measured = measured_apart(job, workspace)
+        facts = measured.added_to(facts)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
-        estimated = request.decide(request.facts, request.settings)
-        return _with_choice(with_assumptions(estimated, config), config, choice)
-    made = request.decide(measured.added_to(request.facts), request.settings)
-    made = with_assumptions(computed_as_measured(made, measured, request.settings), config)
-    return _with_choice(made, config, choice)
-
-
-def computed_as_measured(
-    made: Plan, measured: Measurement, user_settings: Mapping[str, Any]
-) -> Plan:
-    """Return the plan with the threads and the precision in which its speed was measured.
-
-    They decide the last bits of the weights, so they are part of the plan, and the training
-    measures nothing again. A model that was too slow to be measured has those of the largest one
-    that was, from whose speed its own is estimated. Of published weights, passes without gradients
-    were measured, which do not tell the precision of steps of all weights: that is left to the
-    training, which measures it and remembers it.
-    """
-    own = [each for each in measured.speeds if each.candidate == made.candidate]
-    speed = (own or list(measured.speeds))[-1]
-    precision = "" if _has_other_steps(made, speed, user_settings) else speed.precision
-    measured_in = {"precision": precision, "threads": measured.threads}
-    settings = {key: value for key, value in measured_in.items() if value}
-    left = UserSettings(user_settings).without_set({"training": settings})
-    computed = left.get("training", {})
-    if not computed:
-        return made
-    threads = f" with {counted(computed['threads'], 'thread')}" if "threads" in computed else ""
-    precision = f" in {computed['precision']}" if "precision" in computed else ""
-    words = f"computed{threads}{precision}, as in the measurement; --fresh measures again"
-    return made.model_copy(
-        update={
-            "settings": config_files.merged(made.settings, left),
-            "reasons": (*made.reasons, words),
-        }
-    )
-
-
-def _has_other_steps(made: Plan, speed: Speed, user_settings: Mapping[str, Any]) -> bool:
-    """Return whether the training has steps of all weights where passes of them were measured."""
-    planned = made.settings.get("training", {}).get("trainable")
-    trainable = user_settings.get("training.trainable") or planned
-    return speed.candidate == FEATURES and trainable in ("head_then_all", "all")
-
-
-def _with_choice(made: Plan, config: RunConfig, choice: WeightsChoice | None) -> Plan:
-    """Return the plan with the reasons for its weights before its others, and those of sets after.
-
-    Args:
-        made: the plan.
-        config: of the run, not resolved.
-        choice: of initial weights, if the plan has made one.
-    """
-    if made.facts.data.labels_per_image is not None:
-        made = _for_sets(made, config)
+    made = plan(facts, user_settings(config), begins)
+    assumed = unmeasured_symmetries(with_plan(config, made))
+    changed = [assumed] * (assumed not in ("", unmeasured_symmetries(config)))
     first, others = (choice.reasons[:1], choice.reasons[1:]) if choice else ((), ())
-    changes = {"summary": (*made.summary, *first), "reasons": (*others, *made.reasons)}
+    changes = {"summary": (*made.summary, *first), "reasons": (*others, *made.reasons, *changed)}
     return made.model_copy(update=changes)
 
 
-def _for_sets(made: Plan, config: RunConfig) -> Plan:
-    """Return the plan with what sets of labels need besides, and the reasons."""
-    reasons, settings, away = [_why_loss(config)], made.settings, made.facts.data.cropped_away
-    is_open = not _is_warm_start(config) and "data.resize" not in user_settings(config)
-    if away >= _CROPPED_AWAY and is_open:
-        settings = config_files.merged(settings, {"data": {"resize": "squash"}})
-        reasons.append(
-            f"the middle square of an image leaves out {away:.0%} of it, and what its labels name "
-            "may be there: images are squashed to a square instead (data.resize)"
-        )
-    return made.model_copy(update={"settings": settings, "reasons": (*made.reasons, *reasons)})
-
-
-class _SetFacts(NamedTuple):
-    """What only the labels and sizes of the images tell about sets of labels."""
-
-    positives: float | None = None
-    """Of the validation images."""
-    cropped_away: float = 0.0
-
-
-def _set_facts(data: IngestedData) -> _SetFacts:
-    """Return the facts about sets of labels; none for images with one class."""
+def _of_sets(data: IngestedData) -> dict[str, float]:
+    """Return what only the labels and sizes of the images tell about sets of labels, if any."""
     if data.task != MULTI_LABEL or not data.classes:
-        return _SetFacts()
+        return {}
     rows = manifests.usable(manifests.load(data.manifest_file))
     texts = rows.loc[rows["split"] == "validation", "label"]
     sides = rows[["width", "height"]].to_numpy(np.float64)
     away = 1 - sides.min(1) / np.maximum(1, sides.max(1))
-    return _SetFacts(
-        certain_positives(label_sets.matrix(list(texts), data.classes)),
-        round(float(np.median(away)), 3) if len(away) else 0.0,
-    )
-
-
-def _why_loss(config: RunConfig) -> str:
-    """Return how sets of labels are learned, and what is planned as for one label."""
-    training = config.training.for_labels(several=True)
-    loss = {"bce": "binary cross-entropy", "asymmetric": "the asymmetric loss"}[str(training.loss)]
-    set_by = " as set" if config.training.loss else ""
-    return (
-        f"an image may have several labels or none: {loss} of each label{set_by} (training.loss), "
-        "and the weights with the best validation mAP; model, length and augmentation follow the "
-        "rules for images with one label"
-    )
-
-
-def _labels_per_image(data: IngestedData) -> float | None:
-    """Return the mean number of labels of an image; None if each has one class."""
-    if data.task != MULTI_LABEL or not data.classes:
-        return None
     labelled = sum(count for split, count in data.counts.items() if split != UNLABELLED)
-    return round(sum(data.class_counts.values()) / max(1, labelled), 3)
+    return {
+        "labels_per_image": round(sum(data.class_counts.values()) / max(1, labelled), 3),
+        "validation_positives": certain_positives(label_sets.matrix(list(texts), data.classes)),
+        "cropped_away": round(float(np.median(away)), 3) if len(away) else 0.0,
+    }
 
 
-class _PlanRequest(NamedTuple):
-    """What is to be planned, and by which rules."""
-
-    facts: PlanFacts
-    settings: Mapping[str, Any]
-    """Of the user, by dotted key."""
-    given: str
-    """For the weights of an encoder: the settings that do not follow from them."""
-    decide: Callable[[PlanFacts, Mapping[str, Any]], Plan]
-
-
-def _request(config: RunConfig, data: IngestedData, start: InitialWeights | None) -> _PlanRequest:
-    facts, settings = plan_facts(config, data), user_settings(config)
+def _start(config: RunConfig, weights: InitialWeights | None) -> Start:
+    """Return what the training starts from."""
     if not uses_labels(config):
-        return _PlanRequest(facts, settings, "", pretraining_plan)
-    if _is_warm_start(config):
-        if start is None or start.classes:
-            return _PlanRequest(facts, settings, "", warm_start_plan)
-        given = given_by_user(config, settings)
-        from_encoder = partial(encoder_plan, given=given)
-        names = ", ".join(sorted(given))
-        return _PlanRequest(facts, with_rate(settings), f"encoder: {names}", from_encoder)
-    decide = fine_tuning_plan if _has_frozen_features(config) else plan
-    return _PlanRequest(facts, settings, "", decide)
-
-
-def with_assumptions(made: Plan, config: RunConfig) -> Plan:
-    """Return the plan with what its augmentation takes for granted, unless the user has set it."""
-    assumed = unmeasured_symmetries(with_plan(config, made))
-    if not assumed or assumed == unmeasured_symmetries(config):
-        return made
-    return made.model_copy(update={"reasons": (*made.reasons, assumed)})
+        return "unlabelled"
+    if _has_frozen_features(config):
+        return "published"
+    if not config.model.init:
+        return "random"
+    return "classifier" if weights is None or weights.classes else "encoder"
 
 
 def with_plan(config: RunConfig, made: Plan) -> RunConfig:
@@ -387,24 +256,22 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
     device = choose_device(config.training, machine)
     greyscale = config.data.channels == 1 if config.data.channels else data.greyscale
     memory = round(psutil.virtual_memory().total / 2**30, 1)
-    of_sets = _set_facts(data)
+    of_data = DataFacts(
+        training_images=data.training_images,
+        unlabelled_images=data.counts.get(UNLABELLED, 0),
+        validation_images=data.counts["validation"],
+        test_images=data.counts["test"],
+        classes=len(data.classes),
+        median_side=data.median_side,
+        greyscale=greyscale,
+        mirror_symmetric=data.mirror.is_symmetric,
+        mirror=data.mirror.why,
+        **_of_sets(data),
+    )
+    folded = _can_be_folded(config, data, of_data)
     return PlanFacts(
         preset=config.preset.name if config.preset else "balanced",
-        data=DataFacts(
-            training_images=data.training_images,
-            unlabelled_images=data.counts.get(UNLABELLED, 0),
-            validation_images=data.counts["validation"],
-            test_images=data.counts["test"],
-            classes=len(data.classes),
-            median_side=data.median_side,
-            greyscale=greyscale,
-            mirror_symmetric=data.mirror.is_symmetric,
-            mirror=data.mirror.why,
-            can_be_folded=_can_be_folded(config, data, of_sets),
-            labels_per_image=_labels_per_image(data),
-            validation_positives=of_sets.positives,
-            cropped_away=of_sets.cropped_away,
-        ),
+        data=of_data.model_copy(update={"can_be_folded": folded}),
         machine=MachineFacts(
             device=device,
             name=this_processor().name if device == "cpu" else machine.devices[device],
@@ -428,15 +295,12 @@ def _teacher_passes(config: RunConfig, data: IngestedData) -> int:
     return data.training_images * len(views)
 
 
-def _can_be_folded(config: RunConfig, data: IngestedData, of_sets: _SetFacts) -> bool:
+def _can_be_folded(config: RunConfig, data: IngestedData, facts: DataFacts) -> bool:
     """Return whether folds may be planned: the validation images are few, and each class divides.
 
     Where the validation images are enough, nobody asks, and the manifest is not read.
     """
-    choosing = data.counts["validation"]
-    if of_sets.positives is not None:
-        choosing = min(choosing, round(of_sets.positives))
-    if not data.classes or choosing >= FEW_FOR_A_CHOICE:
+    if not facts.classes or facts.choosing_images >= FEW_FOR_A_CHOICE:
         return False
     rows = manifests.usable(manifests.load(data.manifest_file))
     try:
@@ -453,35 +317,22 @@ def ingredients(
     start: InitialWeights | None = None,
 ) -> Ingredients:
     """Return everything that decides a plan, but the measurement."""
-    chosen = {"weights": choice.model_dump_json()} if choice else {}
-    request = _request(config, data, start)
-    given = {"given": request.given} if _is_warm_start(config) else {}
-    return {
-        "data": data.fingerprint,
-        "facts": request.facts.model_dump_json(),
-        "settings": json.dumps(user_settings(config), sort_keys=True),
-        "code": stage_keys.code(*CODE),
-        **_measured_with(config),
-        **given,
-        **chosen,
-    }
-
-
-def _measured_with(config: RunConfig) -> Ingredients:
-    """Return what a measured speed depends on beside what the user has set.
-
-    The versions of packages count: another torch trains at another speed, and other weights.
-    """
+    # The versions of packages count: another torch trains at another speed, and other weights.
     kinds: tuple[Kind, ...] = ("augmentation", "objective", "model", "patch_embedding")
-    objective = stage_keys.settings(config, "objective")
-    return {**objective, **stage_keys.software(config, *kinds)}
+    return {
+        **_ingredients(config, data),
+        "start": _start(config, start),
+        **stage_keys.settings(config, "objective"),
+        **stage_keys.software(config, *kinds),
+        **({"weights": choice.model_dump_json()} if choice else {}),
+    }
 
 
 def measuring_job(
     config: RunConfig,
     data: IngestedData,
     facts: PlanFacts,
-    set_keys: Mapping[str, Any],
+    start: Start,
     teacher: Path | None = None,
 ) -> MeasuringJob:
     """Return the candidates for a run, and how long measuring them may take.
@@ -490,25 +341,26 @@ def measuring_job(
         config: with a preset; not resolved.
         data: what is trained on.
         facts: that need no measurement.
-        set_keys: what the user has set, by dotted key.
+        start: what the training starts from.
         teacher: folder of the model that predicts the training images, if there is one.
     """
-    if not uses_labels(config):
+    if start == "unlabelled":
         whole = _resolved(config, data, {})
         return _job(config, data, [MeasuredCandidate(name=OWN, config=whole)])
-    if _has_frozen_features(config):
+    if start == "published":
         # What needs all weights does not change the speed of their features.
         alone = {**recipe.OF_ALL_WEIGHTS, "trainable": "head"}
         record = {"extends": None, "teacher_sha256": None}
         whole = _resolved(config, data, {"training": alone, "record": record})
         features = MeasuredCandidate(name=FEATURES, config=whole, features_only=True)
         return _job(config, data, [features], teacher)
-    unmeasured = plan(facts, set_keys).settings
+    settings = user_settings(config)
+    unmeasured = plan(facts, settings, start).settings
     measured = [
         MeasuredCandidate(
             name=each.name, config=_resolved(config, data, {**unmeasured, **each.settings})
         )
-        for each in measured_first(facts, candidates(facts, set_keys))
+        for each in drafted(facts, settings, start).measured_first
     ]
     return _job(config, data, measured, teacher)
 
@@ -523,19 +375,6 @@ def _has_frozen_features(config: RunConfig) -> bool:
     if not reference:
         return False
     return recipe.is_published(str(reference)) or config.training.trainable != "all"
-
-
-def _is_warm_start(config: RunConfig) -> bool:
-    """Return whether all weights of a model of ours are trained again."""
-    return bool(config.model.init) and not _has_frozen_features(config)
-
-
-def given_by_user(config: RunConfig, set_keys: Mapping[str, Any]) -> set[str]:
-    """Return the keys of what the user has set, without what follows from the initial weights."""
-    listed = set(config.record.set_by_user or ())
-    recipes = config_files.dotted_keys(recipe.FINE_TUNING)
-    follow = {key for key in set_keys if key.startswith("model.") or key in {*_FOLLOW, *recipes}}
-    return {key for key in set_keys if key in listed or key not in follow}
 
 
 def _job(

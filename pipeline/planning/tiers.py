@@ -393,11 +393,6 @@ def _alone(measured: Speed) -> float:
     return 1 / max(_LEAST_SHARE_OF_TIME * seconds, seconds - 1 / measured.loaded_per_second)
 
 
-def is_measured(facts: PlanFacts, name: str) -> bool:
-    """Return whether the speed of a candidate was measured itself."""
-    return any(speed.candidate == name for speed in facts.speeds)
-
-
 def guessed(machine: MachineFacts, tier: Tier, facts: PlanFacts) -> float:
     """Return the speed of a tier on a machine where nothing was measured."""
     flops = _ACCELERATOR_FLOPS.get(machine.device, _THREAD_FLOPS * machine.threads)

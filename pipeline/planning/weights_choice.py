@@ -17,9 +17,8 @@ from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.errors import ConfigError, PluginError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed, UserSettings
-from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan, why_no_blocks
 from patchline.pipeline.planning.measuring_job import Measurement
-from patchline.pipeline.presets import PRESETS
+from patchline.pipeline.planning.published import FEATURES, Published
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.initial_weights import local_weights
 from patchline.pipeline.training.initial_weights.local_weights import WeightsAtHand, WeightsSearch
@@ -141,18 +140,15 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
         user_settings: what the user has set, by dotted key.
         images_per_second: of their features, in one process.
     """
-    data, user, available = facts.data, UserSettings(user_settings), _seconds(facts, user_settings)
-    every = data.training_images + data.validation_images + data.test_images
-    features = every / (facts.machine.times_as_fast * images_per_second)
-    took = f"the features of {every:,} images take about {duration(features)}"
-    if features > available:
-        why = f"{took}, more than the {duration(available)} that there are"
-        return Weighed(wins=False, features=features, why=why)
     speed = Speed(candidate=FEATURES, images_per_second=images_per_second)
-    made = fine_tuning_plan(facts.model_copy(update={"speeds": (speed,)}), user_settings)
-    trainable = user.get("training.trainable") or made.settings["training"]["trainable"]
-    without = f" ({dropped})" if (dropped := why_no_blocks(made.facts, user_settings)) else ""
-    if trainable != "head":
+    started = Published(facts.model_copy(update={"speeds": (speed,)}), UserSettings(user_settings))
+    data, features = facts.data, started.feature_seconds
+    took = f"the features of {data.images:,} images take about {duration(features)}"
+    if features > started.seconds:
+        why = f"{took}, more than the {duration(started.seconds)} that there are"
+        return Weighed(wins=False, features=features, why=why)
+    without = f" ({dropped})" if (dropped := started.why_no_blocks()) else ""
+    if started.trainable != "head":
         why = f"{took}, and there are images and time to train more than the head"
         return Weighed(wins=True, features=features, why=why)
     if unused := _among(user_settings, _OF_MORE_THAN_A_HEAD):
@@ -316,8 +312,7 @@ def _worth_trying(
     there: WeightsSearch, facts: PlanFacts, user_settings: Mapping[str, Any]
 ) -> list[WeightsAtHand]:
     """Return the largest files that may fit into the time and the memory."""
-    data, machine = facts.data, facts.machine
-    every = data.training_images + data.validation_images + data.test_images
+    machine, every = facts.machine, facts.data.images
     available = _seconds(facts, user_settings)
     flops = _FLOPS_OF_A_THREAD * machine.threads if machine.device == "cpu" else math.inf
     memory = machine.memory_gib * 2**30
@@ -343,7 +338,7 @@ def _among(user_settings: Mapping[str, Any], keys: Collection[str]) -> str:
 
 
 def _seconds(facts: PlanFacts, user_settings: Mapping[str, Any]) -> float:
-    return UserSettings(user_settings).seconds or PRESETS[facts.preset].minutes * 60
+    return Published(facts, UserSettings(user_settings)).seconds
 
 
 # -- in words ----------------------------------------------------------------------------------

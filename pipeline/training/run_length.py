@@ -9,7 +9,7 @@ The time limit, `training.time_limit`, counts from the first step and includes t
 is kept by two classes: `step_plan.TimePlanner` moves the last step by the measured speed, and
 `Timed` chooses when to validate and on how many images. Folds and a refit share it
 (`parts.run_parts`); the features of a frozen model are not in it (`parts.probe` says so). A preset
-sets it to the minutes of its plan (`pipeline/planning/plan.py`). A run records the steps that it
+sets it to the minutes of its plan (`pipeline/planning/rules.py`). A run records the steps that it
 planned in its resolved config, which then replays by steps.
 """
 

@@ -12,9 +12,9 @@ from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
-from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan, warm_start_plan
 from patchline.pipeline.planning.measuring_job import Measurement
-from patchline.pipeline.planning.plan import plan
+from patchline.pipeline.planning.published import FEATURES
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.training.initial_weights.starting_point import with_initial_weights
 from tests.pipeline.training.initial_weights.test_starting_point import FOUND as FROM_FILE
@@ -28,7 +28,8 @@ def made(speed: float, images: int = 3000, classes: int = 5, **asked: Any) -> Pl
     )  # fmt: skip
     speeds = (Speed(candidate=FEATURES, images_per_second=speed),) if speed else ()
     settings = {key.replace("__", "."): value for key, value in asked.items()}
-    return fine_tuning_plan(PlanFacts(preset="balanced", data=data, speeds=speeds), settings)
+    facts = PlanFacts(preset="balanced", data=data, speeds=speeds)
+    return plan(facts, settings, "published")
 
 
 def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
@@ -60,10 +61,10 @@ def test_a_large_model_on_a_small_gpu_trains_what_fits(
             "parameters": 632_000_000,
         }
     )
-    plan = fine_tuning_plan(facts, {"model.name": model})
-    assert plan.settings["training"]["trainable"] == trainable
+    planned = plan(facts, {"model.name": model}, "published")
+    assert planned.settings["training"]["trainable"] == trainable
     why = "training all 632 million weights takes 12 GiB besides the images of a step"
-    assert any(why in each for each in plan.reasons) is (gib == 16)
+    assert any(why in each for each in planned.reasons) is (gib == 16)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,6 @@ def test_the_time_limit_is_the_time_for_all_weights() -> None:
         {"training__average_last": 3},
         {"training__ensemble": True, "training__folds": 5},
         {"training__teacher": "flowers@champion"},
-        {"record__extends": "132e24fd"},
     ],
 )
 def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
@@ -152,8 +152,8 @@ def test_processes_that_share_no_folder_do_not_train_the_last_blocks() -> None:
     for machines, planned in ((1, "last_blocks"), (2, "head")):
         machine = facts.machine.model_copy(update={"cache_gib": 100.0, "machines": machines})
         several = facts.model_copy(update={"machine": machine})
-        plan = fine_tuning_plan(several, {"training.processes": 2})
-        assert plan.settings["training"]["trainable"] == planned
+        settings = plan(several, {"training.processes": 2}, "published").settings
+        assert settings["training"]["trainable"] == planned
 
 
 FOUND = FROM_FILE.model_copy(
@@ -219,8 +219,8 @@ def test_a_third_of_the_length_with_strong_augmentation(
         speeds=(Speed(candidate="own", images_per_second=rate),),
     )
     follows = {f"model.{key}": value for key, value in FOUND.settings.items()}
-    cold = plan(facts, follows, follows=True)
-    made = warm_start_plan(facts, follows)
+    cold = plan(facts, follows)
+    made = plan(facts, follows, "classifier")
     numbers = []
     for each in (made, cold):
         training = each.settings["training"]

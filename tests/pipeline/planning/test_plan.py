@@ -9,9 +9,10 @@ import pytest
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import dotted_keys, merged, validated
+from patchline.pipeline.planning.draft import drafted
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
-from patchline.pipeline.planning.plan import decided, plan
 from patchline.pipeline.planning.planner import with_plan
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.presets import PRESETS
 from patchline.plugin_api import DataTraits
@@ -155,7 +156,6 @@ def test_photographs_with_several_labels_are_not_cropped() -> None:
         {"optimizer.weight_decay": 0.33, "optimizer.schedule": "wsd"},
         {"training.epochs": 7, "training.batch_size": 20},
         {"training.ema_decay": 0.5, "training.label_smoothing": 0.0},
-        {"record.step_plan": [[0, 0.0, 90]]},
         {"data.image_size": 24},
     ],
     ids=",".join,
@@ -255,7 +255,7 @@ def test_an_epoch_is_planned_with_its_end(folds: int | None) -> None:
     """All steps, validations and copies of the weights together take the time limit."""
     given, user = slow_ends(500, 0.05), {"training.time_limit": "1m", "training.folds": folds}
     tiny = given.speeds[0].model_copy(update={"candidate": "tiny"})
-    made = decided(given.model_copy(update={"speeds": (tiny, *given.speeds)}), user)
+    made = drafted(given.model_copy(update={"speeds": (tiny, *given.speeds)}), user)
     trained, validated, all_fits = (480, 120, 6 * 480 + 120) if folds else (500, 100, 500)
     epoch = trained / 1_000 + validated / 5_000 + 0.05
     assert made.length.epochs == pytest.approx(60 * trained / all_fits / epoch)

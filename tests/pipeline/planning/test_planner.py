@@ -15,11 +15,11 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.planning import measuring, planner
-from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
-from patchline.pipeline.planning.fine_tuning import FEATURES
+from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.measuring import OtherPrograms, Trial, measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
-from patchline.pipeline.planning.plan import plan
+from patchline.pipeline.planning.published import FEATURES
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.plan import PLAN
 from patchline.pipeline.stages.stage import Context, Reporting
@@ -122,8 +122,7 @@ def test_what_labels_name_is_not_cut_off(tmp_path: Path, width: int, share: floa
         assert planner.user_settings(config).get("data.resize") == resize
         facts = planner.plan_facts(config, data)
         assert facts.data.cropped_away == pytest.approx(share, abs=0.03)
-        decided = plan(facts, planner.user_settings(config))
-        made[resize] = planner._with_choice(decided, config, None)
+        made[resize] = plan(facts, planner.user_settings(config))
     squashed = made[None].settings["data"].get("resize") == "squash"
     assert squashed == (share > 0.05)
     assert any("leaves out 33% of it" in each for each in made[None].reasons) == squashed
@@ -172,25 +171,22 @@ _SPEEDS = (
 
 
 @pytest.mark.parametrize(
-    ("candidate", "user", "settings", "words"),
+    ("images", "user", "settings", "words"),
     [
-        ("tiny", {}, ("float32", 1), "computed with 1 thread in float32, as"),
-        ("small", {}, ("bfloat16", 1), "1 thread in bfloat16"),
-        ("tiny", {"training.threads": 4}, ("float32", None), "computed in float32, as"),
-        ("tiny", {"training.precision": "float32", "training.threads": 1}, (None, None), ""),
+        (9, {}, ("float32", 1), "computed with 1 thread in float32, as"),
+        (50_000, {}, ("bfloat16", 1), "1 thread in bfloat16"),
+        (9, {"training.threads": 4}, ("float32", None), "computed in float32, as"),
+        (9, {"training.precision": "float32", "training.threads": 1}, (None, None), ""),
     ],
 )
 def test_the_plan_computes_as_it_measured(
-    candidate: str, user: dict[str, Any], settings: tuple[str | None, int | None], words: str
+    images: int, user: dict[str, Any], settings: tuple[str | None, int | None], words: str
 ) -> None:
     """Threads and precision are settings of the plan, unless the user has set them."""
-    facts = PlanFacts(preset="quick", data=DataFacts(training_images=9, classes=2, median_side=32))
-    made = Plan(
-        settings={}, summary=(), reasons=(), images_per_second=1.0, facts=facts, candidate=candidate
-    )
-    measured = Measurement(speeds=_SPEEDS, threads=1)
-    whole = planner.computed_as_measured(made, measured, user)
-    training = whole.settings.get("training", {})
+    data = DataFacts(training_images=images, classes=2, median_side=32)
+    facts = PlanFacts(preset="quick", data=data, machine=MachineFacts(threads=1), speeds=_SPEEDS)
+    made = plan(facts, {"training.time_limit": "24h", **user})
+    training = made.settings["training"]
     assert (training.get("precision"), training.get("threads")) == settings
-    assert words in whole.text()
-    assert bool(whole.reasons) is bool(words)
+    assert words in made.text()
+    assert ("as in the measurement" in made.text()) is bool(words)

@@ -8,14 +8,9 @@ from itertools import pairwise, product
 import pytest
 
 from benchmarks.plans import CPU, MACHINES, Case, Machine, facts_of, settings_of, table
+from patchline.pipeline.planning.draft import Draft, drafted
 from patchline.pipeline.planning.facts import PlanFacts
-from patchline.pipeline.planning.plan import (
-    FirstFit,
-    decided,
-    images_by_training,
-    most_epochs,
-    plan,
-)
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import (
     tiers_for,
     work,
@@ -34,21 +29,20 @@ ENOUGH = 5_000
 """Updates from which a GPU's batches grow at their expense."""
 
 
-def decision(case: Case, machine: Machine) -> tuple[PlanFacts, FirstFit]:
+def decision(case: Case, machine: Machine) -> tuple[PlanFacts, Draft]:
     """Return what is planned for a case."""
     facts = facts_of(case, machine)
-    return facts, decided(facts, settings_of(case))
+    return facts, drafted(facts, settings_of(case))
 
 
-def place(facts: PlanFacts, made: FirstFit) -> int:
+def place(facts: PlanFacts, made: Draft) -> int:
     """Return the place of the model among those for such images."""
     return tiers_for(facts.data.median_side).index(made.chosen.tier)
 
 
-def total(facts: PlanFacts, made: FirstFit) -> float:
+def total(made: Draft) -> float:
     """Return the multiplications of all fits."""
-    fits = images_by_training(facts, made.user)
-    seen = made.length.images_seen * sum(fits) / fits[0]
+    seen = made.length.images_seen * sum(made.fits) / made.fits[0]
     return seen * work(made.chosen.tier, made.chosen.side, 3)
 
 
@@ -67,7 +61,7 @@ def test_more_images_never_get_less() -> None:
             if more.chosen.tier != fewer.chosen.tier:
                 continue
             assert more.batch >= fewer.batch, where
-            has_time = more.length.epochs >= most_epochs(others, more.user)
+            has_time = more.length.epochs >= more.most_epochs
             if has_time and more.repeated == fewer.repeated:
                 assert more.steps >= min(ENOUGH, ROUNDING * fewer.steps), where
 
@@ -81,7 +75,7 @@ def test_more_time_and_a_faster_machine_never_get_less() -> None:
             for (facts, less), (others, more) in pairwise(made):
                 where = (machine.title, images, pixels, classes, less.length)
                 assert place(others, more) >= place(facts, less), where
-                assert total(others, more) >= 0.95 * total(facts, less), where
+                assert total(more) >= 0.95 * total(less), where
                 if (more.chosen.tier, more.repeated) == (less.chosen.tier, less.repeated):
                     assert more.batch >= less.batch, where
                     assert more.steps >= min(ENOUGH, ROUNDING * less.steps), where

@@ -11,12 +11,12 @@ import pytest
 
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.planning import measuring
+from patchline.pipeline.planning.draft import Start, drafted
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, PlanFacts, Speed
-from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from patchline.pipeline.planning.measuring import loaded_per_second, measure
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, MeasuringJob
-from patchline.pipeline.planning.plan import candidates, measured_first, plan
-from patchline.pipeline.planning.pretraining import pretraining_plan
+from patchline.pipeline.planning.published import FEATURES
+from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import (
     OWN,
     PHOTOGRAPH_TIERS,
@@ -51,12 +51,12 @@ def candidate(**settings: Any) -> MeasuredCandidate:
 def test_a_gpu_is_measured_with_a_large_model_second() -> None:
     """The largest that there are enough images for; a CPU goes from the fastest on."""
     on_gpu = facts()
-    names = [each.name for each in measured_first(on_gpu, candidates(on_gpu, {}))]
+    names = [each.name for each in drafted(on_gpu, {}).measured_first]
     assert names == ["tiny", "vit_s16", "huge", "large", "medium", "small"]
     few = facts(images=900)
-    assert [each.name for each in measured_first(few, candidates(few, {}))] == ["tiny", "small"]
+    assert [each.name for each in drafted(few, {}).measured_first] == ["tiny", "small"]
     cpu = facts(machine=MachineFacts())
-    names = [each.name for each in measured_first(cpu, candidates(cpu, {}))]
+    names = [each.name for each in drafted(cpu, {}).measured_first]
     assert names == [tier.name for tier in PHOTOGRAPH_TIERS]
 
 
@@ -81,19 +81,20 @@ def test_workers_keep_up_with_the_training(
 def test_fine_tuning_and_pre_training_get_workers_too() -> None:
     """Steps of all weights wait for the augmentation of single images, as those from scratch do."""
     features = measured(FEATURES, 7_000.0, 1_000.0)
-    fine = fine_tuning_plan(facts(features, images=20_000), {})
+    fine = plan(facts(features, images=20_000), {}, "published")
     assert fine.settings["training"]["trainable"] == "head_then_all"
     assert fine.settings["data"]["workers"] == 3  # 2,000 images/s are trained
-    head = fine_tuning_plan(facts(features), {"training.trainable": "head"})
+    head = plan(facts(features), {"training.trainable": "head"}, "published")
     assert "data" not in head.settings
     own = measured(OWN, 500.0, 1_000.0)
-    pretraining = pretraining_plan(facts(own), {})
+    pretraining = plan(facts(own), {}, "unlabelled")
     assert pretraining.settings["data"]["workers"] == 2  # 1,000 images/s without augmentation
     assert "2 data-loader workers: a core augments 1,000 images/s" in pretraining.text()
-    for decide, speed in ((fine_tuning_plan, features), (pretraining_plan, own)):
-        set_by_user = decide(facts(speed, images=20_000), {"data.workers": 7})
+    starts: tuple[tuple[Start, Speed], ...] = (("published", features), ("unlabelled", own))
+    for start, speed in starts:
+        set_by_user = plan(facts(speed, images=20_000), {"data.workers": 7}, start)
         assert "data" not in set_by_user.settings
-        on_cpu = decide(facts(speed, machine=MachineFacts(), images=20_000), {})
+        on_cpu = plan(facts(speed, machine=MachineFacts(), images=20_000), {}, start)
         assert "data" not in on_cpu.settings
 
 

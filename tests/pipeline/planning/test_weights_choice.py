@@ -20,9 +20,9 @@ from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.models.provenance import Provenance, SeenImages
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
-from patchline.pipeline.planning.fine_tuning import FEATURES
 from patchline.pipeline.planning.measuring import measure
 from patchline.pipeline.planning.measuring_job import Measurement
+from patchline.pipeline.planning.published import FEATURES
 from patchline.pipeline.planning.weights_choice import (
     Weighed,
     WeightsChoice,

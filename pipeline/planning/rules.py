@@ -1,0 +1,440 @@
+"""The rules of a plan, in one list: when each applies, what it sets, and why.
+
+Settings and reasons come out of one loop over the list. What the user has set is never changed, and
+the rest fits it. Nothing about the accuracy of a classifier that starts from an encoder can be
+planned from images without labels: there, model and recipe stay the objective's own.
+
+From a model of Patchline's own, optimizer and learning rate are those for random weights: a smaller
+rate, or AdamW at 1e-3, was behind on a tenth more images. Unless the user decides it, the length is
+a third of what the preset would train from random weights, which reaches their accuracy
+(benchmarks/warm_starts.py). An encoder has never seen a class: it is trained for the preset's whole
+length, with a low learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import Settings, merged
+from patchline.pipeline.planning import recipes, tiers
+from patchline.pipeline.planning.draft import (
+    FULL_SIZE_FROM,
+    MOST_TRAINING_SHARE,
+    RATE,
+    SMALLER,
+    Draft,
+    Start,
+    drafted,
+)
+from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning.published import FEATURES, STEP, shorter
+from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
+from patchline.pipeline.training.initial_weights import recipe
+
+_WHY_FLIPPED = (
+    "mirrored images show the same classes: an image is predicted together with its mirror image, "
+    "which takes twice as long (test_time_flip)"
+)
+_WHY_MIRRORED = (
+    "mirrored images show the same classes: the embedding mirrors every filter, so that an image "
+    "and its mirror image get the same prediction (mirror_equivariant)"
+)
+_AVERAGED, _AVERAGED_FROM, _FEW_TO_CHOOSE_ON = 3, 4, 1_000
+"""For thumbnails: the validations whose weights are averaged, the epochs from which
+they are, and the validation images from which the best epoch is chosen instead. On the scanned
+digits, 261 images chose epochs of 97.2 to 100 % test accuracy after 17 epochs, and the average of
+the last three of 8 epochs had 99.0 to 99.7 % (5 seeds)."""
+_FEWEST_STEPS = 100
+"""Updates of the weights below which a plan says that the model will be poor; batches are chosen to
+leave as many."""
+BUSY_CORES = 0.5
+"""CPU cores used by other programs from which a plan mentions them, and tries fewer threads."""
+_CROPPED_AWAY = 0.05
+"""Of an image; less is not worth another shape."""
+_DEFAULTS = RunConfig()
+_OWN: tuple[Start, ...] = ("random", "classifier", "encoder")
+_PUBLISHED: tuple[Start, ...] = ("published",)
+_ALL: tuple[Start, ...] = (*_OWN, *_PUBLISHED, "unlabelled")
+
+
+class Rule(NamedTuple):
+    """One decision of a plan; it is left out where the user has decided all that it sets."""
+
+    when: Callable[[Draft], object]
+    """Whether it applies."""
+    sets: Callable[[Draft], Settings] = lambda _: {}
+    """Settings, nested like a config file; a rule before it wins."""
+    why: Callable[[Draft], str] = lambda _: ""
+    """The reason in one sentence, which may be left out."""
+    starts: tuple[Start, ...] = _OWN
+    """What the training may start from."""
+
+
+def plan(facts: PlanFacts, user_settings: Mapping[str, Any], start: Start = "random") -> Plan:
+    """Return the plan for a preset.
+
+    Args:
+        facts: data, machine and measured speeds.
+        user_settings: what the user has set, by dotted key; never changed.
+        start: what the training starts from.
+    """
+    draft = drafted(facts, user_settings, start)
+    settings: Settings = {}
+    reasons: list[str] = []
+    for rule in RULES:
+        if start in rule.starts and rule.when(draft):
+            planned = rule.sets(draft)
+            left = draft.own.without_set(planned)
+            settings = merged(left, settings)
+            reasons += [rule.why(draft)] * (bool(left) or not planned)
+    published = draft.published if start == "published" else None
+    return Plan(
+        settings=settings,
+        summary=_summary(draft, settings),
+        reasons=tuple(filter(None, reasons)),
+        images_per_second=(published or draft.length).images_per_second,
+        seconds_before=published.seconds_before if published else 0.0,
+        facts=draft.facts,
+        candidate="" if published else draft.chosen.name,
+    )
+
+
+def _always(_: Draft) -> bool:
+    return True
+
+
+def _is_averaged(draft: Draft) -> bool:
+    """Return whether the last weights are averaged, because few images would choose an epoch."""
+    data = draft.facts.data
+    few = data.choosing_images < _FEW_TO_CHOOSE_ON and draft.whole.epochs >= _AVERAGED_FROM
+    return few and bool(draft.chosen.side < tiers.THUMBNAIL or data.unlabelled_images)
+
+
+def _stochastic_depth(draft: Draft) -> bool:
+    return draft.user.leaves_model and bool(recipes.regularisation(draft)[1])
+
+
+def _loader(draft: Draft) -> tuple[int, float]:
+    """Return the data-loader workers, and how many images each loads in a second.
+
+    Of published weights, only steps of all weights load images: each image of a head is predicted
+    once, and tokens are computed once too.
+    """
+    facts = draft.facts
+    if draft.start != "published":
+        speed = facts.speed_of(draft.chosen.name)
+        return tiers.workers(facts.machine, speed), speed.loaded_per_second
+    speed = facts.speed_of(FEATURES)
+    if draft.published.trainable in ("head", "last_blocks"):
+        return 0, 0.0
+    rate, loaded = speed.images_per_second / STEP, speed.loaded_per_second
+    return tiers.workers_for(facts.machine, rate, loaded), loaded
+
+
+def _computed(draft: Draft) -> Settings:
+    """Return the threads and the precision in which the speed was measured, unless they are set.
+
+    They decide the last bits of the weights, so they are part of the plan, and the training
+    measures nothing again. A model that was too slow to be measured has those of the largest one
+    that was, from whose speed its own is estimated. Of published weights, passes without gradients
+    were measured, which do not tell the precision of steps of all weights: that is left to the
+    training, which measures it and remembers it.
+    """
+    machine, precision = draft.facts.machine, draft.facts.speed_near(draft.chosen.name).precision
+    if not precision:
+        return {}
+    has_steps = draft.start == "published" and "all" in draft.published.trainable
+    settings: Settings = {} if has_steps else {"precision": precision}
+    if machine.device == "cpu":
+        settings["threads"] = machine.threads
+    return draft.own.without_set({"training": settings})
+
+
+# -- in words ----------------------------------------------------------------------------------
+
+
+def _summary(draft: Draft, settings: Settings) -> tuple[str, ...]:
+    """Return the plan in two lines, and whether the training is too short."""
+    user, chosen = draft.user, draft.chosen
+
+    def value(key: str, default: object = "default") -> Any:
+        found: Any = settings
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return user.get(key, default if found is None else found)
+
+    epochs, limit = epochs_in_words(draft.whole.epochs), user.get("training.time_limit")
+    long = f"{limit}, about {epochs}" if limit else epochs
+    if draft.start == "unlabelled":
+        model = f"{user.get('model.name', _DEFAULTS.model.name)}, as set or by default"
+        of = "that of the initial weights" if user.get("model.init") else model
+        rate = value(RATE, _DEFAULTS.optimizer.learning_rate)
+        name = value("optimizer.name", _DEFAULTS.optimizer.name)
+        return f"model: {of}", f"pre-training without labels: {long}, {name} at {rate:g}"
+    if draft.start == "published":
+        return _of_published(draft, value, is_limited="record" in settings)
+    model = f"{value('model.name', 'vit')}"
+    if user.leaves_model:
+        depth = value("model.depth")
+        model += f" {value('model.embed_dim')} wide, {counted(depth, 'block')}"
+    embedding = value("model.patch_embedding.name", "the default")
+    if user.leaves_embedding:
+        patch = chosen.tier.patch_size
+        halved = value("model.patch_embedding.num_halvings", 0)
+        count = (chosen.side // patch) ** 2 if patch else tiers.tokens(chosen.side, halved)
+        embedding = f"{embedding} ({count} tokens)"
+    training = (
+        f"training: {long}, batch {value('training.batch_size')}, "
+        f"{value('optimizer.name')} at {value(RATE)}, "
+        f"{value('optimizer.schedule')} schedule, "
+        f"{value('augmentation.name', 'light')} augmentation"
+    )
+    pixels = f"{chosen.side}x{chosen.side} pixels"
+    too_short = _too_short(draft) if draft.start == "random" else ()
+    return f"model: {model}; {embedding} embedding of {pixels}", training, *too_short
+
+
+def _of_published(draft: Draft, value: Callable[..., Any], *, is_limited: bool) -> tuple[str, str]:
+    """Return the plan of published weights in two lines."""
+    side, limit = value("data.image_size", 0), value("training.time_limit", "")
+    pixels = f", for images of {side}x{side} pixels" if side else ""
+    model = f"model: that of the initial weights{pixels}"
+    if draft.published.part is None:
+        return model, "training: the head alone, on features that are computed once"
+    long = epochs_in_words(value("training.epochs"))
+    if limit:
+        most = value("training.max_epochs", 0)
+        long = limit + (f", at most {counted(most, 'epoch')}" if most else "")
+    elif is_limited:
+        long = f"{max(1, round(draft.published.part.updates)):,} steps"
+    first = {
+        "head_then_all": "the head, then all weights",
+        "last_blocks": f"the head, then the last {counted(draft.published.blocks, 'block')}",
+    }.get(draft.published.trainable, "all weights")
+    decay = value("optimizer.layer_decay")
+    return model, f"training: {first} for {long}, learning rate {value(RATE)}, layer decay {decay}"
+
+
+def _too_short(draft: Draft) -> tuple[str, ...]:
+    """Return a sentence if the weights are updated too rarely for a good model."""
+    steps = math.ceil(draft.fits[0] / draft.batch) * draft.length.epochs
+    if steps >= _FEWEST_STEPS:
+        return ()
+    remedy = "a longer training.time_limit" if draft.user.length_is_set else "a longer preset"
+    if draft.user.get("training.epochs"):
+        remedy = "more training.epochs"
+    words = (
+        f"too short: about {_number(steps)} updates of the weights, but a model from random "
+        f"weights needs at least {_FEWEST_STEPS}: choose {remedy}, or pre-trained weights "
+        "(model.init)"
+    )
+    return (words,)
+
+
+def _why_encoder(draft: Draft) -> str:
+    rate = f"learning rate {draft.user.get(RATE):g}, which changes trained weights only slowly"
+    rate = "the learning rate as set" if RATE in draft.own else rate
+    length = "as set" if draft.user.length_is_set else f"that of the preset {draft.facts.preset}"
+    return f"from an encoder: {rate}; the length is {length}"
+
+
+def _why_warm(draft: Draft) -> str:
+    third = f"a third of that of the preset {draft.facts.preset} for random weights"
+    return f"warm start: the length is {'as set' if draft.user.length_is_set else third}"
+
+
+def _why_model(draft: Draft) -> str:
+    data, chosen = draft.facts.data, draft.chosen
+    unlabelled = f" ({data.unlabelled_images:,} unlabelled)" if data.unlabelled_images else ""
+    known = (
+        f"{data.training_images:,} training images{unlabelled} of {data.median_side} pixels in "
+        f"{data.classes_in_words}"
+    )
+    if not draft.user.leaves_model:
+        of = "as set" if draft.start == "random" else "of the initial weights"
+        return f"{known}: the model {of}"
+    return f"{known}: the {chosen.name} model ({chosen.tier.why})"
+
+
+def _why_length(draft: Draft) -> str:
+    facts, user, whole, fits = draft.facts, draft.user, draft.whole, draft.fits
+    machine, data = facts.machine, facts.data
+    verb = "measured" if facts.speed_of(draft.chosen.name) in facts.speeds else "estimated"
+    vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""
+    is_busy = machine.device == "cpu" and facts.busy_cores > BUSY_CORES
+    busy = f"; other programs used {facts.busy_cores:.1f} CPU cores" * is_busy
+    known = f"{verb} {_number(draft.length.images_per_second)} images/s"
+    known += f" ({machine.computes_on}{vector}{busy})"
+    known += f" on {data.training_images:,} training images" * (draft.start == "unlabelled")
+    limit, epochs = user.get("training.time_limit"), epochs_in_words(whole.epochs)
+    each = f" for each of {len(fits)} fits" if len(fits) > 1 else ""
+    between = round(1 - whole.training_share, 2)
+    is_long = between > round(1 - MOST_TRAINING_SHARE, 2)
+    if limit:
+        rest = f"{between:.0%} for validation and keeping weights" if is_long else "validation"
+        return f"{known}: {limit}, including {rest}, is about {epochs}{each}"
+    seconds = whole.seconds / whole.training_share * sum(fits) / fits[0]
+    rest = f", {between:.0%} of it for validation and keeping weights" if is_long else ""
+    took = f"{epochs}{each} take about {duration(seconds)}{rest}"
+    if user.length_is_set:
+        return f"{known}: {took}"
+    warm = " for a warm start" if facts.length_share < 1 else ""
+    aim = f"{facts.preset} aims at {duration(facts.minutes * 60)}{warm}"
+    most = counted(draft.most_epochs, "epoch")
+    return f"{known}: {took} ({aim}, at most {most}; {shorter(facts.preset)})"
+
+
+def _why_repeated(draft: Draft) -> str:
+    """Return why the training is repeated, or not in spite of many validation images."""
+    data = draft.facts.data
+    known = data.choosing_in_words
+    everything = data.training_images + data.validation_images
+    if folds := draft.repeated.get("folds"):
+        return (
+            f"{known}: too few to choose an epoch on, so {folds} folds choose it on all "
+            f"{everything} images, and the model is trained on all of them (training.folds)"
+        )
+    if draft.repeated:
+        return (
+            f"{known}: worth training on, so the model is trained once more on all {everything} "
+            "images, for as many epochs as were best (training.refit)"
+        )
+    if not (data.is_mostly_validated and draft.may_repeat) or draft.start == "published":
+        return ""
+    trained = f"{data.training_images:,} training images"
+    return f"{known} beside {trained}: too little time to refit on all (training.refit)"
+
+
+def _why_averaged(draft: Draft) -> str:
+    known = draft.facts.data.choosing_in_words
+    why = "too few to choose an epoch on, so the weights of the last"
+    return f"{known}: {why} {_AVERAGED} validations are averaged (training.average_last)"
+
+
+def _why_teacher(draft: Draft) -> str:
+    facts = draft.facts
+    is_set = draft.user.seconds
+    counts = "not part of training.time_limit" if is_set else "part of the preset's time"
+    return (
+        f"the teacher predicts {facts.teacher_per_second:,.0f} images/s, so its predictions take "
+        f"about {duration(facts.teacher_seconds)} before the training, unless they are stored "
+        f"({counts})"
+    )
+
+
+def _why_mirrored(draft: Draft) -> str:
+    data, model = draft.facts.data, draft.own.without_set(draft.chosen.settings).get("model", {})
+    if not data.mirror_symmetric and data.mirror and draft.user.leaves_augmentation:
+        return f"no mirror images: {data.mirror}"
+    if model.get("patch_embedding", {}).get("mirror_equivariant"):
+        return _WHY_MIRRORED
+    return _WHY_FLIPPED if model.get("test_time_flip") else ""
+
+
+def _why_computed(draft: Draft) -> str:
+    training = _computed(draft)["training"]
+    threads = f" with {counted(training['threads'], 'thread')}" if "threads" in training else ""
+    precision = f" in {training['precision']}" if "precision" in training else ""
+    return f"computed{threads}{precision}, as in the measurement; --fresh measures again"
+
+
+def _why_loss(draft: Draft) -> str:
+    """Return how sets of labels are learned, and what is planned as for one label."""
+    is_set, losses = draft.own.get("training.loss"), {"asymmetric": "the asymmetric loss"}
+    loss = losses.get(is_set, "binary cross-entropy")
+    return (
+        f"an image may have several labels or none: {loss} of each label{' as set' * bool(is_set)} "
+        "(training.loss), and the weights with the best validation mAP; model, length and "
+        "augmentation follow the rules for images with one label"
+    )
+
+
+def _why_squashed(draft: Draft) -> str:
+    return (
+        f"the middle square of an image leaves out {draft.facts.data.cropped_away:.0%} of it, and "
+        "what its labels name may be there: images are squashed to a square instead (data.resize)"
+    )
+
+
+def _number(value: float) -> str:
+    """Return a number with about two digits."""
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004 - two digits
+
+
+RULES = (
+    Rule(
+        _always,
+        lambda d: {"optimizer": {"learning_rate": d.user.get(RATE)}},
+        starts=("encoder",),
+    ),
+    Rule(_always, why=_why_encoder, starts=("encoder",)),
+    Rule(_always, why=_why_warm, starts=("classifier",)),
+    Rule(
+        lambda d: d.user.get("model.init"),
+        lambda _: {"optimizer": recipe.WARM_START["optimizer"]},
+        starts=("unlabelled",),
+    ),
+    Rule(_always, why=lambda d: d.published.why_measured(), starts=_PUBLISHED),
+    Rule(_always, why=lambda d: d.published.why_trainable(), starts=_PUBLISHED),
+    Rule(_always, lambda d: d.published.settings(), starts=_PUBLISHED),
+    Rule(_always, why=lambda d: d.published.why_no_more(), starts=_PUBLISHED),
+    Rule(_always, why=_why_model),
+    Rule(_always, lambda d: d.chosen.settings),
+    Rule(_always, Draft.length_settings, _why_length, (*_OWN, "unlabelled")),
+    Rule(
+        _always,
+        lambda d: d.repeated and {"training": d.repeated},
+        _why_repeated,
+        ("random", "published"),
+    ),
+    Rule(_always, why=lambda d: d.published.why_no_blocks(), starts=_PUBLISHED),
+    Rule(_is_averaged, lambda _: {"training": {"average_last": _AVERAGED}}, _why_averaged),
+    Rule(lambda d: d.facts.teacher_seconds, why=_why_teacher, starts=_OWN + _PUBLISHED),
+    Rule(
+        lambda d: d.user.leaves_augmentation,
+        lambda d: {"augmentation": recipes.augmentation(d)[0]},
+        lambda d: recipes.augmentation(d)[1],
+    ),
+    Rule(lambda d: d.is_mixed, lambda _: {"training": {"mixup": 0.2, "cutmix": 1.0}}),
+    Rule(_always, why=_why_mirrored),
+    Rule(
+        lambda d: _loader(d)[0],
+        lambda d: {"data": {"workers": _loader(d)[0]}},
+        lambda d: tiers.why_workers(d.facts.machine, *_loader(d)),
+        _ALL,
+    ),
+    Rule(
+        lambda d: recipes.shuffle_window(d)[1],
+        lambda d: {"training": {"shuffle_window": recipes.shuffle_window(d)[0]}},
+        lambda d: recipes.shuffle_window(d)[1],
+    ),
+    Rule(
+        lambda d: d.begins_smaller,
+        lambda _: {"training": {"initial_image_scale": SMALLER, "full_size_from": FULL_SIZE_FROM}},
+    ),
+    Rule(_always, lambda d: {"optimizer": recipes.optimizer(d)}),
+    Rule(
+        _stochastic_depth,
+        lambda d: {"model": {"stochastic_depth": recipes.regularisation(d)[1]}},
+    ),
+    Rule(
+        _always,
+        lambda d: {
+            "training": {"batch_size": d.batch, "ema_decay": recipes.regularisation(d)[0]},
+        },
+    ),
+    Rule(_computed, _computed, _why_computed, _ALL),
+    Rule(
+        lambda d: d.facts.data.labels_per_image is not None, why=_why_loss, starts=_OWN + _PUBLISHED
+    ),
+    Rule(
+        lambda d: d.facts.data.cropped_away >= _CROPPED_AWAY,
+        lambda _: {"data": {"resize": "squash"}},
+        _why_squashed,
+        ("random", "published"),
+    ),
+)
+"""In the order of the reasons."""
