@@ -106,7 +106,7 @@ class WorkerFolder:
         with storage_errors(folder), _last_worker_gone(folder):
             for left in (RESULT_FILE, GROUP_FILE):
                 (folder / left).unlink(missing_ok=True)
-            write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
+            job.to_file(folder / JOB_FILE)
             self._events.new_content()
 
     def new_events(self) -> Iterator[Event]:
@@ -249,7 +249,7 @@ def worker_main(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     interruption.exit_on_sigterm()
     interruption.ignore_ctrl_c()
-    job = job_class.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
+    job = job_class.from_file(folder / JOB_FILE)
     with _last_worker_gone(folder):
         events = EventWriter(folder / EVENTS_FILE)
         content = report(folder, lambda: work(job, events))

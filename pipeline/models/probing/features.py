@@ -33,7 +33,7 @@ from patchline.pipeline.models.probing.shared_batches import (
     locked_for,
     wait_for_lock,
 )
-from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.resumable_work import (
     EarlierResult,
     EarlierRows,
@@ -70,9 +70,8 @@ def write_index(
     """
     file = array.file.with_suffix(_SUFFIX)
     if not file.exists():
-        with storage_errors(file):
-            index = {"with": list(computed_with), "contents": list(contents)}
-            write_text(file, json.dumps(index))
+        index = {"with": list(computed_with), "contents": list(contents)}
+        write_text(file, json.dumps(index))
 
 
 def earlier_features(
