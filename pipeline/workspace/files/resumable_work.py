@@ -246,6 +246,23 @@ class ResumableArray:
                 opened.seek(0)
                 opened.write(self._header)
 
+    def rows_in(self, pieces: Iterable[Piece]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return which rows (N,) are in some pieces."""
+        rows_N = np.zeros(self.shape[0], bool)
+        for piece in pieces:
+            rows_N[slice(*piece)] = True
+        return rows_N
+
+    def resume(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Keep the intact pieces, make the file ready for writing, and return which rows are there.
+
+        Raises:
+            StorageError: if the disk has no space for the whole array, or is read-only.
+        """
+        intact = self.finished.intact()
+        self.begin(intact)
+        return self.rows_in(intact)
+
     def write(self, first: int, rows: Array) -> None:
         """Write a piece that begins at a row, and record it; several processes must not at once.
 
