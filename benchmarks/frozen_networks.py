@@ -149,7 +149,6 @@ def features(network: Network, images: Images, num_classes: int, folder: Path) -
     device = torch.device("cpu")
     computed = FeatureStore(
         network.model,
-        linear_head(network.model, num_classes),
         pixels,
         np.arange(len(pixels)),
         spec,
@@ -157,6 +156,7 @@ def features(network: Network, images: Images, num_classes: int, folder: Path) -
         device,
         precision="float32",
         batch_size=suitable_batch_size(spec, device),
+        head=linear_head(network.model, num_classes),
     ).features()
     seconds = time.monotonic() - began
     print(f"{len(pixels)} features in {seconds:.0f} s, {len(pixels) / seconds:.1f}/s", flush=True)
@@ -375,7 +375,7 @@ def _compare_features(count: int, rounds: int, precision: str) -> None:
             began = time.perf_counter()
             size = suitable_batch_size(_IMAGE, _CPU)
             features_ND = FeatureStore(
-                *(model, head, images, rows, _IMAGE, Path(folder), _CPU, precision, size)
+                *(model, images, rows, _IMAGE, Path(folder), _CPU, precision, size, head)
             ).features()
             ours.append(time.perf_counter() - began)
         for size in sizes:

@@ -152,7 +152,6 @@ def _features(
     device = torch.device("cpu")
     features = FeatureStore(
         encoder,
-        linear_head(encoder, 1),
         images.pixels,
         np.arange(len(images.pixels)),
         spec,
@@ -160,6 +159,7 @@ def _features(
         device,
         precision="float32",
         batch_size=suitable_batch_size(spec, device),
+        head=linear_head(encoder, 1),
     ).features()
     return np.asarray(features), images.labels_N
 

@@ -79,11 +79,7 @@ class Images:
         folder.mkdir(parents=True, exist_ok=True)
         job = job_of(config, self.data, self.prepared, folder, "benchmark")
         job = job.model_copy(update={"part": TrainingPart(epochs=epochs)})
-        events = EventWriter(folder / "events.jsonl")
-        try:
-            return Training(job, events).run()
-        finally:
-            events.close()
+        return Training(job, EventWriter(folder / "events.jsonl")).run()
 
     def tested(self, config: RunConfig, folder: Path) -> float:
         """Return the test accuracy of a new fit with a seed of its own."""

@@ -128,10 +128,7 @@ def read_state(folder: Path | None = None) -> Services | None:
     None if there is no such file, or it cannot be read. The supervisor, while it lives, writes a
     damaged file again.
     """
-    try:
-        return Services.model_validate_json(state_file(folder).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    return Services.from_file_or_none(state_file(folder))
 
 
 def running_soon(folder: Path) -> Services | None:

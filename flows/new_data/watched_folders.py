@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from patchline.flows.notifications import events
 from patchline.pipeline import config_files
@@ -31,7 +31,6 @@ from patchline.pipeline.errors import ConfigError, DataError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import check_spelling, is_of_store, of_path, parsed
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.folder_walk import DEFAULT_IGNORED, IgnoredFiles, walk_files
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
@@ -78,16 +77,13 @@ def state_file(name: str) -> Path:
 
 def save_state(name: str, state: WatchState) -> None:
     """Store the state of a watch."""
-    write_text(state_file(name), state.model_dump_json(indent=2))
+    state.to_file(state_file(name))
 
 
 def load_state(name: str, deployment_id: UUID) -> WatchState | None:
     """Return the state of a watch; none if the watch was removed and created again."""
-    try:
-        state = WatchState.model_validate_json(state_file(name).read_text(encoding="utf-8"))
-    except (OSError, ValidationError):
-        return None
-    return state if state.deployment_id == deployment_id else None
+    state = WatchState.from_file_or_none(state_file(name))
+    return state if state and state.deployment_id == deployment_id else None
 
 
 def settings_digest(parameters: Mapping[str, Any]) -> str:

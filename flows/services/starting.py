@@ -41,7 +41,6 @@ from patchline.pipeline.workers.supervised_process import LAST_PORT
 from patchline.pipeline.workspace.files.atomic_files import (
     full_disk,
     storage_errors,
-    write_private_text,
 )
 from patchline.pipeline.workspace.files.file_locks import locked
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
@@ -103,7 +102,7 @@ def start(
         plan = _plan(prefect_port, mlflow_port, max_concurrent_runs)
         plan = _with_stores(folder, plan, stores, notes)
         plan = plan.model_copy(update={"services": tuple(of_tools)})
-        write_private_text(plan_file(folder), plan.model_dump_json(indent=2))
+        plan.to_file(plan_file(folder), is_private=True)
         failure_file(folder).unlink(missing_ok=True)
         state_file(folder).unlink(missing_ok=True)
         _supervise(folder, plan, say)
@@ -328,16 +327,14 @@ def _pass_on(log: Path, read: int, say: Say) -> int:
 
 
 def _failure(folder: Path, log: Path) -> Exception:
-    try:
-        failure = Failure.model_validate_json(failure_file(folder).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        if full := full_disk(folder):
-            return full
-        held = " Another one is running, but is not ready." if is_supervised(folder) else ""
-        return OrchestrationError(
-            f"The supervisor ended without an error message.{held} See {log}, and try again."
-        )
-    return error_class(failure.error)(failure.message)
+    if failure := Failure.from_file_or_none(failure_file(folder)):
+        return error_class(failure.error)(failure.message)
+    if full := full_disk(folder):
+        return full
+    held = " Another one is running, but is not ready." if is_supervised(folder) else ""
+    return OrchestrationError(
+        f"The supervisor ended without an error message.{held} See {log}, and try again."
+    )
 
 
 def described(services: Services) -> list[str]:

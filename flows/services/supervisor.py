@@ -34,7 +34,7 @@ from patchline.pipeline.local_services import (
 from patchline.pipeline.workers import supervised_process
 from patchline.pipeline.workers.host import interruption
 from patchline.pipeline.workers.supervised_process import SupervisedProcess
-from patchline.pipeline.workspace.files.atomic_files import write_private_text, write_text
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.file_locks import try_lock
 
 _FOLDER = "restarts"
@@ -169,7 +169,7 @@ class Supervisor:
             notes=(*self._plan.notes, *self._servers.notes),
         )
         local_services.write_login(services, self._secret)
-        write_private_text(state_file(self._folder), services.model_dump_json(indent=2))
+        services.to_file(state_file(self._folder), is_private=True)
         self._services = services
         logger.info("ready: Prefect %s, MLflow %s", services.prefect_url, services.mlflow_url)
 
@@ -188,9 +188,7 @@ class Supervisor:
                 logger.warning(
                     "the file %s was damaged and is written again", state_file(self._folder)
                 )
-                write_private_text(
-                    state_file(self._folder), self._services.model_dump_json(indent=2)
-                )
+                self._services.to_file(state_file(self._folder), is_private=True)
             if local_services.secret(self._folder) != self._secret:
                 logger.warning("the secret was damaged and is written again")
                 local_services.restore_login(self._services, self._secret)
@@ -269,7 +267,7 @@ def _report(folder: Path, error: PipelineError) -> None:
     logger.error("%s", error)
     known = error_class(type(error).__name__).__name__
     failure = Failure(error=known, message=str(error))
-    write_text(failure_file(folder), failure.model_dump_json())
+    failure.to_file(failure_file(folder))
 
 
 def _supervise(folder: Path) -> None:
@@ -277,7 +275,7 @@ def _supervise(folder: Path) -> None:
     held = supervised_process.hold_lifeline(lifeline)
     try:
         written = plan_file(folder)
-        plan = StartupPlan.model_validate_json(written.read_text(encoding="utf-8"))
+        plan = StartupPlan.from_file(written)
         written.unlink()  # it may contain addresses of the user's servers with passwords
         supervisor = Supervisor(folder, plan, lifeline)
         signal.signal(signal.SIGTERM, supervisor.stop)

@@ -36,7 +36,6 @@ from patchline.pipeline.stages.stage import AnyStage, Context
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace import chosen, run_folders
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import interrupted_runs, live_runs
 from patchline.pipeline.workspace.run_memory.interrupted_runs import (
@@ -136,7 +135,7 @@ class _Run:
             with self._opened() as run:
                 engine.run_stages(self.line.in_run, self.context, as_task, self._after)
                 summary = outcome_pages.publish_outcome(self.context, self.approval)
-                write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
+                summary.to_file(run.folder / SUMMARY_FILE)
                 run_folders.send_file(run.folder / SUMMARY_FILE)
         except BaseException as error:
             tell_failure(self.context, error, "patchline run")
@@ -214,5 +213,4 @@ class _Run:
 
 
 def _saved_summary(finished: InterruptedRun) -> RunSummary:
-    file = finished.folder / SUMMARY_FILE
-    return RunSummary.model_validate_json(file.read_text(encoding="utf-8"))
+    return RunSummary.from_file(finished.folder / SUMMARY_FILE)

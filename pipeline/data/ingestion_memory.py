@@ -6,11 +6,10 @@ changed (see `scanning`), and the manifest and the remembered splits are still t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
@@ -26,10 +25,8 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import (
     unmeasured_symmetries,
 )
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.table_cells import printable
-from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import ImageListing
 
 FORMAT = 5
@@ -75,14 +72,12 @@ class IngestionMemory:
 
     def recall(self) -> IngestedData | None:
         """Return what was found, if nothing that it depends on has changed."""
-        if self._fresh or not self._settled or not self.file.is_file():
+        if self._fresh or not self._settled:
             return None
-        try:
-            record = IngestionRecord.model_validate_json(self.file.read_bytes())
-            if record.files == self._files and self._is_there(record):
+        record = IngestionRecord.from_file_or_none(self.file)
+        with contextlib.suppress(OSError):  # a file is gone, so the images are read again
+            if record and record.files == self._files and self._is_there(record):
                 return record.data if self._damaged(set(record.damaged)) == record.damaged else None
-        except (OSError, ValidationError):
-            return None  # a file is damaged or gone, so the images are read again
         return None
 
     def keep(self, data: IngestedData, splits: Path | None) -> None:
@@ -106,9 +101,7 @@ class IngestionMemory:
             damaged={path: reason for path, reason in reasons.items() if path in opened},
             data=data,
         )
-        with storage_errors(self.file):
-            make_folder(self.file.parent)
-        write_text(self.file, record.model_dump_json())
+        record.to_file(self.file)
 
     def _is_there(self, record: IngestionRecord) -> bool:
         """Return whether this workspace still holds the manifest and the splits."""

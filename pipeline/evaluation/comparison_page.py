@@ -59,7 +59,7 @@ def write_comparison(
     """
     write_text(folder / COMPARISON, _json(comparison) + "\n")
     if decision:
-        write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
+        decision.to_file(folder / DECISION)
     if isinstance(comparison, LabelSetComparison):
         template, own = "label_set_comparison.html.j2", _about_label_sets(comparison)
     else:

@@ -31,7 +31,6 @@ from patchline.pipeline.models.model_description import (
     load_description,
 )
 from patchline.pipeline.terminal_words import counted
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 Array = np.ndarray[Any, Any]
@@ -115,7 +114,7 @@ def averaging_copy(folder: Path, target: Path) -> Path:
     make_folder(target)
     shutil.copyfile(folder / WEIGHTS_FILE, target / WEIGHTS_FILE)
     described = averaging(load_description(folder))
-    write_text(target / DESCRIPTION_FILE, described.model_dump_json(indent=2) + "\n")
+    described.to_file(target / DESCRIPTION_FILE)
     return target
 
 

@@ -26,7 +26,6 @@ from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabe
 from patchline.pipeline.evaluation.plots import write_plots
 from patchline.pipeline.evaluation.prediction_job import Explanations
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.workspace.files.atomic_files import write_text
 
 PREDICTIONS_FILE = "predictions.parquet"
 """In the folder: the predictions that the report is computed from."""
@@ -57,7 +56,7 @@ def write_report(
     """Write the page, the report as JSON, all predictions and the plots; return the page's path."""
     predictions.save(contents.table, folder / PREDICTIONS_FILE)
     indent = 2 if len(report.classes) <= _MOST_INDENTED_CLASSES else None
-    write_text(folder / "report.json", report.model_dump_json(indent=indent) + "\n")
+    report.to_file(folder / "report.json", indent=indent)
     html = folder / "report.html"
     looked = _looked(contents.explanations, folder)
     pictures = PagePictures(contents.pixels_of, contents.history, contents.preview, looked)

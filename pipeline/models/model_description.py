@@ -171,7 +171,7 @@ def load_description(folder: Path) -> ModelDescription:
     """
     file = folder / DESCRIPTION_FILE
     try:
-        return ModelDescription.model_validate_json(file.read_text(encoding="utf-8"))
+        return ModelDescription.from_file(file)
     except FileNotFoundError as error:
         raise ModelReferenceError(
             f"{folder} holds no {DESCRIPTION_FILE}. Name a saved model."

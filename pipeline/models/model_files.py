@@ -15,7 +15,6 @@ from patchline.pipeline.models.model_description import (
     load_description,
 )
 from patchline.pipeline.models.provenance import Provenance, as_metadata
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
 
 
@@ -36,7 +35,7 @@ def save_model(
     """
     record = as_metadata(provenance or Provenance.without_record())
     write_tensors(folder / WEIGHTS_FILE, model.state_dict(), record)
-    write_text(folder / DESCRIPTION_FILE, description.model_dump_json(indent=2) + "\n")
+    description.to_file(folder / DESCRIPTION_FILE)
 
 
 def load_model(folder: Path) -> tuple[nn.Module, ModelDescription]:

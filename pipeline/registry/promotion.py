@@ -37,7 +37,6 @@ from patchline.pipeline.registry.registered_models import (
     version_numbers,
     write_record,
 )
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace.tracking.tracking_store import client
 
@@ -328,7 +327,7 @@ def _unchecked(gates: list[GateResult]) -> str:
 def _write(decision: PromotionDecision, evaluation: GateEvaluation, folder: Path) -> Path | None:
     make_folder(folder)
     if evaluation.comparison is None:
-        write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
+        decision.to_file(folder / DECISION)
         return None
     return write_comparison(evaluation.comparison, decision, folder, evaluation.pixels_of)
 

@@ -149,7 +149,7 @@ def _training_of(run_id: str, folder: Path) -> TrainResult:
 
 def _read(section: type[Content], file: Path, run_id: str) -> Content:
     try:
-        return section.model_validate_json(file.read_text(encoding="utf-8"))
+        return section.from_file(file)
     except (OSError, ValueError) as error:
         raise _unreadable(file, run_id) from error
 

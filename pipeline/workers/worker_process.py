@@ -32,7 +32,7 @@ from patchline.pipeline.errors import WorkerError, error_class
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.waiting import at_end_of_input
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
+from patchline.pipeline.workers.event_log import Event, EventWriter, read_events
 from patchline.pipeline.workers.host import interruption
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workers.job_paths import paths_of
@@ -40,6 +40,7 @@ from patchline.pipeline.workers.launcher import GROUP_FILE, Resources, WorkerTas
 from patchline.pipeline.workers.worker_start import LOG_FILE, WAIT, WAIT_TO_LEAD
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.file_locks import try_lock
+from patchline.pipeline.workspace.files.json_lines import AppendLog
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 
@@ -84,6 +85,7 @@ JOB_FILE, EVENTS_FILE, RESULT_FILE, LOCK_FILE = (
 )
 _POLL_SECONDS = 0.1
 _LAST_WORKER_SECONDS = 60.0
+_LONGEST_LINE = 2000
 
 
 # -- the parent's side -------------------------------------------------------------------------
@@ -100,17 +102,20 @@ class WorkerFolder:
     def __init__(self, folder: Path, job: FrozenModel) -> None:
         make_folder(folder)
         self._folder = folder
-        self._readers = EventReader(folder / EVENTS_FILE), LineReader(folder / LOG_FILE)
+        self._events, self._log = AppendLog(folder / EVENTS_FILE), AppendLog(folder / LOG_FILE)
+        self._log.skip()
         with storage_errors(folder), _last_worker_gone(folder):
             for left in (RESULT_FILE, GROUP_FILE):
                 (folder / left).unlink(missing_ok=True)
-            write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
-            self._readers[0].new_events()
+            job.to_file(folder / JOB_FILE)
+            self._events.new_content()
 
     def new_events(self) -> Iterator[Event]:
         """Yield every event once, in order."""
-        for reader in self._readers:
-            yield from reader.new_events()
+        yield from self._events.new_values()
+        for line in self._log.new_content().splitlines():
+            if text := line.decode(errors="replace").strip():
+                yield {"kind": "log", "message": text[:_LONGEST_LINE]}
 
     def result(self, code: int, module: str, result_class: type[Result]) -> Result:
         """Return the result of a worker once nothing is left of it.
@@ -187,7 +192,7 @@ def earlier_events(folder: Path) -> list[Event]:
     if not (folder / EVENTS_FILE).exists():
         return []
     with _last_worker_gone(folder):
-        return EventReader(folder / EVENTS_FILE).new_events()
+        return read_events(folder / EVENTS_FILE)
 
 
 @contextmanager
@@ -245,13 +250,10 @@ def worker_main(
     at_end_of_input(end_own_group)
     interruption.exit_on_sigterm()
     interruption.ignore_ctrl_c()
-    job = job_class.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
+    job = job_class.from_file(folder / JOB_FILE)
     with _last_worker_gone(folder):
         events = EventWriter(folder / EVENTS_FILE)
-        try:
-            content = report(folder, lambda: work(job, events))
-        finally:
-            events.close()
+        content = report(folder, lambda: work(job, events))
         write_text(folder / RESULT_FILE, content)
     leave()
 

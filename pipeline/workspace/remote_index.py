@@ -13,10 +13,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.json_lines import AppendLog
 from patchline.pipeline.workspace.files.placeholders import FOLDER
 from patchline.pipeline.workspace.files.workspace_folder import make_folder, place
 
@@ -32,13 +32,11 @@ class RemoteIndex(dict[str, str]):
 
     def __init__(self, file: Path) -> None:
         super().__init__(_read(file) or {})
-        self._file, self._journal = file, file.with_suffix(".journal")
+        self._file, self._journal = file, AppendLog(file.with_suffix(".journal"))
         self._saved = dict(self)
         self._lock = threading.Lock()
-        self._opened: TextIO | None = None
-        if self._journal.exists():
-            self.update(_noted(self._journal))
-            self.save()
+        self.update(self._journal.new_values())
+        self.save()
 
     def note(self, key: str, state: str) -> None:
         """Record an object that is complete; several threads may do so at the same time.
@@ -46,12 +44,9 @@ class RemoteIndex(dict[str, str]):
         Raises:
             StorageError: if the disk is full or read-only.
         """
-        with self._lock, storage_errors(self._journal):
+        with self._lock:
             self[key] = state
-            if self._opened is None:
-                self._opened = self._journal.open("a", encoding="utf-8")
-            self._opened.write(json.dumps([key, state]) + "\n")
-            self._opened.flush()
+            self._journal.append([key, state])
 
     def save(self) -> None:
         """Write the index if it has changed, and remove the journal.
@@ -62,11 +57,8 @@ class RemoteIndex(dict[str, str]):
         if self != self._saved:
             write_text(self._file, json.dumps(self))
             self._saved = dict(self)
-        with storage_errors(self._journal):
-            if self._opened is not None:
-                self._opened.close()
-                self._opened = None
-            self._journal.unlink(missing_ok=True)
+        with storage_errors(self._journal.file):
+            self._journal.file.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -108,13 +100,3 @@ def _read(file: Path) -> dict[str, str] | None:
         return {str(key): str(state) for key, state in content.items()}
     except (OSError, ValueError, AttributeError):
         return None
-
-
-def _noted(journal: Path) -> Iterator[tuple[str, str]]:
-    """Yield what a process that was killed has noted."""
-    for line in journal.read_text(encoding="utf-8").splitlines():
-        try:
-            key, state = json.loads(line)
-        except ValueError:  # cut short by the kill
-            return
-        yield str(key), str(state)

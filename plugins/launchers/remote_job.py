@@ -26,13 +26,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from patchline.pipeline.errors import PipelineError, StorageError, WorkerError
-from patchline.pipeline.workers.event_log import EventReader, read_events
 from patchline.pipeline.workers.launcher import GROUP_FILE, WorkerTask
 from patchline.pipeline.workers.missing_data import MadeArchive, made_archive, make
 from patchline.pipeline.workers.worker_start import LOG_FILE
 from patchline.pipeline.workspace import cache, chosen, remote_data, run_folders
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.file_locks import try_lock
+from patchline.pipeline.workspace.files.json_lines import AppendLog
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.files.placeholders import FOLDER
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
@@ -187,14 +187,14 @@ class SentJob:
         self._folder, self._shared = task.folder, _shared()
         workspace = WORKSPACE.resolve()
         run_folders.fetch_checkpoint(task.folder)
-        read_events(task.folder / _EVENTS)  # cuts off a line that a killed worker has begun
+        events = task.folder / _EVENTS
+        AppendLog(events).repair()
         named = [each for each in (task.folder, *task.files) if each != workspace]
         inside = [each for each in named if each.is_relative_to(workspace)]
         self._roots = _Roots(workspace, (each for each in named if each not in inside))
         self.name = f"{JOBS}/{uuid.uuid4().hex}"
         keys = [self._roots.key_of(each) for each in named]
         files = {self._roots.key_of(file): file for file in _files_of(named)}
-        events = task.folder / _EVENTS
         if events.exists():
             files[self._roots.key_of(events)] = events
         job = json.loads((task.folder / _JOB).read_text(encoding="utf-8"))
@@ -233,8 +233,8 @@ class SentJob:
         self._fetch({key: FileDigest.model_validate(each) for key, each in grown["files"].items()})
         for name in _STREAMED:
             if text := grown["text"].get(name):
-                with storage_errors(self._folder), (self._folder / name).open("ab") as opened:
-                    opened.write(self._roots.unmarked_text(text).encode())
+                lines = self._roots.unmarked_text(text).encode()
+                AppendLog(self._folder / name).append_lines(lines)
 
     def take_result(self) -> None:
         """Fetch what the worker has written.
@@ -440,8 +440,6 @@ class ReceivedJob:
                 self._ready.append({"text": marked, "files": digests})
             for each in self._readers.values():
                 each.advance()
-        for each in self._readers.values():
-            each.advance()
 
     def _artifacts(self, events: str) -> dict[str, Path]:
         """Return the files that events name, by key."""
@@ -475,32 +473,21 @@ class ReceivedJob:
             yield Path(value).absolute()
 
 
-class _Lines(EventReader):
-    """The whole lines of a file beyond what it held before; read again until `advance`."""
+class _Lines:
+    """The whole lines of a file beyond what it held before; the same until `advance`."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(file)
-        self._offset = file.stat().st_size if file.exists() else 0
-        self._text: str | None = None
+        self._log, self._text = AppendLog(file), ""
+        self._log.skip()
 
     def text(self) -> str:
         """Return new lines, at most a megabyte or one line."""
-        if self._text is None:
-            self._text = ""
-            if self._file.exists():
-                with self._file.open("rb") as opened:
-                    opened.seek(self._offset)
-                    lines = opened.readlines(_MOST_TEXT)
-                whole = b"".join(line for line in lines if line.endswith(b"\n"))
-                self._bytes = len(whole)
-                self._text = whole.decode(errors="replace")
+        self._text = self._text or self._log.new_content(_MOST_TEXT).decode(errors="replace")
         return self._text
 
     def advance(self) -> None:
         """Take note that the lines are sent."""
-        if self._text:
-            self._offset += self._bytes
-        self._text = None
+        self._text = ""
 
 
 def _shared() -> SharedFiles:

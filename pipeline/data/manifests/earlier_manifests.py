@@ -26,9 +26,8 @@ from patchline.pipeline.data.manifests.left_out import STATUS
 from patchline.pipeline.data.reading.image_root import holds, is_file
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.terminal_words import by_number, few_names
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.table_cells import table_cell
-from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.run_memory import interrupted_runs
 from patchline.pipeline.workspace.tracking.nested_runs import FINAL, KEY_TAG
 from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists
@@ -323,10 +322,8 @@ def _changes(
 def _write_changes(changes: pd.DataFrame, workspace: Path) -> Path:
     """Write the list of what has changed."""
     file = workspace / "manifests" / "changes.csv"
-    with storage_errors(file):
-        make_folder(file.parent)
-        with replacing(file) as temporary:
-            changes.map(lambda cell: table_cell(str(cell))).to_csv(temporary, index=False)
+    with replacing(file) as temporary:
+        changes.map(lambda cell: table_cell(str(cell))).to_csv(temporary, index=False)
     return file
 
 

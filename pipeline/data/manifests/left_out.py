@@ -23,10 +23,9 @@ import pandas as pd
 from patchline.pipeline.data.reading.image_formats import REMEDIES
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.terminal_words import by_number, counted, few_names
-from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.paths import expanded
 from patchline.pipeline.workspace.files.table_cells import table_cell
-from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 LeftOutKind = Literal[
     "foreign", "unreadable", "truncated", "contradictory_rows", "missing_file", "refused_member"
@@ -223,8 +222,6 @@ class Exclusion(NamedTuple):
         digest = hashlib.sha256(self.text.encode()).hexdigest()[:16]
         copy = workspace / "exclusions" / digest / self.name
         if not copy.is_file() or copy.read_text("utf-8") != self.text:
-            with storage_errors(copy):
-                make_folder(copy.parent)
             write_text(copy, self.text)
         return copy
 

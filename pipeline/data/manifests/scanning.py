@@ -31,9 +31,8 @@ from patchline.pipeline.data.reading.image_root import archive_of
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.files.archive_members import MemberError
 from patchline.pipeline.workspace.files.archives import INDEX_SUFFIX, ShardedArchive, named_encoding
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.table_cells import printable
-from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.workspace import workspace_of
 from patchline.plugin_api import ImageListing, ListedImage
 
@@ -124,10 +123,8 @@ class ScanMemory:
         table = manifest.loc[kept_rows, ["path", *DESCRIBED]]
         for place, name in enumerate(_FACTS):
             table[name] = facts[kept_rows, place]
-        with storage_errors(self.file):
-            make_folder(self.file.parent)
-            with replacing(self.file) as temporary:
-                table.to_parquet(temporary, index=False)
+        with replacing(self.file) as temporary:
+            table.to_parquet(temporary, index=False)
         if remote_data.is_downloaded(self._root):  # of other files, only this machine knows
             workspace_of(self.file).send_file(self.file)
 

@@ -10,7 +10,7 @@ import hashlib
 import shutil
 import socket
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +30,7 @@ from patchline.pipeline.errors import StorageError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import lease
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
+from patchline.pipeline.workspace.files.json_lines import AppendLog
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
@@ -122,7 +123,8 @@ class StreamedBuild:
 
     def _send_shards(self, building: Path) -> list[_Sent]:
         """Decode and send the shards; one is sent while the next one is decoded."""
-        earlier = {each.contents: each for each in _logged(building / _LOG)}
+        logged = AppendLog(building / _LOG).new_values(_Sent.model_validate_json)
+        earlier = {each.contents: each for each in logged}
         sent, sending, done = list[_Sent](), list[Future[None]](), 0
         with threads() as pool, ThreadPoolExecutor(1) as sender:
             for first in range(0, len(self._order), self._rows_of_a_shard):
@@ -172,8 +174,7 @@ class StreamedBuild:
         key = content_key(shard.digest.sha256)
         if not self._is_there(shard):
             self.shared.store.upload(file, key)
-        with storage_errors(file), (building / _LOG).open("a", encoding="utf-8") as opened:
-            opened.write(shard.model_dump_json() + "\n")
+        AppendLog(building / _LOG).append(shard.model_dump())
         file.unlink()
 
     def _is_there(self, shard: _Sent) -> bool:
@@ -219,16 +220,3 @@ def _by_name(index: StreamedIndex) -> dict[str, FileDigest]:
 
 def _shard_file(building: Path, first: int) -> Path:
     return building / f"shard-{first:09}"
-
-
-def _logged(log: Path) -> Iterator[_Sent]:
-    """Yield the shards of a build that was killed."""
-    try:
-        lines = log.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            yield _Sent.model_validate_json(line)
-        except ValueError:  # cut short by the kill
-            return

@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
 
 from patchline.pipeline.data.reading.resizing import ResizePolicy
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.sealed_files import FileDigest
 from patchline.pipeline.workspace.workspace import Workspace, workspace_of
 
@@ -63,16 +61,13 @@ class StreamedIndex(FrozenModel):
     @classmethod
     def read(cls, folder: Path) -> StreamedIndex | None:
         """Return the index of a store; None if the folder has none."""
-        try:
-            return cls.model_validate_json((folder / STREAMED_FILE).read_text("utf-8"))
-        except (OSError, ValueError, ValidationError):
-            return None
+        return cls.from_file_or_none(folder / STREAMED_FILE)
 
     def write(self, folder: Path, positions: Rows, sizes: Numbers, checksums: Numbers) -> None:
         """Write the index and the tables beside it; the index is the last."""
         for name, table in ((_POSITIONS, positions), (_SIZES, sizes), (_CHECKSUMS, checksums)):
             np.save(folder / name, table, allow_pickle=False)
-        write_text(folder / STREAMED_FILE, self.model_dump_json() + "\n")
+        self.to_file(folder / STREAMED_FILE)
 
 
 class Records(NamedTuple):

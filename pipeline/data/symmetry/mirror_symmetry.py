@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 import cv2
 import numpy as np
 import pandas as pd
-from pydantic import ValidationError
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
@@ -32,8 +31,6 @@ from patchline.pipeline.data.symmetry.mirror_probe import (
     Share,
     measured,
 )
-from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.workspace import workspace_of
 
 FORMAT = 2
@@ -103,10 +100,8 @@ def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> Mirr
     chosen = _sample(rows)
     file = workspace / "symmetries" / f"{_digest(chosen, files.mapping)}.json"
     workspace_of(file).fetch_file(file)
-    try:
-        return MirrorSymmetry.model_validate_json(file.read_bytes())
-    except (OSError, ValidationError):
-        pass  # none, or another version's
+    if known := MirrorSymmetry.from_file_or_none(file):
+        return known
     if len(chosen) < FEWEST:
         return _unknown(f"{len(chosen)} training images are too few to measure it")
     thumbnails = _thumbnails(chosen, files)
@@ -115,9 +110,7 @@ def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> Mirr
     names, labels = np.unique(column_of(chosen, "label").to_numpy(str), return_inverse=True)
     units = united(column_of(chosen, FILE), column_of(chosen, PIXELS), column_of(chosen, GROUP))
     symmetry = _in_words(measured(thumbnails, labels, units), names.tolist())
-    with storage_errors(file):
-        make_folder(file.parent)
-    write_text(file, symmetry.model_dump_json())
+    symmetry.to_file(file)
     workspace_of(file).send_file(file)
     return symmetry
 

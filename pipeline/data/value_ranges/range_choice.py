@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import ValidationError
 
 from patchline.pipeline.data.manifests.scanning import digest_of_root
 from patchline.pipeline.data.pixel_values.pixel_mapping import (
@@ -38,9 +37,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, deep_values
 from patchline.pipeline.data.reading.image_root import root_image_bytes
-from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace.files.workspace_folder import make_folder
-from patchline.plugin_api import PixelValues, ValueRange
+from patchline.plugin_api import PixelValues
 
 _FEW_LEVELS = 32
 _CORE = (0.5, 99.5)
@@ -275,8 +272,8 @@ def notes_on_change(values: PixelValues, root: Path, workspace: Path) -> list[st
         root: the folder or archive of the images.
         workspace: the folder `.patchline`.
     """
-    earlier = _remembered(_file(root, workspace)) if values.ranges else ()
-    before = {each.kind: (each.low, each.high) for each in earlier}
+    earlier = PixelValues.from_file_or_none(_file(root, workspace))
+    before = {each.kind: (each.low, each.high) for each in earlier.ranges} if earlier else {}
     return [
         f"the range of {kind_words(each.kind)} values was {number(before[each.kind][0])} to "
         f"{number(before[each.kind][1])} in the last run on these images; to keep it, set "
@@ -289,18 +286,9 @@ def notes_on_change(values: PixelValues, root: Path, workspace: Path) -> list[st
 def remember(values: PixelValues, root: Path, workspace: Path) -> None:
     """Remember the ranges of a run that trains on these images, for the next one."""
     file = _file(root, workspace)
-    if values.ranges and _remembered(file) != values.ranges:
-        with storage_errors(file):
-            make_folder(file.parent)
-            write_text(file, values.model_dump_json())
+    if values.ranges and PixelValues.from_file_or_none(file) != values:
+        values.to_file(file)
 
 
 def _file(root: Path, workspace: Path) -> Path:
     return workspace / "value_ranges" / f"{digest_of_root(root, _FORMAT)}.json"
-
-
-def _remembered(file: Path) -> tuple[ValueRange, ...]:
-    try:
-        return PixelValues.model_validate_json(file.read_bytes()).ranges
-    except (OSError, ValidationError):  # there is none, or it is damaged
-        return ()

@@ -32,7 +32,7 @@ from patchline.pipeline.evaluation.visual_guide.traced_image import Pixels, trac
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.terminal_words import few_names
-from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 Progress = Callable[[str, int, int], None]
 
@@ -152,8 +152,7 @@ def write_guide(subjects: Sequence[Subject], model_name: str, out: Path) -> None
         f"Written by patchline explain.{made_of}{run} The numbers behind the pictures are in this "
         "file, in the script element guide-data.",
     )
-    with storage_errors(out):
-        write_text(out, page)
+    write_text(out, page)
 
 
 def subject_of(

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.packaging.prediction.image_files import ImageFile, Place, place
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.files.resumable_work import FinishedPieces, Piece
 from patchline.pipeline.workspace.files.sealed_files import digest_of
@@ -265,7 +265,7 @@ def open_parts(
             if restart:
                 _clear(folder)
             _check_state(folder, out, state)
-            write_text(folder / _STATE_FILE, state.model_dump_json(indent=2) + "\n")
+            state.to_file(folder / _STATE_FILE)
         yield PredictionParts(folder, schema, rows)
 
 
@@ -280,8 +280,8 @@ def _check_state(folder: Path, out: Path, state: PredictionState) -> None:
         return
     remedy = f"Repeat the same command, choose another --out, or start {out} over with --restart."
     try:
-        before = PredictionState.model_validate_json(file.read_text(encoding="utf-8"))
-    except (ValidationError, UnicodeDecodeError) as error:
+        before = PredictionState.from_file(file)
+    except ValidationError as error:
         raise ConfigError(f"{file} cannot be read. {remedy}") from error
     for key, now in state.model_dump().items():
         then = getattr(before, key)

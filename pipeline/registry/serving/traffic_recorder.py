@@ -41,6 +41,7 @@ from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.access import check_no_link, check_own_folder
 from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.json_lines import AppendLog
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 logger = logging.getLogger(__name__)
@@ -354,16 +355,7 @@ def check_format(folder: Path) -> None:
 
 def rows_of(part: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a part; one that a kill has cut is left out."""
-    rows = []
-    try:
-        for line in part.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    rows.append(row)
-    except FileNotFoundError:  # removed in the meantime
-        return []
-    return rows
+    return [row for row in AppendLog(part).new_values() if isinstance(row, dict)]
 
 
 def features_of(row: dict[str, Any]) -> np.ndarray[Any, Any] | None:

@@ -114,12 +114,8 @@ class TeacherOutputs:
         with storage_errors(self.folder):
             make_folder(self.folder)
         with locked(self.folder / ".lock", _on_wait):
-            intact = array.finished.intact()
-            array.begin(intact)
+            finished = array.resume()
             write_index(array, self._computed_with, self.contents)
-            finished = np.zeros(len(self.images), bool)
-            for piece in intact:
-                finished[slice(*piece)] = True
             rate = self._fill(array, finished, on_progress)
         return array.file, rate
 

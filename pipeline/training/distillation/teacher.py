@@ -36,7 +36,7 @@ from patchline.pipeline.training.initial_weights.record import (
     weights_folder,
 )
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists
@@ -154,7 +154,7 @@ def find_teacher(config: RunConfig, workspace: Path) -> Teacher:
             f"weights was {str(sha256)[:12]}, and is {teacher.sha256[:12]} now. Restore it, or "
             "remove record.teacher_sha256 from the config."
         )
-    write_text(teacher.folder / _RECORD_FILE, teacher.model_dump_json(indent=2) + "\n")
+    teacher.to_file(teacher.folder / _RECORD_FILE)
     return teacher
 
 
@@ -167,11 +167,8 @@ def _given(config: RunConfig) -> str:
 
 def _kept(workspace: Path, sha256: str) -> Teacher | None:
     folder = teacher_folder(workspace, sha256)
-    try:
-        text = (folder / _RECORD_FILE).read_text(encoding="utf-8")
-        return Teacher.model_validate_json(text).model_copy(update={"folder": folder})
-    except (OSError, ValueError):
-        return None  # it is searched for again
+    kept = Teacher.from_file_or_none(folder / _RECORD_FILE)
+    return kept and kept.model_copy(update={"folder": folder})
 
 
 def _of_training(trained: finding.Trained, workspace: Path) -> Teacher:

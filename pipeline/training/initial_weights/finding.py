@@ -41,7 +41,6 @@ from patchline.pipeline.training.initial_weights.record import (
 )
 from patchline.pipeline.workspace import run_folders
 from patchline.pipeline.workspace.files.access import is_readable
-from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.run_memory import interrupted_runs, stage_keys
 from patchline.pipeline.workspace.tracking import liveness
@@ -311,16 +310,14 @@ def _keep(
     from patchline.pipeline.workspace.files.sealed_files import write_tensors
 
     folder = weights_folder(workspace, record.sha256)
-    with storage_errors(folder):
-        seen = Provenance(provenance.own, provenance.inherited) if provenance else Provenance()
-        write_tensors(folder / TENSORS_FILE, weights, as_metadata(seen))
+    seen = Provenance(provenance.own, provenance.inherited) if provenance else Provenance()
+    write_tensors(folder / TENSORS_FILE, weights, as_metadata(seen))
     _write_record(record, workspace)
 
 
 def _write_record(record: InitialWeights, workspace: Path) -> None:
     folder = weights_folder(workspace, record.sha256)
-    with storage_errors(folder):
-        write_text(folder / RECORD_FILE, record.model_dump_json(indent=2) + "\n")
+    record.to_file(folder / RECORD_FILE)
     workspace_of(folder).send_folder(folder)
 
 

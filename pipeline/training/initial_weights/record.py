@@ -104,7 +104,7 @@ def load_record(folder: Path) -> InitialWeights:
     """
     file = folder / RECORD_FILE
     try:
-        return InitialWeights.model_validate_json(file.read_text(encoding="utf-8"))
+        return InitialWeights.from_file(file)
     except ValidationError as error:
         raise DamagedFileError(
             f"{file} does not describe initial weights. Delete the folder, then start again."

@@ -45,7 +45,6 @@ from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import EVENTS_FILE
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.sealed_files import read_tensors
 
 Array = np.ndarray[Any, Any]
@@ -208,9 +207,9 @@ def head_first(
     """
     file = job.folder / _RESULT_FILE
     if file.exists():
-        return TrainResult.model_validate_json(file.read_text(encoding="utf-8"))
+        return TrainResult.from_file(file)
     fitted = probe_of(job, frozen, events, began, is_first=True)
-    write_text(file, fitted.model_dump_json())
+    fitted.to_file(file)
     return fitted
 
 
@@ -221,8 +220,7 @@ def between_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
         job: of the training.
         trained: the result for all weights.
     """
-    text = (job.folder / HEAD_FOLDER / _RESULT_FILE).read_text(encoding="utf-8")
-    fitted = TrainResult.model_validate_json(text)
+    fitted = TrainResult.from_file(job.folder / HEAD_FOLDER / _RESULT_FILE)
     data, device = open_data(job), torch.device(trained.device)
     rows = data.validation_rows[:_MOST_IMAGES]
     model = load_model(trained.best)[0].to(device)

@@ -410,7 +410,6 @@ def _fold_logits(
     part = start.job.part.model_copy(update={"plan_steps_per_epoch": whole.steps_per_epoch})
     quiet = EventWriter(folder / EVENTS_FILE)  # its metrics are not those of the run
     fit = start.fit(quiet, length, plan, tokens=tokens, folder=folder, part=part)
-    quiet.close()
     return {"logits": torch.from_numpy(fit.logits_along()), "labels": torch.from_numpy(fit.truth)}
 
 

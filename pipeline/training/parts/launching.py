@@ -186,7 +186,7 @@ def resumes(event: Event) -> bool:
 
 def log_again(run: tracked_run.TrackedRun, folder: Path) -> None:
     """Log the events of the training whose results were copied to a folder of the run."""
-    job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
+    job = TrainingJob.from_file(folder / JOB_FILE)
     log = MetricSender(run)
     for event in earlier_events(folder):
         if event["kind"] == "artifact":

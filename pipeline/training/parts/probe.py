@@ -260,7 +260,6 @@ def _feature_store(
     folder, network = _identities(job, model, head)
     return FeatureStore(
         model,
-        head,
         data.images,
         np.arange(len(data.images), dtype=np.int64),
         job.image,
@@ -268,6 +267,7 @@ def _feature_store(
         device,
         precision,
         suitable_batch_size(job.image, device),
+        head,
         contents=tuple(manifests.usable(manifests.load(job.manifest_file))["sha256"]),
         network=network,
         group=ranks if ranks.size > 1 and ranks.shares_folder else None,

@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +26,14 @@ from torch import nn
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.errors import RunError, StorageError
 from patchline.pipeline.models.inference import (
-    Transfers,
     autocast,
-    fitting_batches,
     normalised,
     predict_logits,
 )
 from patchline.pipeline.models.layers.last_blocks import whole_model
 from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.probing.linear_head import evaluating
-from patchline.pipeline.models.probing.shared_batches import (
-    BatchGroup,
-    agreed,
-    computed_in_turn,
-    locked_for,
-    wait_for_lock,
-)
+from patchline.pipeline.models.probing.stored_rows import Batch, Progress, Rows, StoredRows
 from patchline.pipeline.training.checkpoint import PREVIOUS
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
@@ -58,69 +47,35 @@ from patchline.pipeline.training.training_data import TrainingData, Truth, open_
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workspace.files.resumable_work import ResumableArray
 from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
-from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
-from patchline.pipeline.workspace.workspace import workspace_of
-from patchline.plugin_api import ImageSpec
-
-logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
-Batch = list[torch.Tensor]
-"""The tokens of its images, in order; whole once the device has finished."""
-Progress = Callable[[int, int], None]
 
 _FORMAT = 1
 """Increase it when the same inputs give other tokens; stored ones are then not used."""
-PIECE_SECONDS, _PIECE_BYTES = 2.0, 2**28
-"""How long to compute, and how much, before the results are stored; a kill loses no more."""
 _LEFT_BYTES = 2**30
 """Space that stays free on the disk."""
 
 
 @dataclass(frozen=True)
-class TokenStore:
+class TokenStore(StoredRows):
     """The tokens of some images after the first blocks of a network, on disk.
 
     Attributes:
-        model: on its device.
         blocks: number of blocks before the tokens.
-        images: uint8 (N, H, W, C).
-        rows: the images to compute, increasing.
-        image: how the model's images are normalised.
         augmentation: makes the further views; view v looks as in epoch v.
         augmented: identifies the augmentation with its settings and seed.
         views: of each image: itself, its mirror image if `mirrored`, and augmented ones.
         mirrored: whether the second view is the mirror image.
-        folder: for this model, its weights, and these images.
-        device: of the model.
-        precision: float32, bfloat16 or float16.
-        batch_size: images that are computed together.
-        group: all processes whose stores are the same and compute the tokens together: the first
-            one stores them; None for a process alone.
     """
 
+    what = "tokens"
     model: VisionTransformer
     blocks: int
-    images: StoredImages
-    rows: Rows
-    image: ImageSpec
     augmentation: SeededAugmentation
     augmented: str
     views: int
     mirrored: bool
-    folder: Path
-    device: torch.device
-    precision: str
-    batch_size: int
-    group: BatchGroup | None = None
-
-    def remaining(self) -> int:
-        """Return the number of images whose tokens are not stored yet, or are damaged."""
-        array = self.array()
-        workspace_of(array.file).fetch_array(array.file)
-        return len(self.rows) - sum(piece.rows for piece in array.finished.intact())
 
     def bytes_per_image(self) -> int:
         """Return the size of the tokens of all views of an image."""
@@ -153,36 +108,9 @@ class TokenStore:
             StorageError: if the disk is full or read-only.
             RunError: if a value does not fit float16.
         """
-        array = self.array()
-        if self.group and self.group.rank:
-            self._assist(self.group, array)
-            return array.file
-        self.check_space()
-        lock, workspace = array.file.with_suffix(".lock"), workspace_of(array.file)
-        with locked_for(self.group, lock, _on_wait), evaluating(self.model):
-            workspace.fetch_array(array.file)
-            intact = array.finished.intact()
-            array.begin(intact)
-            finished = np.zeros(len(self.rows), bool)
-            for piece in intact:
-                finished[slice(*piece)] = True
-            missing = [
-                start
-                for start in range(0, len(self.rows), self.batch_size)
-                if not finished[start : start + self.batch_size].all()
-            ]
-            done, batches = int(finished.sum()), self._batches(agreed(self.group, missing), array)
-            for start, tokens_BVND in self._pieces(batches, done, on_progress):
-                array.write(start, tokens_BVND)
-            workspace.send_array(array.file)
-        return array.file
-
-    def _assist(self, group: BatchGroup, array: ResumableArray) -> None:
-        """Compute this process's share of what the first one lacks."""
-        wait_for_lock(group)
-        with evaluating(self.model):
-            for _ in self._batches(agreed(group, []), array):
-                pass
+        if not (self.group and self.group.rank):
+            self.check_space()
+        return self._complete(on_progress).file
 
     def array(self) -> ResumableArray:
         """Return the array on disk, (M, V, N, D)."""
@@ -211,53 +139,13 @@ class TokenStore:
             self._finish([[self._of_rows(few)]])
             return (time.perf_counter() - began) / len(few)
 
-    def _pieces(
-        self, computed: Iterator[tuple[int, Batch]], done: int, on_progress: Progress | None
-    ) -> Iterator[tuple[int, Array]]:
-        """Yield tokens of consecutive batches together with the position of their first image."""
-        batches: list[Batch] = []
-        size = 0
-        first = stop = 0
-        began = time.monotonic()
-        for start, batch in computed:
-            late = time.monotonic() - began >= PIECE_SECONDS
-            if batches and (late or size >= _PIECE_BYTES or start != stop):
-                yield first, self._finish(batches)
-                batches, size, began = [], 0, time.monotonic()
-            if not batches:
-                first = start
-            batches.append(batch)
-            size += sum(part.nbytes for part in batches[-1])
-            images = sum(len(part) for part in batches[-1])
-            stop, done = start + images, done + images
-            if on_progress:
-                on_progress(min(done, len(self.rows)), len(self.rows))
-        if batches:
-            yield first, self._finish(batches)
-
-    def _batches(self, starts: list[int], array: ResumableArray) -> Iterator[tuple[int, Batch]]:
-        """Yield the start of each batch, and its tokens; in a group, compute them in turn."""
-        if self.group is None:
-            for start in starts:
-                yield start, self._of_batch(self.rows[start : start + self.batch_size])
-            return
-
-        def compute(start: int) -> torch.Tensor:
-            batch = self._of_batch(self.rows[start : start + self.batch_size])
-            return torch.from_numpy(self._finish([batch]))
-
-        like_BVND = torch.empty(self.batch_size, *array.shape[1:], dtype=torch.float16)
-        for start, tokens_BVND in computed_in_turn(self.group, starts, like_BVND, compute):
-            yield start, [tokens_BVND[: len(self.rows) - start]]
-
     def _finish(self, batches: list[Batch]) -> Array:
-        """Wait for the tokens of some batches, and return them together.
+        """Wait for some batches, and return them together.
 
         Raises:
             RunError: if a value does not fit float16.
         """
-        self._transfers.wait()
-        half_MVND = np.concatenate([part.numpy() for parts in batches for part in parts])
+        half_MVND = super()._finish(batches)
         if not np.isfinite(half_MVND).all():
             raise RunError(
                 f"After {self.blocks} blocks of the network some tokens are beyond float16, in "
@@ -265,18 +153,6 @@ class TokenStore:
                 "training.trainable to head or all."
             )
         return half_MVND
-
-    @cached_property
-    def _transfers(self) -> Transfers:
-        return Transfers(self.device)
-
-    def _of_batch(self, rows: Rows) -> Batch:
-        """Return the tokens of a batch; it is divided if the device runs out of memory.
-
-        The device may still compute them, while the images of the next batch are augmented.
-        """
-        parts = fitting_batches(len(rows), len(rows), lambda part: self._of_rows(rows[part]))
-        return [tokens_BVND for _, tokens_BVND in parts]
 
     def _of_rows(self, rows: Rows) -> torch.Tensor:
         """Return the tokens (B, V, N, D) of some images."""
@@ -300,10 +176,6 @@ class TokenStore:
         with autocast(self.device, self.precision):
             tokens_BND = self.model.tokens_after(normalised(images_BHWC, self.image), self.blocks)
         return tokens_BND.half()
-
-
-def _on_wait() -> None:
-    logger.warning("Another process is computing the same tokens; waiting until it ends.")
 
 
 _TRAINED_FILE = "trained.safetensors"

@@ -109,7 +109,7 @@ def write_report(
         history: of the training.
         preview: picture of the augmentation.
     """
-    write_text(folder / JSON_FILE, report.model_dump_json(indent=2) + "\n")
+    report.to_file(folder / JSON_FILE)
     images = [
         (image.path, [(view.title, picture(folder / view.file)) for view in image.views])
         for image in report.pictures

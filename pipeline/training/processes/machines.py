@@ -45,7 +45,7 @@ class Machines(FrozenModel):
         file = folder / GROUP_FILE
         if not file.exists():
             return cls()
-        return cls.model_validate_json(file.read_text(encoding="utf-8"))
+        return cls.from_file(file)
 
     @property
     def are_several(self) -> bool:

@@ -39,8 +39,7 @@ class MemberDone(FrozenModel):
 
 def take_part(member: MemberJob, _events: EventWriter) -> MemberDone:
     """Run the agent of this machine for each attempt of the first one, until that has ended."""
-    file = member.folder / JOB_FILE
-    job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
+    job = TrainingJob.from_file(member.folder / JOB_FILE)
     machines = Machines.of(member.folder)
     store, attempt = _reached(machines), 0
     while True:

@@ -35,7 +35,6 @@ from patchline.pipeline.training.processes.rank import (
 )
 from patchline.pipeline.workers.worker_process import JOB_FILE, last_line, reported
 from patchline.pipeline.workers.worker_start import LOG_FILE
-from patchline.pipeline.workspace.files.atomic_files import write_text
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -120,7 +119,7 @@ def empty_folder(folder: Path, job: TrainingJob) -> None:
     shared = folder / RANKS_FOLDER
     shutil.rmtree(shared, ignore_errors=True)
     shared.mkdir()
-    write_text(shared / JOB_FILE, job.model_dump_json())
+    job.to_file(shared / JOB_FILE)
 
 
 def _check(job: TrainingJob, machines: Machines) -> None:

@@ -66,7 +66,7 @@ def _take_part(folder: Path, machines: Machines) -> None:
     from patchline.pipeline.training.out_of_memory import HALVINGS_FILE, RanksRestart
 
     is_first, shared = own_rank() == 0, folder / RANKS_FOLDER
-    job = TrainingJob.model_validate_json((shared / JOB_FILE).read_text(encoding="utf-8"))
+    job = TrainingJob.from_file(shared / JOB_FILE)
 
     def end(words: dict[str, str]) -> None:
         """Say how the attempt has ended, on this machine and on the others."""

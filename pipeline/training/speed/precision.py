@@ -28,7 +28,6 @@ from patchline.pipeline.training.speed.trial_steps import (
 )
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.host.processors import this_processor
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients, StageMemory
 from patchline.plugin_api import ImageSpec
@@ -164,12 +163,12 @@ def choose_for_training(chooser: Chooser, folder: Path, events: EventWriter) -> 
     """
     file = folder / FILE
     if chooser.setting == "auto" and file.exists():
-        return Precision.model_validate_json(file.read_text(encoding="utf-8"))
+        return Precision.from_file(file)
     limit = chooser.config.training.time_limit
     seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else 0.0
     chosen = chooser.choose(min(_LONGEST_SECONDS, max(MOST_SECONDS, seconds)))
     if chosen.reason:
-        write_text(file, chosen.model_dump_json(indent=2) + "\n")
+        chosen.to_file(file)
         events.write("note", message=f"precision: {chosen.name} ({chosen.reason})")
     return chosen
 

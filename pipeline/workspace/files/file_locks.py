@@ -24,7 +24,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
@@ -239,10 +239,9 @@ def known_digest(file: Path, folder: Path) -> str:
     facts = [str(file.resolve()), status.st_size, *times, status.st_ino]
     name = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     record = folder / f"{name}.json"
-    try:
-        return FileDigest.model_validate_json(record.read_text("utf-8")).sha256
-    except (OSError, ValueError):
-        digest = digest_of(file)
+    if known := FileDigest.from_file_or_none(record):
+        return known.sha256
+    digest = digest_of(file)
     if time.time_ns() - max(times) > _RECENT_NANOSECONDS:
-        write_text(record, digest.model_dump_json())
+        digest.to_file(record)
     return digest.sha256

@@ -33,6 +33,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace.files.json_lines import AppendLog, line_of
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class FinishedPieces:
     def recorded(self) -> dict[Piece, str]:
         """Return the pieces of the log and their digests, whether they are intact or not."""
         try:
-            return dict(_entries(self.log.read_bytes().splitlines()))
+            return dict(AppendLog(self.log).new_values(_entry))
         except OSError:
             return {}
 
@@ -90,7 +91,8 @@ class FinishedPieces:
         recorded = self.recorded()
         kept = [piece for piece in pieces if piece in recorded]
         self.warn(len(recorded) - len(kept), len(recorded))
-        write_text(self.log, "".join(_line(piece, recorded[piece]) for piece in kept))
+        lines = b"".join(line_of([*piece, recorded[piece]]) for piece in kept)
+        write_text(self.log, lines.decode())
 
     def warn(self, damaged: int, total: int) -> None:
         """Log how many of all pieces are damaged, if any are."""
@@ -106,9 +108,7 @@ class FinishedPieces:
         Raises:
             StorageError: if the disk is full or read-only.
         """
-        line = _line(piece, self._digest_of(piece))
-        with storage_errors(self.log), self.log.open("a", encoding="utf-8") as opened:
-            opened.write(line)
+        AppendLog(self.log).append([*piece, self._digest_of(piece)])
 
     def _matches(self, piece: Piece, digest: str) -> bool:
         try:
@@ -122,20 +122,12 @@ class FinishedPieces:
         return hashlib.sha256(described.encode()).hexdigest()
 
 
-def _line(piece: Piece, digest: str) -> str:
-    return f"{json.dumps([*piece, digest])}\n"
-
-
-def _entries(lines: list[bytes]) -> Iterator[tuple[Piece, str]]:
-    """Yield the lines that are whole; a killed process may have written half of one."""
-    for line in lines:
-        try:
-            first, stop, digest = json.loads(line)
-            piece = Piece(int(first), int(stop))
-        except (ValueError, TypeError, OverflowError):
-            continue
-        if 0 <= piece.first < piece.stop:
-            yield piece, str(digest)
+def _entry(line: bytes) -> tuple[Piece, str]:
+    first, stop, digest = json.loads(line)
+    piece = Piece(int(first), int(stop))
+    if not 0 <= piece.first < piece.stop:
+        raise ValueError("these are no rows")
+    return piece, str(digest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,6 +245,23 @@ class ResumableArray:
                 self._allocate(opened)
                 opened.seek(0)
                 opened.write(self._header)
+
+    def rows_in(self, pieces: Iterable[Piece]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return which rows (N,) are in some pieces."""
+        rows_N = np.zeros(self.shape[0], bool)
+        for piece in pieces:
+            rows_N[slice(*piece)] = True
+        return rows_N
+
+    def resume(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Keep the intact pieces, make the file ready for writing, and return which rows are there.
+
+        Raises:
+            StorageError: if the disk has no space for the whole array, or is read-only.
+        """
+        intact = self.finished.intact()
+        self.begin(intact)
+        return self.rows_in(intact)
 
     def write(self, first: int, rows: Array) -> None:
         """Write a piece that begins at a row, and record it; several processes must not at once.

@@ -20,7 +20,6 @@ from patchline.pipeline.redaction import redacted
 from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.files.access import is_readable
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.file_locks import LockState, state_of, try_lock
 from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE
 from patchline.pipeline.workspace.tracking import liveness
@@ -149,7 +148,7 @@ def with_processes(run: InterruptedRun, processes: int) -> InterruptedRun:
     }
     request = run.request.model_copy(update=changes)
     with resuming(run):
-        write_text(run.folder / REQUEST_FILE, request.model_dump_json(indent=2))
+        request.to_file(run.folder / REQUEST_FILE)
         run_folders.send_file(run.folder / REQUEST_FILE)
     return replace(run, request=request)
 
@@ -312,8 +311,7 @@ def _interrupted(run: Run, runs: Path, kind: RunKind) -> InterruptedRun:
             f"The run {run_id[:8]} belongs to the folder {folder.parents[2]}. Resume it there."
         )
     try:
-        content = (folder / REQUEST_FILE).read_text(encoding="utf-8")
-        request = kind.request.model_validate_json(content)
+        request = kind.request.from_file(folder / REQUEST_FILE)
     except (OSError, ValidationError) as error:
         raise ConfigError(
             f"{folder / REQUEST_FILE} cannot be read, so the run {run_id[:8]} cannot be resumed. "

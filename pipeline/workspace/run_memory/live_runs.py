@@ -30,13 +30,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pydantic import PrivateAttr, ValidationError
+from pydantic import PrivateAttr
 
 from patchline.pipeline.errors import OrchestrationError, StorageError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace.files import file_locks
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.file_locks import acquire, try_lock
 from patchline.pipeline.workspace.tracking import liveness
 from patchline.pipeline.workspace.tracking.liveness import Liveness
@@ -134,7 +133,7 @@ class LiveRun(FrozenModel):
         Raises:
             StorageError: if the folder may not be written.
         """
-        write_text(_record_file(self._lock_file), self.model_dump_json(indent=2))
+        self.to_file(_record_file(self._lock_file))
 
     def mark_sought(self) -> None:
         """Note in the record of a dead process that a Prefect server does not know the run."""
@@ -330,11 +329,8 @@ def records(workspace: Path) -> list[LiveRun]:
         lock_file = file.with_suffix(".lock")
         if lock_file in _ended_here:
             continue
-        try:
-            record = LiveRun.model_validate_json(file.read_text(encoding="utf-8"))
-        except (OSError, ValidationError):
-            continue  # it ended meanwhile, or a newer Patchline wrote it
-        records.append(record.at(lock_file))
+        if record := LiveRun.from_file_or_none(file):
+            records.append(record.at(lock_file))
     return sorted(records, key=lambda record: (record.started, record.flow_run_id))
 
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
@@ -196,20 +196,13 @@ class StageMemory:
 
     def _records(self, stage: str, key: str, *, own_only: bool) -> Iterator[Path]:
         if self.run_folder is not None:
-            yield self._own_file(self.run_folder, stage)
+            yield self.run_folder / "stages" / f"{stage}.json"
         if not own_only:
-            yield self._shared_file(stage, key)
-
-    def _shared_file(self, stage: str, key: str) -> Path:
-        return self.workspace / "stages" / stage / f"{key}.json"
-
-    @staticmethod
-    def _own_file(folder: Path, stage: str) -> Path:
-        return folder / "stages" / f"{stage}.json"
+            yield self.workspace / "stages" / stage / f"{key}.json"
 
     def _read(self, file: Path, key: str) -> StageRecord | None:
         try:
-            record = StageRecord.model_validate_json(file.read_text(encoding="utf-8"))
+            record = StageRecord.from_file(file)
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
@@ -231,11 +224,8 @@ class StageMemory:
         self._send(record)
 
     def _keep(self, record: StageRecord) -> None:
-        text = record.model_dump_json(indent=2) + "\n"
-        if not self.private:
-            write_text(self._shared_file(record.stage, record.key), text)
-        if self.run_folder is not None:
-            write_text(self._own_file(self.run_folder, record.stage), text)
+        for file in self._records(record.stage, record.key, own_only=self.private):
+            record.to_file(file)
 
     def _send(self, record: StageRecord, *, if_missing: bool = False) -> None:
         """Let other machines have a record and its files."""

@@ -31,13 +31,12 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from patchline.pipeline.errors import PipelineError, StorageError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import chosen, lease
 from patchline.pipeline.workspace.files import file_locks, workspace_identity
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.file_locks import LockState
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
@@ -222,11 +221,8 @@ def _clock() -> str:
 
 
 def _read(workspace: Path) -> dict[str, _SeenHeartbeat]:
-    try:
-        text = (workspace / _OBSERVATIONS_FILE).read_text(encoding="utf-8")
-        return _Observations.model_validate_json(text).observations
-    except (OSError, ValidationError):
-        return {}
+    noted = _Observations.from_file_or_none(workspace / _OBSERVATIONS_FILE)
+    return noted.observations if noted else {}
 
 
 def _note(workspace: Path, key: str, observed: _SeenHeartbeat) -> None:
@@ -245,4 +241,4 @@ def _note(workspace: Path, key: str, observed: _SeenHeartbeat) -> None:
     }
     content = _Observations(observations={**recent, key: observed})
     with contextlib.suppress(OSError, StorageError):
-        write_text(workspace / _OBSERVATIONS_FILE, content.model_dump_json(indent=2))
+        content.to_file(workspace / _OBSERVATIONS_FILE)

@@ -8,12 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from patchline.pipeline.errors import ConfigError, ServerAwayError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.local_services import Services, logs_folder, services_folder
-from patchline.pipeline.workspace.files.atomic_files import write_private_text
 
 _FILE = "stores.json"
 
@@ -48,7 +45,7 @@ def remember(folder: Path, stores: TeamStores) -> None:
     if stores.are_local():
         file.unlink(missing_ok=True)
     else:
-        write_private_text(file, stores.model_dump_json(indent=2))
+        stores.to_file(file, is_private=True)
 
 
 def recall(folder: Path | None = None) -> TeamStores:
@@ -59,10 +56,10 @@ def recall(folder: Path | None = None) -> TeamStores:
     """
     file = services_folder(folder) / _FILE
     try:
-        return TeamStores.model_validate_json(file.read_text(encoding="utf-8"))
+        return TeamStores.from_file(file)
     except FileNotFoundError:
         return TeamStores()
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{file}, which remembers the stores of this folder's servers, is damaged. Give "
             "`patchline up` --database and --artifacts again."

@@ -92,7 +92,7 @@ class ExportRecord(FrozenModel):
 
     def save(self, folder: Path) -> None:
         """Write the record."""
-        write_text(folder / RECORD_FILE, self.model_dump_json(indent=2) + "\n")
+        self.to_file(folder / RECORD_FILE)
 
 
 _ONNX = """\

@@ -127,7 +127,7 @@ class CheckJournal:
         checks = []
         for number, file in enumerate(files, start=1):
             try:
-                check = StreamCheck.model_validate_json(file.read_bytes())
+                check = StreamCheck.from_file(file)
             except (OSError, ValidationError) as error:
                 raise StorageError(
                     f"The check {file} cannot be read ({_reason(error)}), so how much of the "
@@ -156,7 +156,7 @@ class CheckJournal:
             write_text(untold, "")
         else:
             untold.unlink(missing_ok=True)  # of a process that was killed before its check counted
-        write_text(self.file_of(check.number), check.model_dump_json(indent=1) + "\n")
+        check.to_file(self.file_of(check.number))
 
     def untold(self) -> list[StreamCheck]:
         """Return the checks whose drift has not been told, in order.

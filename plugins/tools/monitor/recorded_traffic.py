@@ -6,7 +6,7 @@ Shapes: N images, H, W and C of an image, K classes or labels, D features.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.registry.serving.traffic_recorder import PARTS, check_format, features_of
 from patchline.pipeline.registry.version_records import VersionRecords
 from patchline.pipeline.terminal_words import counted
-from patchline.pipeline.workspace.files.json_lines import DamagedLineError, objects
+from patchline.pipeline.workspace.files.json_lines import AppendLog, DamagedLineError
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.plugins.tools.monitor.arrived_images import (
     Computed,
@@ -153,18 +153,14 @@ class RecordedTraffic:
             return None
 
 
-def _rows(part: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a part, without the rest of one that a killed server has left at its end.
+def _rows(part: Path) -> list[dict[str, Any]]:
+    """Return the lines of a part, without the rest of one that a killed server has left at its end.
 
     Raises:
         DataError: if it is damaged.
     """
     try:
-        for number, row in objects(part.read_bytes()):
-            _check(row, number)
-            yield row
-    except FileNotFoundError:  # removed in the meantime
-        return
+        return AppendLog(part).objects(_check)
     except (DamagedLineError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(

@@ -50,7 +50,6 @@ from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import interrupted_runs, live_runs
 from patchline.pipeline.workspace.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun
@@ -196,7 +195,7 @@ class _Sweep:
                     self.settings, space, start.config, start.seconds_per_epoch, start.notes
                 )
                 summary = self._searched(run, space, outline)
-                write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
+                summary.to_file(run.folder / SUMMARY_FILE)
         except BaseException as error:
             tell_failure(self.context, error, COMMAND)
             raise
@@ -535,5 +534,4 @@ def _champion_words(name: str, metric: str) -> str:
 
 
 def _saved_summary(finished: InterruptedRun) -> SweepSummary:
-    file = finished.folder / SUMMARY_FILE
-    return SweepSummary.model_validate_json(file.read_text(encoding="utf-8"))
+    return SweepSummary.from_file(finished.folder / SUMMARY_FILE)

@@ -36,7 +36,7 @@ from patchline.pipeline.redaction import redacted
 from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.file_locks import acquire
-from patchline.pipeline.workspace.files.json_lines import DamagedLineError, objects
+from patchline.pipeline.workspace.files.json_lines import AppendLog, DamagedLineError
 from patchline.plugins.tools.sweep.rungs import continues
 from patchline.plugins.tools.sweep.space import Dimension, NumberRange, SearchSpace, Value
 
@@ -461,21 +461,15 @@ def _without_torn_line(file: Path) -> None:
     Raises:
         StorageError: if another line is damaged; then nothing is changed.
     """
-    if not file.exists():
-        return
+    log = AppendLog(file)
     try:
-        content = file.read_bytes()
-        for _ in objects(content):
-            pass
+        log.objects(lambda *_: None)
     except DamagedLineError as error:
         raise _damaged(file, str(error)) from error
     except OSError as error:
         raise _damaged(file, f"it cannot be read ({error.strerror})") from error
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+    if log.repair():
         logger.info("an unfinished line at the end of %s is removed", file)
-        with file.open("r+b") as opened:
-            opened.truncate(whole)
 
 
 def _database(address: str) -> BaseStorage:

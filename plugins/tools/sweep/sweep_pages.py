@@ -306,7 +306,7 @@ def write_page(
             for each in result.trials
         },
     )
-    write_text(folder / JSON_FILE, result.model_dump_json(indent=2))
+    result.to_file(folder / JSON_FILE)
     page = folder / PAGE
     write_text(page, text)
     return page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +156,7 @@ def test_fewer_threads_are_planned_where_other_programs_use_the_cores(
         for rate, threads in ((30.0, 1), (3.1, 2)):
             fastest.append(rate)
             torch.set_num_threads(2)
-            with closing(EventWriter(tmp_path / "events.jsonl")) as events:
-                assert measure(job, events).threads == threads
+            assert measure(job, EventWriter(tmp_path / "events.jsonl")).threads == threads
     finally:
         torch.set_num_threads(before)
     assert 4 <= images[0] <= 256

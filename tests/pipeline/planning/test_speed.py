@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +131,7 @@ def test_steps_of_smaller_images_are_measured(
     monkeypatch.setattr(measuring, "_LEAST_SECONDS", 0.0)
     given = (candidate(data={"image_size": 64}, model=model),)
     job = MeasuringJob(candidates=given, num_classes=2, images=99, budget_seconds=60)
-    with closing(EventWriter(tmp_path / "events.jsonl")) as events:
-        [speed] = measure(job, events).speeds
+    [speed] = measure(job, EventWriter(tmp_path / "events.jsonl")).speeds
     assert 0.3 < speed.smaller_step_share < 1
 
 

@@ -274,7 +274,6 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
     again, _ = run()
     assert again.record.init_sha256 != resolved.record.init_sha256
     assert len(measured) == 2
-    events.close()
 
 
 @pytest.mark.usefixtures("own_store")

@@ -89,11 +89,7 @@ def opened(job: TrainingJob) -> Training:
 
 def trained(job: TrainingJob) -> Any:
     """Train to the end, and return the result."""
-    events = StoppingWriter(job)
-    try:
-        return train(job, events)
-    finally:
-        events.close()
+    return train(job, StoppingWriter(job))
 
 
 def stop(job: TrainingJob, after: int) -> None:
@@ -101,7 +97,6 @@ def stop(job: TrainingJob, after: int) -> None:
     events = StoppingWriter(job, after)
     with pytest.raises(Stop):
         train(job, events)
-    events.close()
 
 
 def weights_of(job: TrainingJob) -> Weights:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from patchline.pipeline.workers.event_log import EventReader, EventWriter, read_events
+from patchline.pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.workspace.files.json_lines import AppendLog
 
 
 def test_what_a_killed_writer_has_left_is_continued(tmp_path: Path) -> None:
@@ -18,44 +16,25 @@ def test_what_a_killed_writer_has_left_is_continued(tmp_path: Path) -> None:
     Readers shorten nothing, for its writer may still be at work.
     """
     file = tmp_path / "run" / "events.jsonl"
-    reader = EventReader(file)
-    assert reader.new_events() == []
+    reader = AppendLog(file)
+    assert list(reader.new_values()) == []
     values = ["line\nbreak", "\u2028", "ü", {"a": [1, None]}, 1e-300]
     writer = EventWriter(file)
     for value in values:
         writer.write("warning", message=value)
-    assert [event["message"] for event in reader.new_events()] == values
-    writer.close()
+    assert [event["message"] for event in reader.new_values()] == values
     with file.open("a") as opened:
         opened.write('{"seq": 5, "time": 1.0, "kind": "met')
     size = file.stat().st_size
-    assert reader.new_events() == []
+    assert list(reader.new_values()) == []
     assert file.stat().st_size == size
     writer = EventWriter(file)
     writer.write("metrics", step=1)
-    writer.close()
     events = read_events(file)
     assert [event["seq"] for event in events] == [0, 1, 2, 3, 4, 5]
     assert [event["kind"] for event in events] == ["warning"] * 5 + ["metrics"]
     times = [event["time"] for event in events]
     assert times == sorted(times)
-
-
-@settings(max_examples=30)
-@given(cuts=st.lists(st.integers(0, 400), max_size=6))
-def test_reader_takes_complete_lines_only(
-    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
-) -> None:
-    """However the bytes arrive, the reader gives every event whole, once and in order."""
-    events = [{"seq": seq, "message": f"Blüte {seq}\nzwei"} for seq in range(5)]
-    data = b"".join(json.dumps(e, ensure_ascii=False).encode() + b"\n" for e in events)
-    file = tmp_path_factory.mktemp("log") / "events.jsonl"
-    reader, seen = EventReader(file), []
-    for end in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
-        file.write_bytes(data[:end])
-        seen += reader.new_events()
-        assert len(seen) == data[:end].count(b"\n")
-    assert seen == events
 
 
 @pytest.mark.parametrize("interval", [0, 3600])
@@ -65,7 +44,6 @@ def test_progress_is_thinned_out_but_never_its_end(tmp_path: Path, interval: flo
     writer = EventWriter(file, progress_interval_seconds=interval)
     for done in range(1, 101):
         writer.progress(done, 100, "images", loss=0.5)
-    writer.close()
     events = read_events(file)
     assert len(events) <= 2 if interval else len(events) == 100
     last = {key: events[-1][key] for key in ("kind", "done", "total", "unit", "loss")}
@@ -77,7 +55,6 @@ def test_a_writer_goes_on_after_the_events_of_another_one(tmp_path: Path) -> Non
     file = tmp_path / "events.jsonl"
     first, second = EventWriter(file), EventWriter(file)
     second.write("note", message="of another process")
-    second.close()
     first.catch_up()
     first.write("note", message="of this one")
     assert [event["seq"] for event in read_events(file)] == [0, 1]

@@ -11,7 +11,6 @@ line that is no event is damage, which is not passed over: an answer may have be
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +22,7 @@ from patchline.pipeline.data.labels.answer_columns import NEAR
 from patchline.pipeline.data.labels.answers.answer import Answer
 from patchline.pipeline.data.labels.label_sets import Task
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.workspace.files.atomic_files import storage_errors
-from patchline.pipeline.workspace.files.json_lines import DamagedLineError, whole_lines
+from patchline.pipeline.workspace.files.json_lines import AppendLog, DamagedLineError
 
 Event = dict[str, Any]
 
@@ -215,9 +213,8 @@ class Journal:
     """
 
     def __init__(self, file: Path) -> None:
-        self.file = file
+        self.file, self._log = file, AppendLog(file)
         self.cut: list[int] = []
-        self._read = self._lines = 0
 
     def new_events(self) -> list[Event]:
         """Return the events since the last call, those of other processes included.
@@ -226,26 +223,13 @@ class Journal:
             DataError: if the file cannot be read, or a line is damaged.
         """
         try:
-            with self.file.open("rb") as opened:
-                opened.seek(self._read)
-                content = opened.read()
-        except FileNotFoundError:
-            return []
+            lines = self._log.new_objects(check)
         except OSError as error:
             raise self._damaged(f"it cannot be read ({error.strerror})") from error
-        events = []
-        try:
-            for number, event in whole_lines(content, self._lines + 1):
-                if event is None:
-                    self.cut.append(number)
-                else:
-                    check(event, number)
-                    events.append(event)
         except DamagedLineError as error:
             raise self._damaged(str(error)) from error
-        self._lines += content.count(b"\n")
-        self._read += content.rfind(b"\n") + 1
-        return events
+        self.cut += [number for number, event in lines if event is None]
+        return [event for _, event in lines if event is not None]
 
     def _damaged(self, what: str) -> DataError:
         return DataError(
@@ -260,26 +244,5 @@ class Journal:
             StorageError: if the disk is full or read-only, or the file is a link; nothing counts
                 then.
         """
-        line = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
-        with storage_errors(self.file):
-            descriptor = os.open(self.file, flags, 0o644)
-            try:
-                size = os.lseek(descriptor, 0, os.SEEK_END)
-                if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                    line = b"\n" + line
-                _write(descriptor, line, size)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-
-
-def _write(descriptor: int, line: bytes, size: int) -> None:
-    """Write a line behind a file of this size, or nothing at all."""
-    written = 0
-    try:
-        while written < len(line):
-            written += os.write(descriptor, line[written:])
-    except OSError:
-        os.ftruncate(descriptor, size)
-        raise
+        line = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+        self._log.append_lines(f"{line}\n".encode(), synced=True)

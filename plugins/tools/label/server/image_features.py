@@ -37,8 +37,7 @@ from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.training.initial_weights.loading import load_into
 from patchline.pipeline.training.initial_weights.record import InitialWeights, weights_folder
 from patchline.pipeline.training.initial_weights.starting_point import starting_point
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.workspace.files.workspace_folder import make_folder
+from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.plugin_api import DataTraits, ImageSpec
 from patchline.plugins.tools.label.pool import PoolImage
 
@@ -143,10 +142,8 @@ class KeptFeatures:
         arrays: dict[str, Any] = {_DIGESTS: np.array(digests)}
         arrays.update(zip(self._names, results, strict=True))
         try:
-            with storage_errors(file):
-                make_folder(self._folder)
-                with replacing(file) as temporary, temporary.open("wb") as opened:
-                    np.savez(opened, **arrays)
+            with replacing(file) as temporary, temporary.open("wb") as opened:
+                np.savez(opened, **arrays)
         except (OSError, PipelineError) as error:
             logger.warning("Features are not kept for the next start: %s", error)
 

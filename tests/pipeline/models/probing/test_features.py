@@ -17,7 +17,7 @@ from torch import nn
 
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.models.inference import normalised
-from patchline.pipeline.models.probing import features
+from patchline.pipeline.models.probing import stored_rows
 from patchline.pipeline.models.probing.features import (
     FeatureStore,
     suitable_batch_size,
@@ -50,13 +50,18 @@ class Counted(nn.Module):
         return self.head(self.hidden(images_BCHW.flatten(1)).relu())
 
 
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_rows, "PIECE_SECONDS", 0.0)
+
+
 def store_of(folder: Path, model: Any, rows: Any = ROWS) -> FeatureStore:
     """Return a store in which each batch is a piece."""
     return FeatureStore(
-        *(model, model.head, stored_images(30, 8), np.asarray(rows), image_spec(8), folder, CPU),
+        *(model, stored_images(30, 8), np.asarray(rows), image_spec(8), folder, CPU),
         precision="float32",
         batch_size=BATCH,
-        piece_seconds=0.0,
+        head=model.head,
     )
 
 
@@ -69,7 +74,7 @@ def test_equal_to_a_plain_loop(tmp_path: Path, name: str, precision: str) -> Non
     model.train()
     images, seen, kept = stored_images(30, image.height), list[int](), list[torch.Tensor]()
     head = linear_head(model, 5, image)
-    store = FeatureStore(model, head, images, ROWS, image, tmp_path, CPU, precision, batch_size=8)
+    store = FeatureStore(model, images, ROWS, image, tmp_path, CPU, precision, 8, head)
     features_ND = store.features(lambda done, _: seen.append(done))
     assert model.training
     assert features_ND.dtype == np.float32
@@ -89,9 +94,11 @@ def test_images_are_read_while_the_device_computes(
 ) -> None:
     """Their features are whole when they are stored, and so are those of divided batches."""
     expected_ND = store_of(tmp_path / "plain", Counted()).features()
-    monkeypatch.setattr(features, "Transfers", LateTransfers)
-    late = dataclasses.replace(store_of(tmp_path / "late", Counted()), piece_seconds=60.0)
-    np.testing.assert_array_equal(late.features(), expected_ND)
+    monkeypatch.setattr(stored_rows, "Transfers", LateTransfers)
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_rows, "PIECE_SECONDS", 60.0)
+        late_ND = store_of(tmp_path / "late", Counted()).features()
+    np.testing.assert_array_equal(late_ND, expected_ND)
     assert LateTransfers.most_unfinished == -(-IMAGES // BATCH)
     for most in (3, 1):
         divided_ND = store_of(tmp_path / f"{most}", Counted(most=most)).features()

@@ -14,10 +14,11 @@ from patchline.pipeline.errors import ConfigError, RunError, StorageError
 from patchline.pipeline.models.layers.last_blocks import whole_model
 from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
 from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.models.probing import stored_rows
 from patchline.pipeline.training import __main__ as worker
 from patchline.pipeline.training.job import TrainingJob, TrainingPart
 from patchline.pipeline.training.machine import detect_machine
-from patchline.pipeline.training.parts import last_blocks, stored_tokens
+from patchline.pipeline.training.parts import last_blocks
 from patchline.pipeline.training.parts.fine_tuning import SHARES
 from patchline.pipeline.training.parts.stored_tokens import LastBlocksTraining, TokenStore
 from patchline.pipeline.training.processes.ranks import Ranks
@@ -100,7 +101,7 @@ def done(make_shared: Make) -> Iterator[Done]:
     job = blocks_job(make_shared, "first")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(last_blocks, "suitable_batch_size", lambda *_: 16)
-        patch.setattr(stored_tokens, "PIECE_SECONDS", 0.0)
+        patch.setattr(stored_rows, "PIECE_SECONDS", 0.0)
         yield job, trained(job)
 
 
@@ -145,7 +146,7 @@ def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
     assert size.startswith("tokens of 61 images in 2 views: 0.00038 GB, about ")
     assert not [message for message in said(job, "note") if "tokens of" in message]
     [file] = (tmp_path / FEATURES).rglob("tokens-*.npy")
-    monkeypatch.setattr(stored_tokens, "Transfers", LateTransfers)  # as those of a GPU
+    monkeypatch.setattr(stored_rows, "Transfers", LateTransfers)  # as those of a GPU
     late = blocks_job(make, "late/job")
     again = last_blocks.tokens_together(late, StoppingWriter(late), Ranks()).file
     assert (again.name, again.read_bytes()) == (file.name, file.read_bytes())

@@ -124,7 +124,6 @@ def _fit(job: TrainingJob, ranks: Ranks) -> None:
         fit(job.model_copy(update={"tokens": result}), events, ranks)
     elif ranks.is_first:
         write_text(job.folder / "result.json", result.model_dump_json())
-    events.close()
 
 
 def random_head(job: TrainingJob) -> dict[str, torch.Tensor]:
@@ -144,7 +143,6 @@ def _train(name: str, job: TrainingJob, ranks: Ranks) -> dict[str, torch.Tensor]
             training.state.optimizer.register_step_post_hook(partial(_stop_in_fourth, training))
         with suppress(Stop):
             training.refit() if isinstance(training, Refit) else training.run()
-        events.close()
         if stops and ranks.is_first:
             shutil.copytree(job.folder, job.folder.with_name(f"half-{name}"))
     tensors = training.state.tensors()
