@@ -49,8 +49,9 @@ from patchline.pipeline.evaluation.metrics.calibration import TopProbabilities
 from patchline.pipeline.evaluation.metrics.curve_areas import Areas
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, fit_temperature
-from patchline.pipeline.evaluation.predictions import Predictions, calibrated, with_probabilities
+from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
+from patchline.pipeline.evaluation.tasks import SINGLE
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_building import build_model
@@ -143,10 +144,9 @@ def _report(
     rows: pd.DataFrame, classes: tuple[str, ...], images: np.ndarray[Any, Any], folder: Path
 ) -> tuple[float, Path]:
     began = time.perf_counter()
-    table, fit = calibrated(rows, classes)
-    predictions = Predictions.of(table)
+    table, fit = SINGLE.calibrated(rows, classes)
     report = evaluate(
-        predictions.of_split("test"),
+        Predictions.of(table[table["split"] == "test"]),
         ReportSubject(name="benchmark", classes=classes, split="test", data_fingerprint=""),
         calibration=fit,
     )
@@ -301,7 +301,7 @@ def written(report: EvaluationReport, table: pd.DataFrame, folder: Path) -> Path
 
 
 def _parts(predictions: Predictions) -> dict[str, Callable[[], object]]:
-    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
+    probabilities, labels = predictions.probabilities_NK, predictions.labels
     names = class_names(probabilities.shape[1])
     areas = Areas.of(probabilities[:2], np.array([0, 1]))
     return {

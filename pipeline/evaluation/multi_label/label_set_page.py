@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, by_task
 from patchline.pipeline.evaluation.comparison import (
-    ComparedImages,
+    DIFFERENCE,
+    ChangedMetric,
     ComparedModels,
     ComparisonSubject,
     PairedValues,
@@ -29,7 +31,6 @@ from patchline.pipeline.evaluation.html_page import (
 from patchline.pipeline.evaluation.html_report import PagePictures, PixelsOf, ReportPage, by_column
 from patchline.pipeline.evaluation.metrics import curve_areas
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.label_calibration import listed
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import LabelMetrics
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
@@ -208,66 +209,59 @@ def _galleries(report: MultiLabelReport, pictures: PagePictures) -> list[_LabelS
 Array = np.ndarray[Any, Any]
 
 
-class LabelChange(ComparedImages):
-    """The change in one label's average precision, and the images that have the label."""
-
-    name: str
-    champion: MetricEstimate | None
-    """Average precision of the champion; None if no image has the label, or all have it."""
-    challenger: MetricEstimate | None
-
-    @property
-    def gain(self) -> float:
-        """The challenger's minus the champion's; 0 if it is unknown."""
-        if self.champion is None or self.challenger is None:
-            return 0.0
-        return self.challenger.value - self.champion.value
-
-
 class LabelSetComparison(ComparedModels):
     """The result of a comparison; differences are the challenger minus the champion."""
 
-    METRIC: ClassVar[str] = MAIN
+    METRIC = MAIN
+    ON = "on"
+    LOSES = "average precision"
+    WORDS = by_task(MULTI_LABEL)
+    COLUMNS = (DIFFERENCE,)
+    TEMPLATE = "label_set_comparison.html.j2"
 
     task: Literal["multi_label"] = "multi_label"
     paired: dict[str, PairedMetric]
     """Paired bootstrap of each metric, mAP first; a is the champion, b the challenger."""
-    by_label: tuple[LabelChange, ...]
-    """Every label, in the order of the model's outputs."""
+    by_label: tuple[ChangedMetric, ...]
+    """The average precision of every label, in the order of the model's outputs."""
 
     @property
-    def main(self) -> PairedValues:
-        """The mAP of both."""
-        pair = self.paired[MAIN]
-        return PairedValues(pair.a, pair.b, pair.difference, pair.p_value)
+    def changes(self) -> tuple[ChangedMetric, ...]:
+        """Of every label."""
+        return self.by_label
+
+    @property
+    def pairs(self) -> dict[str, PairedValues]:
+        """Of all paired metrics."""
+        return {
+            MULTI_LABEL_METRICS[key].title: PairedValues(
+                pair.a, pair.b, pair.difference, pair.p_value
+            )
+            for key, pair in self.paired.items()
+        }
 
 
 def compare_label_sets(
     models: ComparisonSubject,
+    _paths: Sequence[str],
     labels_NK: Array,
-    answers: tuple[ThresholdedScores, ThresholdedScores],
+    before: ThresholdedScores,
+    now: ThresholdedScores,
 ) -> LabelSetComparison:
     """Compare two models on the same N images.
 
     Args:
         models: the two, and the images.
         labels_NK: 1 where an image has a label, else 0.
-        answers: those of the champion and those of the challenger.
+        before: the answers of the champion.
+        now: those of the challenger.
     """
-    champion, challenger, classes, left_out, groups_N, provenance = models
-    before, now = answers
-    groups = ImageGroups.of(groups_N)
+    groups = ImageGroups.of(models.groups_N)
     return LabelSetComparison(
-        champion=champion,
-        challenger=challenger,
-        champion_provenance=provenance[0],
-        challenger_provenance=provenance[1],
-        images=len(labels_NK),
-        groups=groups.count if groups else None,
-        left_out=left_out,
+        **models.fields(len(labels_NK), groups),
         paired=paired_metrics(labels_NK, before, now, groups=groups),
         by_label=tuple(
-            LabelChange(
+            ChangedMetric(
                 name=name,
                 images=int(labels_NK[:, k].sum()),
                 groups=_groups_with(labels_NK[:, k], groups),
@@ -278,7 +272,7 @@ def compare_label_sets(
                     now.probabilities_NK[:, k], labels_NK[:, k] > 0, groups
                 ),
             )
-            for k, name in enumerate(classes)
+            for k, name in enumerate(models.classes)
         ),
     )
 
