@@ -152,7 +152,10 @@ def _report(
     )
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
     html = write_report(
-        report, ReportContents(page, table, lambda position: images[position % _PHOTOS]), folder
+        SINGLE,
+        report,
+        ReportContents(page, table, lambda position: images[position % _PHOTOS]),
+        folder,
     )
     return time.perf_counter() - began, html
 
@@ -297,7 +300,8 @@ def written(report: EvaluationReport, table: pd.DataFrame, folder: Path) -> Path
     """Write the report with its files, and return the page."""
     images = np.random.default_rng(0).integers(0, 256, (_STORED, 64, 64, 3), dtype=np.uint8)
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
-    return write_report(report, ReportContents(page, table, lambda k: images[k % _STORED]), folder)
+    contents = ReportContents(page, table, lambda k: images[k % _STORED])
+    return write_report(SINGLE, report, contents, folder)
 
 
 def _parts(predictions: Predictions) -> dict[str, Callable[[], object]]:

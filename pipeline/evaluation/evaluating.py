@@ -171,7 +171,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         on_event({"kind": "note", "message": note})
     in_words = task.validated(trained, table, classes)
     facts = {**_weights_facts(trained, in_words), **_about(averaging)}
-    html = write_report(report, _contents(run, facts, table, images, predicted), folder)
+    html = write_report(task, report, _contents(run, facts, table, images, predicted), folder)
     return Evaluated(report=report, folder=folder, html=html)
 
 

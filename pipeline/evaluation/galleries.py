@@ -50,6 +50,11 @@ class GalleryImage(FrozenModel):
         """Predicted probability of the most probable class."""
         return self.answers[0].probability
 
+    @property
+    def caption(self) -> tuple[tuple[str, ...], str]:
+        """The names of its classes, of which the second was predicted, and what is said of it."""
+        return (self.label, self.predicted), f"{self.probability:.0%}"
+
 
 def confident_errors(predictions: Predictions) -> Array:
     """Return the indices of all errors, highest confidence first."""
@@ -160,6 +165,11 @@ class LabelSetImage(FrozenModel):
     """The predicted labels."""
     answers: tuple[ClassProbability, ...]
     """The most probable labels, at most six, in descending order."""
+
+    @property
+    def caption(self) -> tuple[tuple[str, ...], str]:
+        """The name of its label, and what is said of it."""
+        return (self.label,), f"{self.probability:.0%}, threshold {self.threshold:.0%}"
 
 
 def false_positives(predictions: Predictions) -> Pairs:

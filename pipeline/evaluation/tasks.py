@@ -23,6 +23,12 @@ from patchline.pipeline.evaluation.answers_report import PredictedImages
 from patchline.pipeline.evaluation.chosen_images import ChosenImage, chosen_images, chosen_labels
 from patchline.pipeline.evaluation.comparison import Comparison, compare
 from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.html_report import (
+    ReportPage,
+    ReportParts,
+    WhereItLooked,
+    parts_of_classes,
+)
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
     PairedMetric,
@@ -36,6 +42,7 @@ from patchline.pipeline.evaluation.multi_label.label_fit import LabelFit
 from patchline.pipeline.evaluation.multi_label.label_set_page import (
     LabelSetComparison,
     compare_label_sets,
+    parts_of_labels,
 )
 from patchline.pipeline.evaluation.multi_label.label_set_report import (
     MultiLabelReport,
@@ -113,6 +120,8 @@ class Task(Generic[Fit]):
     """Returns the answers of a `PackagedModel`, given probabilities in the order of the classes."""
     compare: Callable[..., AnyComparison]
     """Compares two models, given a `ComparisonSubject`, paths, labels and the answers of both."""
+    parts: Callable[[Any, ReportPage, WhereItLooked], ReportParts]
+    """Returns what the report shows beside that which every report does."""
     validated: Callable[[TrainResult, pd.DataFrame, tuple[str, ...]], str]
     """Returns the main metric of the validation images in words, given all predictions."""
     worst: Callable[[Predictions, int], tuple[Array, Array | None]]
@@ -171,6 +180,7 @@ SINGLE = Task[TemperatureFit](
     has_sets=True,
     checked=single_label.checked_sets,
     report=evaluate,
+    parts=parts_of_classes,
     robustness=measured_robustness,
     paired=single_label.paired,
     answers=lambda _package, probabilities_NK, _classes: probabilities_NK,
@@ -201,6 +211,7 @@ SEVERAL = Task[LabelFit](
     has_sets=False,
     checked=lambda rules, *_: {"warning_rules": rules},
     report=evaluate_label_sets,
+    parts=parts_of_labels,
     robustness=label_set_robustness,
     paired=lambda labels, a, b, groups: paired_map(labels, a, b, groups=groups),
     answers=label_fit.answers,

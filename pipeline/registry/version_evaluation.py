@@ -204,7 +204,7 @@ def evaluate_version(
     )
     page = _page(chosen.records, data, selection, choices)
     contents = ReportContents(page, table, lambda position: images[position])
-    html = write_report(report, contents, folder)
+    html = write_report(task, report, contents, folder)
     return VersionEvaluation(reference, data, selection, report, html)
 
 

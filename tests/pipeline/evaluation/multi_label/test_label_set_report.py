@@ -163,7 +163,7 @@ def _write(report: MultiLabelReport, table: pd.DataFrame, folder: Path, **more: 
     page = ReportPage(title="shapes: test report", facts={}, notes=(), settings={})
     pixels = np.random.default_rng(0).integers(0, 255, (len(table), 8, 8, 3), np.uint8)
     return write_report(
-        report, ReportContents(page, table, lambda row: pixels[row], **more), folder
+        SEVERAL, report, ReportContents(page, table, lambda row: pixels[row], **more), folder
     )
 
 
