@@ -49,8 +49,9 @@ from patchline.pipeline.evaluation.metrics.calibration import TopProbabilities
 from patchline.pipeline.evaluation.metrics.curve_areas import Areas
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, fit_temperature
-from patchline.pipeline.evaluation.predictions import Predictions, calibrated, with_probabilities
+from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
+from patchline.pipeline.evaluation.tasks import SINGLE
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_building import build_model
@@ -143,16 +144,18 @@ def _report(
     rows: pd.DataFrame, classes: tuple[str, ...], images: np.ndarray[Any, Any], folder: Path
 ) -> tuple[float, Path]:
     began = time.perf_counter()
-    table, fit = calibrated(rows, classes)
-    predictions = Predictions.of(table)
+    table, fit = SINGLE.calibrated(rows, classes)
     report = evaluate(
-        predictions.of_split("test"),
+        Predictions.of(table[table["split"] == "test"]),
         ReportSubject(name="benchmark", classes=classes, split="test", data_fingerprint=""),
         calibration=fit,
     )
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
     html = write_report(
-        report, ReportContents(page, table, lambda position: images[position % _PHOTOS]), folder
+        SINGLE,
+        report,
+        ReportContents(page, table, lambda position: images[position % _PHOTOS]),
+        folder,
     )
     return time.perf_counter() - began, html
 
@@ -297,11 +300,12 @@ def written(report: EvaluationReport, table: pd.DataFrame, folder: Path) -> Path
     """Write the report with its files, and return the page."""
     images = np.random.default_rng(0).integers(0, 256, (_STORED, 64, 64, 3), dtype=np.uint8)
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
-    return write_report(report, ReportContents(page, table, lambda k: images[k % _STORED]), folder)
+    contents = ReportContents(page, table, lambda k: images[k % _STORED])
+    return write_report(SINGLE, report, contents, folder)
 
 
 def _parts(predictions: Predictions) -> dict[str, Callable[[], object]]:
-    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
+    probabilities, labels = predictions.probabilities_NK, predictions.labels
     names = class_names(probabilities.shape[1])
     areas = Areas.of(probabilities[:2], np.array([0, 1]))
     return {

@@ -79,9 +79,6 @@ from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
     ThresholdedScores as SetAnswers,
 )
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
-    is_better as label_sets_better,
-)
 from patchline.pipeline.evaluation.metrics.names import METRICS
 from patchline.pipeline.evaluation.metrics.paired_test import is_better, paired_difference
 from patchline.pipeline.evaluation.metrics.temperature import (
@@ -590,7 +587,7 @@ def label_set_pairs(setting: LabelSetSetting, trials: int) -> tuple[Array, dict[
             answers.append(SetAnswers(scores, (scores >= 1.0).astype(np.uint8)))
         found = paired_metrics(labels, answers[0], answers[1], seed=seed)
         gains.append([found[name].difference.value for name in PAIRED])
-        better = {name: label_sets_better(found[name]) for name in PAIRED}
+        better = {name: is_better(found[name]) for name in PAIRED}
         for name, passes in {**better, "both": all(better.values())}.items():
             passed[name] += passes
     return np.mean(gains, axis=0), passed
@@ -686,9 +683,9 @@ def grouped_label_set_pairs(setting: GroupSetting, trials: int) -> tuple[int, in
             scores = skill * labels + of_group + own
             answers.append(SetAnswers(scores, (scores >= 1.0).astype(np.uint8)))
         a, b = answers
-        of_images += label_sets_better(paired_metrics(labels, a, b, seed=seed)["mAP"])
+        of_images += is_better(paired_metrics(labels, a, b, seed=seed)["mAP"])
         grouped = paired_metrics(labels, a, b, groups=groups, seed=seed)
-        of_groups += label_sets_better(grouped["mAP"])
+        of_groups += is_better(grouped["mAP"])
     return of_images, of_groups
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
@@ -23,18 +22,17 @@ from patchline.pipeline.evaluation.prediction_job import (
     HeldOut,
     PredictionResult,
 )
-from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, calibrated, image_groups, save
+from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, image_groups, save
 from patchline.pipeline.evaluation.robustness import (
     LabelSetRobustness,
     Robustness,
-    robustness_of,
     sampled_rows,
 )
+from patchline.pipeline.evaluation.tasks import TASKS
 from patchline.pipeline.evaluation.test_time_averaging import (
     TestTimeAveraging,
     averaging_copy,
     decided,
-    decided_by_map,
 )
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_description import load_description
@@ -125,26 +123,17 @@ def _averaged(
     description = load_description(folder)
     alone_NK = np.stack(list(plain["logits"]))
     averaged_NK = alone_NK.copy()
-    fit = UNRECORDED
+    fit, task = UNRECORDED, TASKS[description.task]
     if class_images:
-        _, fit = calibrated(plain, description.classes, None, class_images)
+        _, fit = task.calibrated(plain, description.classes, None, class_images)
 
     def compared(split: str) -> TestTimeAveraging:
         of_split = np.flatnonzero(plain["split"] == split)
         rows = plain["row"].to_numpy()[of_split]
         averaged_NK[of_split] = logits_of(folder, images, rows, devices, features=features)
-        labels = list(plain["label"].iloc[of_split])
-        alone, averaged = alone_NK[of_split], averaged_NK[of_split]
-        groups = image_groups(plain.iloc[of_split])
-        if description.is_multi_label:
-            labels_NK = label_sets.matrix(labels, description.classes)
-            return decided_by_map(labels_NK, alone, averaged, groups)
-        number = {name: position for position, name in enumerate(description.classes)}
-        labels_N = np.array([number[label] for label in labels], np.int64)
-        right, right_averaged = (
-            fit.logits(each).argmax(axis=1) == labels_N for each in (alone, averaged)
-        )
-        return decided(right, right_averaged, groups)
+        labels = task.labels(list(plain["label"].iloc[of_split]), description.classes)
+        alone, averaged = (fit.logits(each[of_split]) for each in (alone_NK, averaged_NK))
+        return decided(task.paired(labels, alone, averaged, image_groups(plain.iloc[of_split])))
 
     decision = compared("validation")
     if not decision.is_on:
@@ -172,23 +161,22 @@ def _robustness(
     model, description = load_model(folder)
     device = torch.device(job.device)
     model = model.to(device)
-    fit = UNRECORDED
+    fit, task = UNRECORDED, TASKS[description.task]
     if job.class_images:
-        _, fit = calibrated(logits, job.corrupted.classes, None, job.class_images)
+        _, fit = task.calibrated(logits, description.classes, None, job.class_images)
 
     def scores(images_BHWC: Array) -> Array:
         rows = np.arange(len(images_BHWC))
         logits_BK = predict_logits(model, images_BHWC, rows, description.image, device=device)
         return fit.logits(logits_BK.numpy())
 
-    return robustness_of(
+    return task.robustness(
         scores,
         np.array(open_images(job.store)[sample["row"].to_numpy()]),
-        list(sample["label"]),
-        job.corrupted,
-        is_multi_label=description.is_multi_label,
-        on_progress=lambda done, total: events.progress(done, total, "corrupted image"),
-        groups=image_groups(sample),
+        task.labels(list(sample["label"]), description.classes),
+        job.corrupted.seed,
+        lambda done, total: events.progress(done, total, "corrupted image"),
+        image_groups(sample),
     )
 
 

@@ -26,7 +26,7 @@ from patchline.pipeline.evaluation.metrics.conformal import (
     least_probability,
 )
 from patchline.pipeline.evaluation.metrics.feature_distance import Neighbours
-from patchline.pipeline.evaluation.predictions import LabelSetPredictions, Predictions, groups_of
+from patchline.pipeline.evaluation.predictions import Predictions, groups_of
 from patchline.pipeline.models.model_description import AnswerRules, SetThreshold
 
 Array = np.ndarray[Any, Any]
@@ -72,17 +72,19 @@ class HeldOutImages:
         quality: measures of some of them, as the network takes them.
         side: pixels on the shorter side of the network's input.
         seed: draws the half that is the reference.
+        has_sets: whether answers have prediction sets.
     """
 
-    predictions: Predictions | LabelSetPredictions
+    predictions: Predictions
     basis: str
     why_none: str
-    unseen: Predictions | LabelSetPredictions
+    unseen: Predictions
     features: Mapping[int, Array]
     why_no_features: str
     quality: ImageQuality
     side: int
     seed: int
+    has_sets: bool = True
 
     @property
     def unseen_split(self) -> Literal["validation", "test"]:
@@ -114,7 +116,7 @@ def fitted_rules(
     rules = AnswerRules(
         coverage=config.coverage,
         thresholds=tuple(_threshold(held, held.predictions, groups_N, each) for each in coverages)
-        if isinstance(held.predictions, Predictions)
+        if held.has_sets
         else (),
         images=images,
         groups=0 if groups_N is None else len(set(groups_N)),
@@ -136,7 +138,7 @@ def _threshold(
     groups_N: Sequence[str] | None,
     coverage: float,
 ) -> SetThreshold:
-    labels_N, probabilities_NK = predictions.labels_N, predictions.probabilities_NK
+    labels_N, probabilities_NK = predictions.labels, predictions.probabilities_NK
     if held.why_none:
         return SetThreshold(coverage=coverage, least_probability=None, unknown=held.why_none)
     own_N = probabilities_NK[np.arange(len(labels_N)), labels_N]

@@ -236,7 +236,7 @@ def _checked_set(
 ) -> SetCheck:
     if threshold.least_probability is None:
         return SetCheck(coverage=threshold.coverage, covered=None, unknown=threshold.unknown)
-    labels_N, groups = predictions.labels_N, image_groups(predictions.table)
+    labels_N, groups = predictions.labels, image_groups(predictions.table)
     least = np.array(threshold.by_class or threshold.least_probability) * _SLACK
     inside_NK = set_members(predictions.probabilities_NK, least)
     held_N, sizes_N = inside_NK[np.arange(len(labels_N)), labels_N], inside_NK.sum(axis=1)
@@ -253,10 +253,10 @@ def _checked_set(
 def _by_class(
     predictions: Predictions, held_N: Array, fewest: int, groups: ImageGroups | None
 ) -> tuple[ClassCoverage, ...]:
-    names = dict(zip(predictions.labels_N.tolist(), predictions.table["label"], strict=True))
+    names = dict(zip(predictions.labels.tolist(), predictions.table["label"], strict=True))
     classes = []
     for label in sorted(names):
-        own = np.flatnonzero(predictions.labels_N == label)
+        own = np.flatnonzero(predictions.labels == label)
         if len(own) >= fewest:
             covered = share_of_some(held_N, own, groups)
             classes.append(ClassCoverage(name=str(names[label]), covered=covered))

@@ -8,7 +8,7 @@ from patchline.pipeline.evaluation.galleries import (
     false_positives,
     true_positives,
 )
-from patchline.pipeline.evaluation.predictions import LabelSetPredictions
+from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.frozen_model import FrozenModel
 
 if TYPE_CHECKING:
@@ -35,19 +35,9 @@ class ChosenImage(FrozenModel):
     """Number of the image in the prepared store."""
 
 
-def choose_images(
-    table: pd.DataFrame, labels: tuple[str, ...] | None = None
-) -> tuple[ChosenImage, ...]:
-    """Return the right test image with the highest probability, and the wrong one.
-
-    Args:
-        table: all predictions.
-        labels: of a model that gives sets of labels: the most probable label that is right, and the
-            most probable one that is not, are explained on their images.
-    """
+def chosen_images(table: pd.DataFrame, _classes: tuple[str, ...]) -> tuple[ChosenImage, ...]:
+    """Return the right test image with the highest probability, and the wrong one."""
     test = table[table["split"] == "test"]
-    if labels is not None:
-        return _chosen_labels(LabelSetPredictions.of(test, labels), labels)
     right = test["label"] == test["predicted"]
     chosen = []
     for page, rows in zip(TITLES, (test[right], test[~right]), strict=True):
@@ -57,9 +47,9 @@ def choose_images(
     return tuple(chosen)
 
 
-def _chosen_labels(
-    predictions: LabelSetPredictions, labels: tuple[str, ...]
-) -> tuple[ChosenImage, ...]:
+def chosen_labels(table: pd.DataFrame, labels: tuple[str, ...]) -> tuple[ChosenImage, ...]:
+    """Return the test images of the most probable label that is right, and of one that is not."""
+    predictions = Predictions.of_label_sets(table[table["split"] == "test"], labels)
     chosen = []
     pairs = true_positives(predictions), false_positives(predictions)
     for page, found in zip(TITLES, pairs, strict=True):

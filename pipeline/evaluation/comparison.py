@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, LabelWords, by_task
 from patchline.pipeline.data.manifests.same_images import content_numbers, united
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 
 _SIGNIFICANCE = 0.05
+DIFFERENCE = "difference, percentage points"
 
 
 class PairedValues(NamedTuple):
@@ -47,6 +49,8 @@ class PairedValues(NamedTuple):
     """The challenger's minus the champion's, with its 95% interval."""
     p_value: float
     """Two-sided."""
+    intervals: tuple[str, ...] = ("", "")
+    """What stands behind both values, if their own intervals are known."""
 
     @property
     def meaning(self) -> str:
@@ -81,8 +85,18 @@ class ComparedImages(FrozenModel):
 class ComparedModels(ComparedImages, ABC):
     """A champion, a challenger, and the images that they are compared on."""
 
-    METRIC: ClassVar[str] = "accuracy"
+    METRIC: ClassVar[str]
     """By which they are compared."""
+    ON: ClassVar[str]
+    """What stands before the images in a sentence on the paired test."""
+    LOSES: ClassVar[str]
+    """The metric of a class, or label, whose losses are shown."""
+    WORDS: ClassVar[LabelWords]
+    """What has this metric."""
+    COLUMNS: ClassVar[tuple[str, ...]]
+    """What `ClassChange.cells` has, in words."""
+    TEMPLATE: ClassVar[str]
+    """Of the page."""
 
     champion: str
     challenger: str
@@ -95,8 +109,33 @@ class ComparedModels(ComparedImages, ABC):
 
     @property
     @abstractmethod
+    def pairs(self) -> dict[str, PairedValues]:
+        """The metrics that are compared, by their titles; the first is the main one."""
+
+    @property
     def main(self) -> PairedValues:
-        """The metric by which they are compared; each kind of comparison has its own."""
+        """The metric by which they are compared."""
+        return next(iter(self.pairs.values()))
+
+    def said(self, title: str) -> str:
+        """Return one of the metrics before and now, in words."""
+        pair = self.pairs[title]
+        return f"{title} is {pair.challenger:.1%} now and was {pair.champion:.1%} before"
+
+    @property
+    def only_right(self) -> tuple[int, int] | None:
+        """Images that only the champion, and only the challenger, gets right, if that counts."""
+        return None
+
+    @property
+    @abstractmethod
+    def changes(self) -> Sequence[ChangedMetric]:
+        """The change of each class or label, in the order of the model's outputs."""
+
+    @property
+    def losses(self) -> list[ChangedMetric]:
+        """Those that have images, largest loss first."""
+        return sorted((each for each in self.changes if each.images), key=lambda each: each.order)
 
     @property
     def unused(self) -> str:
@@ -139,6 +178,32 @@ class ComparedModels(ComparedImages, ABC):
         )
 
 
+class ChangedMetric(ComparedImages):
+    """The change in a metric of one class or label, and its images."""
+
+    name: str
+    champion: MetricEstimate | None
+    """Of the champion; None if it is unknown, such as of a label that all images have."""
+    challenger: MetricEstimate | None
+
+    @property
+    def gain(self) -> float:
+        """The challenger's minus the champion's; 0 if it is unknown."""
+        if self.champion is None or self.challenger is None:
+            return 0.0
+        return self.challenger.value - self.champion.value
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Lowest for the largest loss."""
+        return (self.gain,)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What a table has of it, beside its name and number of images."""
+        return (points(self.gain),)
+
+
 def points(share: float) -> str:
     """Return a difference of two shares in percentage points, with its sign: `+2.4`."""
     rounded = round(100 * share, 1)
@@ -174,10 +239,9 @@ class ComparableImages:
     """Number of each image's group, equal for images that either manifest puts in one group."""
 
 
-class ClassChange(ComparedImages):
+class ClassChange(ChangedMetric):
     """The change in one class's recall."""
 
-    name: str
     champion: MetricEstimate
     """Recall of the champion."""
     challenger: MetricEstimate
@@ -189,6 +253,18 @@ class ClassChange(ComparedImages):
     def gain(self) -> float:
         """The difference without its interval."""
         return self.difference.value
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """By the gain, then the most images."""
+        return self.gain, -self.images
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The recall of both, and the difference."""
+        before, now = f"{self.champion.value:.1%}", f"{self.challenger.value:.1%}"
+        low, high = points(self.difference.low), points(self.difference.high)
+        return before, now, f"{points(self.gain)} ({low} to {high})"
 
 
 class FlippedImage(FrozenModel):
@@ -207,6 +283,13 @@ class FlippedImage(FrozenModel):
 class Comparison(ComparedModels):
     """The result of a comparison; differences are the challenger minus the champion."""
 
+    METRIC = "accuracy"
+    ON = "of"
+    LOSES = "recall"
+    WORDS = by_task(SINGLE_LABEL)
+    COLUMNS = ("recall before", "recall now", DIFFERENCE)
+    TEMPLATE = "comparison.html.j2"
+
     champion_accuracy: MetricEstimate
     challenger_accuracy: MetricEstimate
     paired: PairedDifference
@@ -219,6 +302,36 @@ class Comparison(ComparedModels):
     """Images that only the champion gets right, with the highest combined confidence."""
 
     @property
+    def changes(self) -> tuple[ClassChange, ...]:
+        """Of every class."""
+        return self.by_class
+
+    @property
+    def pairs(self) -> dict[str, PairedValues]:
+        """The accuracy of both."""
+        before, now = self.champion_accuracy, self.challenger_accuracy
+        values = PairedValues(
+            before.value,
+            now.value,
+            self.paired.difference,
+            self.paired.p_value,
+            tuple(f" ({each.low:.1%} to {each.high:.1%})" for each in (before, now)),
+        )
+        return {self.METRIC: values}
+
+    def said(self, _title: str) -> str:
+        """Return how many images only one model gets right, in words."""
+        return (
+            f"{self.paired.only_b_right} are correct only now and {self.paired.only_a_right} were "
+            "correct only before"
+        )
+
+    @property
+    def only_right(self) -> tuple[int, int]:
+        """Both numbers."""
+        return self.paired.only_a_right, self.paired.only_b_right
+
+    @property
     def both_right(self) -> int:
         """Number of images that both get right."""
         right = round(self.champion_accuracy.value * self.images)
@@ -229,16 +342,6 @@ class Comparison(ComparedModels):
         """Number of images that both get wrong."""
         one_right = self.paired.only_a_right + self.paired.only_b_right
         return self.images - self.both_right - one_right
-
-    @property
-    def main(self) -> PairedValues:
-        """The accuracy of both."""
-        return PairedValues(
-            self.champion_accuracy.value,
-            self.challenger_accuracy.value,
-            self.paired.difference,
-            self.paired.p_value,
-        )
 
 
 def comparable_images(
@@ -342,6 +445,18 @@ class ComparisonSubject(NamedTuple):
     provenance: tuple[ProvenanceSummary, ProvenanceSummary] = (UNKNOWN, UNKNOWN)
     """Whether all images that the champion and the challenger have seen are recorded."""
 
+    def fields(self, images: int, groups: ImageGroups | None) -> dict[str, Any]:
+        """Return the fields of `ComparedModels`."""
+        return {
+            "champion": self.champion,
+            "challenger": self.challenger,
+            "champion_provenance": self.provenance[0],
+            "challenger_provenance": self.provenance[1],
+            "images": images,
+            "groups": groups.count if groups else None,
+            "left_out": self.left_out,
+        }
+
 
 def compare(
     models: ComparisonSubject,
@@ -361,20 +476,14 @@ def compare(
         champion_NK: calibrated probabilities of the champion.
         challenger_NK: calibrated probabilities of the challenger.
     """
-    champion, challenger, classes, left_out, groups_N, provenance = models
+    classes = models.classes
     shape = (len(paths), len(classes))
     labels = np.asarray(labels_N).reshape(len(paths)).astype(np.int64)
     a, b = (_answers(array.reshape(shape), labels) for array in (champion_NK, challenger_NK))
     images = _Images(paths, labels, classes)
-    groups = ImageGroups.of(groups_N)
+    groups = ImageGroups.of(models.groups_N)
     return Comparison(
-        champion=champion,
-        challenger=challenger,
-        champion_provenance=provenance[0],
-        challenger_provenance=provenance[1],
-        images=len(paths),
-        groups=groups.count if groups else None,
-        left_out=left_out,
+        **models.fields(len(paths), groups),
         champion_accuracy=share(a.right_N, groups),
         challenger_accuracy=share(b.right_N, groups),
         paired=paired_difference(a.right_N, b.right_N, groups),

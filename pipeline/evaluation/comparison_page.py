@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.evaluation.comparison import (
-    ClassChange,
-    Comparison,
+    ComparedModels,
     FlippedImage,
     p_value_text,
     points,
 )
 from patchline.pipeline.evaluation.html_page import render, thumbnail
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
-from patchline.pipeline.evaluation.multi_label.label_set_page import LabelSetComparison
 from patchline.pipeline.evaluation.promotion_decision import PromotionDecision
 from patchline.pipeline.workspace.files.atomic_files import write_text
 
@@ -44,7 +41,7 @@ class _Axis:
 
 
 def write_comparison(
-    comparison: Comparison | LabelSetComparison,
+    comparison: ComparedModels,
     decision: PromotionDecision | None,
     folder: Path,
     pixels_of: PixelsOf | None,
@@ -57,61 +54,30 @@ def write_comparison(
         folder: receives `comparison.html`, `comparison.json` and `decision.json`.
         pixels_of: returns an image of the comparison; None if no image can be shown.
     """
-    write_text(folder / COMPARISON, _json(comparison) + "\n")
+    indent = 2 if len(comparison.changes) <= _MOST_INDENTED_CLASSES else None
+    comparison.to_file(folder / COMPARISON, indent=indent)
     if decision:
         decision.to_file(folder / DECISION)
-    if isinstance(comparison, LabelSetComparison):
-        template, own = "label_set_comparison.html.j2", _about_label_sets(comparison)
-    else:
-        template, own = "comparison.html.j2", _about_classes(comparison, pixels_of)
+    changes = comparison.losses
     text = render(
-        template,
+        comparison.TEMPLATE,
         comparison=comparison,
         decision=decision,
         p_value=p_value_text,
         points=lambda share: points(share).replace("-", "\N{MINUS SIGN}"),
-        **own,
+        axis=_axis(comparison.main.difference),
+        changes=changes,
+        first_changes=changes[:_CLASSES_SHOWN],
+        further_changes=changes[_CLASSES_SHOWN:_MOST_CLASSES_LISTED],
+        unlisted_changes=max(0, len(changes) - _MOST_CLASSES_LISTED),
+        without_images=len(comparison.changes) - len(changes),
+        largest_change=max([abs(change.gain) for change in changes], default=0) or 1,
+        few_images=_FEW_IMAGES,
+        pictured=lambda images: _with_pictures(images, pixels_of),
     )
     page = folder / PAGE
     write_text(page, text)
     return page
-
-
-def _about_classes(comparison: Comparison, pixels_of: PixelsOf | None) -> dict[str, Any]:
-    changes = _worst_first(comparison.by_class)
-    return {
-        "axis": _axis(comparison.paired.difference),
-        "changes": changes[:_CLASSES_SHOWN],
-        "further_changes": changes[_CLASSES_SHOWN:_MOST_CLASSES_LISTED],
-        "unlisted_changes": max(0, len(changes) - _MOST_CLASSES_LISTED),
-        "without_images": len(comparison.by_class) - len(changes),
-        "largest_change": max([abs(change.difference.value) for change in changes], default=0) or 1,
-        "few_images": _FEW_IMAGES,
-        "newly_right": _with_pictures(comparison.newly_right, pixels_of),
-        "newly_wrong": _with_pictures(comparison.newly_wrong, pixels_of),
-    }
-
-
-def _about_label_sets(comparison: LabelSetComparison) -> dict[str, Any]:
-    there = [change for change in comparison.by_label if change.images]
-    return {
-        "pairs": [(MULTI_LABEL_METRICS[key], pair) for key, pair in comparison.paired.items()],
-        "changes": sorted(there, key=lambda change: change.gain),
-        "without_images": len(comparison.by_label) - len(there),
-    }
-
-
-def _json(comparison: Comparison | LabelSetComparison) -> str:
-    rows: Sized = (
-        comparison.by_label if isinstance(comparison, LabelSetComparison) else comparison.by_class
-    )
-    return comparison.model_dump_json(indent=2 if len(rows) <= _MOST_INDENTED_CLASSES else None)
-
-
-def _worst_first(changes: tuple[ClassChange, ...]) -> list[ClassChange]:
-    """Return the classes that have images, largest loss first."""
-    present = [change for change in changes if change.images]
-    return sorted(present, key=lambda change: (change.difference.value, -change.images))
 
 
 def _axis(difference: MetricEstimate) -> _Axis:

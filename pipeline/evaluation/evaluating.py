@@ -12,8 +12,6 @@ import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.manifest import own_columns
 from patchline.pipeline.data.near_duplicates.search import (
@@ -27,33 +25,21 @@ from patchline.pipeline.evaluation.answer_rules_fit import HeldOutImages, fitted
 from patchline.pipeline.evaluation.answers_report import (
     REFERENCE_FILE,
     PredictedImages,
-    checked_answers,
     save_reference,
 )
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import corrupted_images
 from patchline.pipeline.evaluation.html_report import ReportPage
-from patchline.pipeline.evaluation.metrics.intervals import (
-    MetricEstimate,
-    proportion,
-    with_effective_size,
-)
-from patchline.pipeline.evaluation.multi_label.judging import judge
-from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.prediction_job import (
     EvaluationJob,
     ExplanationJob,
     HeldOut,
     PredictionResult,
 )
-from patchline.pipeline.evaluation.predictions import (
-    LabelSetPredictions,
-    Predictions,
-    calibrated,
-    image_groups,
-)
-from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.robustness import CorruptionJob
+from patchline.pipeline.evaluation.tasks import TASKS, AnyReport
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
@@ -102,7 +88,7 @@ _COMPUTED_BY = (
 class Evaluated(FrozenModel):
     """The report and its files."""
 
-    report: EvaluationReport | MultiLabelReport
+    report: AnyReport
     folder: Path
     html: Path
 
@@ -146,92 +132,46 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         on_event,
         Resources.for_device(trained.device, _devices(run)).on_one_machine(),
     )
-    if config.data.task == MULTI_LABEL:
-        return _evaluated_label_sets(run, predicted, folder, on_event)
-    by_members = trained.ensemble.calibration if trained.ensemble else None
-    table, calibration = calibrated(
-        pd.read_parquet(predicted.file), data.classes, by_members, _class_images(run)
+    task, classes = TASKS[config.data.task], data.classes
+    table, fit = task.calibrated(
+        pd.read_parquet(predicted.file), classes, trained.ensemble, _class_images(run)
     )
     predicted.file.unlink()  # the table has its logits
     averaging = _averaging(run, predicted, on_event)
     images, rows = open_images(run.prepared.store), table["row"].to_numpy()
     measured = PredictedImages(images, rows, _features_by_position(predicted.features_file, rows))
-    validated = Predictions.of(table[table["split"] != "test"])
-    tested = Predictions.of(table[table["split"] == "test"])
+    is_test = table["split"] == "test"
+    validated, tested = (
+        task.predictions(part, classes) for part in (table[~is_test], table[is_test])
+    )
     held = _held_out_images(run, validated, tested, measured)
     rules, reference = fitted_rules(held, config.evaluation)
     for note in _unknown_rules(rules):
         on_event({"kind": "note", "message": note})
     if reference is not None:
         save_reference(reference, folder / REFERENCE_FILE)
-    kept = _reference_images(run, table, table["label_index"].to_numpy(np.int64), measured)
+    kept = _reference_images(run, table, task.labels(list(table["label"]), classes), measured)
     save_reference_images(kept, folder / REFERENCE_IMAGES_FILE)
-    report = evaluate(
-        tested,
-        ReportSubject(
-            name=str(config.name),
-            classes=data.classes,
-            split="test",
-            data_fingerprint=data.fingerprint,
-            computed_by=_COMPUTED_BY,
-        ),
-        calibration=calibration,
-        config=config.evaluation,
+    subject = ReportSubject(
+        name=str(config.name),
+        classes=classes,
+        split="test",
+        data_fingerprint=data.fingerprint,
+        computed_by=_COMPUTED_BY,
     )
-    if not report.calibration.is_calibrated:
-        on_event({"kind": "note", "message": f"calibration: {report.calibration.sentence()}"})
-    if note := report.note_on_balance:
-        on_event({"kind": "note", "message": note})
     beside = {
         "covering_test": predicted.explanations.test,
         "robustness": predicted.robustness,
         "averaging": averaging,
         "provenance": data.seen_before.provenance,
-        "answers": checked_answers(
-            rules, tested, measured.of(tested, reference, rules.far_split), config.evaluation
-        ),
+        **task.checked(rules, tested, measured, reference, config.evaluation),
     }
-    report = report.model_copy(update=beside)
-    facts = {**_weights_facts(trained, _validated(trained, table)), **_about(averaging)}
-    html = write_report(report, _contents(run, facts, table, images, predicted), folder)
-    return Evaluated(report=report, folder=folder, html=html)
-
-
-def _evaluated_label_sets(
-    run: TrainedRun, predicted: PredictionResult, folder: Path, on_event: Callable[[Event], None]
-) -> Evaluated:
-    """Write the report of a model whose images have sets of labels."""
-    logits, ensemble = pd.read_parquet(predicted.file), run.trained.ensemble
-    judged = judge(logits, run.config, run.data, _COMPUTED_BY, ensemble)
-    predicted.file.unlink()  # the table has its logits
-    report = judged.report.model_copy(update={"robustness": predicted.robustness})
+    report = task.report(tested, subject, fit, config.evaluation).model_copy(update=beside)
     for note in report.notes:
         on_event({"kind": "note", "message": note})
-    images, rows = open_images(run.prepared.store), judged.table["row"].to_numpy()
-    measured = PredictedImages(images, rows, _features_by_position(predicted.features_file, rows))
-    is_test = judged.table["split"] == "test"
-    validated, tested = (
-        LabelSetPredictions.of(part, run.data.classes)
-        for part in (judged.table[~is_test], judged.table[is_test])
-    )
-    held = _held_out_images(run, validated, tested, measured)
-    rules, reference = fitted_rules(held, run.config.evaluation)
-    for note in _unknown_rules(rules):
-        on_event({"kind": "note", "message": note})
-    if reference is not None:
-        save_reference(reference, folder / REFERENCE_FILE)
-    labels_NK = label_sets.matrix(list(judged.table["label"]), run.data.classes)
-    kept = _reference_images(run, judged.table, labels_NK, measured)
-    save_reference_images(kept, folder / REFERENCE_IMAGES_FILE)
-    averaging = _averaging(run, predicted, on_event)
-    beside = {
-        "warning_rules": rules,
-        "covering_test": predicted.explanations.test,
-        "averaging": averaging,
-    }
-    report = report.model_copy(update=beside)
-    facts = {**_weights_facts(run.trained, judged.validated), **_about(averaging)}
-    html = write_report(report, _contents(run, facts, judged.table, images, predicted), folder)
+    in_words = task.validated(trained, table, classes)
+    facts = {**_weights_facts(trained, in_words), **_about(averaging)}
+    html = write_report(task, report, _contents(run, facts, table, images, predicted), folder)
     return Evaluated(report=report, folder=folder, html=html)
 
 
@@ -346,8 +286,8 @@ def _unknown_rules(rules: AnswerRules) -> Iterator[str]:
 
 def _held_out_images(
     run: TrainedRun,
-    held: Predictions | LabelSetPredictions,
-    tested: Predictions | LabelSetPredictions,
+    held: Predictions,
+    tested: Predictions,
     measured: PredictedImages,
 ) -> HeldOutImages:
     """Return what the rules of the package are fitted on.
@@ -392,6 +332,7 @@ def _held_out_images(
         quality=measured.quality(held.positions),
         side=min(run.prepared.image.height, run.prepared.image.width),
         seed=config.seed,
+        has_sets=TASKS[config.data.task].has_sets,
     )
 
 
@@ -444,46 +385,6 @@ def _which_weights(trained: TrainResult) -> tuple[str, str]:
         share = f"{trained.fine_tuning.share:.0%}"
         return "Weights", f"{share} of the way from the fitted head to those of {when}"
     return "Best weights", when
-
-
-def _interval(accuracy: float, images: int, validated: pd.DataFrame) -> MetricEstimate:
-    """Return a validation accuracy on some images with its interval.
-
-    Args:
-        accuracy: of the training run.
-        images: that it is computed on.
-        validated: predictions of the whole split; they tell how much the images of a group agree.
-    """
-    groups = image_groups(validated)
-    if groups is None:
-        return proportion(round(accuracy * images), images)
-    right_N = (validated["predicted"] == validated["label"]).to_numpy(np.float64)
-    effective_n = images / groups.inflation(right_N)
-    return with_effective_size(accuracy, n=images, effective_n=effective_n)
-
-
-def _validated(trained: TrainResult, table: pd.DataFrame) -> str:
-    """Return the validation accuracy with its interval; if it is not float32, that in float32 too.
-
-    Args:
-        trained: has the accuracy of the training run.
-        table: all predictions, in float32.
-    """
-    accuracy = trained.best_validation_accuracy or 0.0
-    words = f"validation accuracy {accuracy:.1%}"
-    of_best = [each for each in trained.history if each.step == trained.best_step]
-    images = of_best[-1].validation_images if of_best else 0
-    if images:
-        interval = _interval(accuracy, images, table[table["split"] == "validation"])
-        words += f" of {images:,} images (95% interval {interval.low:.1%} to {interval.high:.1%})"
-    if trained.precision != "float32":
-        words += f", {'with features ' if trained.probe else ''}in {trained.precision}"
-        # After a refit, the predictions are those of other weights.
-        validated = table[table["split"] == "validation"]
-        if trained.refit is None and len(validated):
-            exact = float((validated["predicted"] == validated["label"]).mean())
-            words += f"; {exact:.1%} of {len(validated):,} in float32, as registered"
-    return words
 
 
 def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
@@ -592,18 +493,15 @@ def _corrupted(run: TrainedRun) -> CorruptionJob | None:
     images = run.config.evaluation.corruptions
     if not images:
         return None
-    return CorruptionJob(
-        images=images,
-        seed=run.config.seed,
-        classes=run.data.classes,
-    )
+    return CorruptionJob(images=images, seed=run.config.seed)
 
 
 def _class_images(run: TrainedRun) -> tuple[int, ...]:
     """Return the number of training images of each class, if the training balanced them."""
-    if run.config.data.task == MULTI_LABEL or not run.config.training.balances_classes:
+    if not run.config.training.balances_classes:
         return ()
-    return manifests.class_images(manifests.load(run.data.manifest_file), run.data.classes)
+    manifest = manifests.load(run.data.manifest_file)
+    return TASKS[run.config.data.task].class_images(manifest, run.data.classes)
 
 
 def _explained(run: TrainedRun, folder: Path) -> ExplanationJob:

@@ -8,17 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import nn
 
-from patchline.pipeline.evaluation.chosen_images import ChosenImage, choose_images
-from patchline.pipeline.evaluation.galleries import confident_errors, false_positives
-from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
+from patchline.pipeline.evaluation.chosen_images import ChosenImage
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob, Explanations
-from patchline.pipeline.evaluation.predictions import LabelSetPredictions, Predictions, calibrated
+from patchline.pipeline.evaluation.tasks import TASKS
 from patchline.pipeline.evaluation.visual_guide.attention_maps import attention_maps, label_maps
 from patchline.pipeline.evaluation.visual_guide.covering_test import covering_test
 from patchline.pipeline.evaluation.visual_guide.explaining import (
@@ -53,16 +51,9 @@ def as_packaged(
     Raises:
         RunError: if the model's outputs are not finite numbers.
     """
-    if description.is_multi_label:
-        table, calibration, thresholds = calibrated_label_sets(
-            logits, description.classes, job.ensemble
-        )
-        update = {"label_calibration": calibration, "thresholds": thresholds}
-        return table, description.model_copy(update=update)
-    by_members = job.ensemble.calibration if job.ensemble else None
-    table, fit = calibrated(logits, job.classes, by_members, job.class_images)
-    fitted = {"temperature": fit.temperature, "calibration": fit}
-    return table, description.model_copy(update=fitted)
+    task = TASKS[description.task]
+    table, fit = task.calibrated(logits, job.classes, job.ensemble, job.class_images)
+    return table, description.model_copy(update=task.described(fit))
 
 
 def explain_predictions(
@@ -82,12 +73,13 @@ def explain_predictions(
         table: calibrated predictions, with the column `row` of the store.
     """
     large = sum(each.numel() for each in model.parameters()) > _LARGE_MODEL
-    test = table[table["split"] == "test"]
-    worst = _worst(test, description, job.errors)
+    task, test = TASKS[description.task], table[table["split"] == "test"]
+    worst, labels = task.worst(task.predictions(test, job.classes), job.errors)
     explanations = Explanations()
     try:
-        if len(worst.rows):
-            explanations = _error_maps(model, description, images, worst, job.folder)
+        if len(worst):
+            rows = test.iloc[worst]
+            explanations = _error_maps(model, description, images, rows, labels, job.folder)
         tested = _spread(test["row"].to_numpy(), _TESTED_IMAGES_LARGE if large else _TESTED_IMAGES)
         pixels = [np.array(images[row]) for row in tested]
         covering = covering_test(model, description, pixels, job.seed)
@@ -98,7 +90,7 @@ def explain_predictions(
         model,
         description,
         images,
-        choose_images(table, description.classes if description.is_multi_label else None),
+        task.chosen(table, job.classes),
         job.folder,
         job.name,
         occlusion=not large,
@@ -106,38 +98,23 @@ def explain_predictions(
     return explanations
 
 
-class _Worst(NamedTuple):
-    """The worst errors: rows of the table, and with sets of labels, the wrong label of each."""
-
-    rows: pd.DataFrame
-    labels: Array | None = None
-
-
-def _worst(test: pd.DataFrame, description: ModelDescription, most: int) -> _Worst:
-    """Return the most confident errors; with sets of labels, the most probable false positives."""
-    if not description.is_multi_label:
-        return _Worst(test.iloc[confident_errors(Predictions.of(test))[:most]])
-    predictions = LabelSetPredictions.of(test, description.classes)
-    pairs = false_positives(predictions).of_one_image_each(most)
-    return _Worst(test.iloc[pairs.images_M], pairs.labels_M)
-
-
 def _error_maps(
     model: nn.Module,
     description: ModelDescription,
     images: StoredImages,
-    worst: _Worst,
+    worst: pd.DataFrame,
+    labels: Array | None,
     folder: Path,
 ) -> Explanations:
-    pixels = [np.array(images[row]) for row in worst.rows["row"]]
+    pixels = [np.array(images[row]) for row in worst["row"]]
     maps = (
         attention_maps(model, description, pixels)
-        if worst.labels is None
-        else label_maps(model, description, pixels, worst.labels)
+        if labels is None
+        else label_maps(model, description, pixels, labels)
     )
     file = folder / _MAPS_FILE
     with replacing(file) as temporary, temporary.open("wb") as opened:
-        np.savez(opened, positions=worst.rows.index.to_numpy(np.int64), maps=maps.maps_Bhw)
+        np.savez(opened, positions=worst.index.to_numpy(np.int64), maps=maps.maps_Bhw)
     return Explanations(maps_file=file, maps_kind=maps.kind)
 
 

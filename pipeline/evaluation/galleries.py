@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
-from patchline.pipeline.evaluation.predictions import LabelSetPredictions, Predictions
+from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
@@ -50,11 +50,16 @@ class GalleryImage(FrozenModel):
         """Predicted probability of the most probable class."""
         return self.answers[0].probability
 
+    @property
+    def caption(self) -> tuple[tuple[str, ...], str]:
+        """The names of its classes, of which the second was predicted, and what is said of it."""
+        return (self.label, self.predicted), f"{self.probability:.0%}"
+
 
 def confident_errors(predictions: Predictions) -> Array:
     """Return the indices of all errors, highest confidence first."""
     probabilities = predictions.probabilities_NK
-    wrong = np.flatnonzero(probabilities.argmax(axis=1) != predictions.labels_N)
+    wrong = np.flatnonzero(predictions.predicted != predictions.labels)
     order: Array = wrong[np.argsort(-probabilities.max(axis=1)[wrong], kind="stable")]
     return order
 
@@ -82,7 +87,7 @@ def likely_label_errors(predictions: Predictions) -> Array:
     Jiang, Chuang 2021, arXiv 1911.00068: equation 1, ranked as in its "prune by noise rate").
     The probabilities must be for images that the model was not trained on.
     """
-    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
+    probabilities, labels = predictions.probabilities_NK, predictions.labels
     own = probabilities[np.arange(len(labels)), labels]
     images = np.bincount(labels, minlength=probabilities.shape[1])
     sums = np.bincount(labels, weights=own, minlength=probabilities.shape[1])
@@ -118,7 +123,7 @@ def gallery(
         for path, position, label, row, best in zip(
             paths,
             predictions.positions[places],
-            predictions.labels_N[places],
+            predictions.labels[places],
             probabilities,
             top,
             strict=True,
@@ -161,26 +166,31 @@ class LabelSetImage(FrozenModel):
     answers: tuple[ClassProbability, ...]
     """The most probable labels, at most six, in descending order."""
 
+    @property
+    def caption(self) -> tuple[tuple[str, ...], str]:
+        """The name of its label, and what is said of it."""
+        return (self.label,), f"{self.probability:.0%}, threshold {self.threshold:.0%}"
 
-def false_positives(predictions: LabelSetPredictions) -> Pairs:
+
+def false_positives(predictions: Predictions) -> Pairs:
     """Return predicted labels that an image does not have, the most probable first."""
-    wrong = (predictions.predicted_NK > 0) & (predictions.labels_NK == 0)
+    wrong = (predictions.predicted > 0) & (predictions.labels == 0)
     return _ranked(wrong, -predictions.probabilities_NK)
 
 
-def true_positives(predictions: LabelSetPredictions) -> Pairs:
+def true_positives(predictions: Predictions) -> Pairs:
     """Return predicted labels that an image has, the most probable first."""
-    right = (predictions.predicted_NK > 0) & (predictions.labels_NK > 0)
+    right = (predictions.predicted > 0) & (predictions.labels > 0)
     return _ranked(right, -predictions.probabilities_NK)
 
 
-def false_negatives(predictions: LabelSetPredictions) -> Pairs:
+def false_negatives(predictions: Predictions) -> Pairs:
     """Return labels of an image that are not predicted, the least probable first."""
-    missed = (predictions.predicted_NK == 0) & (predictions.labels_NK > 0)
+    missed = (predictions.predicted == 0) & (predictions.labels > 0)
     return _ranked(missed, predictions.probabilities_NK)
 
 
-def missing_labels(predictions: LabelSetPredictions) -> Pairs:
+def missing_labels(predictions: Predictions) -> Pairs:
     """Return labels that images seem to lack in the data, the most suspicious first.
 
     Confident learning for each label alone (Northcutt, Jiang, Chuang 2021, arXiv 1911.00068,
@@ -188,7 +198,7 @@ def missing_labels(predictions: LabelSetPredictions) -> Pairs:
     not, and at least as probable as on average on the images that have it. The probabilities must
     be for images that the model was not trained on.
     """
-    has, probabilities = predictions.labels_NK > 0, predictions.probabilities_NK
+    has, probabilities = predictions.labels > 0, predictions.probabilities_NK
     images_K = has.sum(axis=0)
     means_K = (probabilities * has).sum(axis=0) / np.maximum(images_K, 1)
     usual_K = np.where(images_K > 0, np.maximum(means_K, 0.5), np.inf)
@@ -202,7 +212,7 @@ def _ranked(chosen_NK: Array, keys_NK: Array) -> Pairs:
 
 
 def described(
-    predictions: LabelSetPredictions,
+    predictions: Predictions,
     classes: Sequence[str],
     thresholds: Sequence[float],
     pairs: Pairs,
@@ -219,8 +229,8 @@ def described(
                 label=classes[label],
                 probability=float(row[label]),
                 threshold=float(thresholds[label]),
-                labels=_names(predictions.labels_NK[image], classes),
-                predicted=_names(predictions.predicted_NK[image], classes),
+                labels=_names(predictions.labels[image], classes),
+                predicted=_names(predictions.predicted[image], classes),
                 answers=tuple(
                     ClassProbability(name=classes[k], probability=float(row[k])) for k in best
                 ),

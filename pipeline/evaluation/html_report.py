@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.evaluation.config import before_image, meaning_of
-from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.html_page import (
     picture,
     render,
@@ -20,14 +19,21 @@ from patchline.pipeline.evaluation.html_page import (
 )
 from patchline.pipeline.evaluation.metrics.classification import ClassMetrics
 from patchline.pipeline.evaluation.metrics.confusion_matrix import confused_pairs, shown_matrix
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.names import METRICS, MetricName
 from patchline.pipeline.evaluation.plots import (
+    CONFUSION,
+    CONFUSION_SHARES,
+    ERRORS,
+    LABEL_ERRORS,
+    OF_ONE_LABEL,
+    UNCERTAIN,
+    DiagramWords,
     numbers_without_font,
+    plot_confusion_matrix,
     reliability_diagram,
     training_curves,
 )
-from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.evaluation.report import EvaluationReport, ModelReport
 from patchline.pipeline.evaluation.slices import ImageSubset
 from patchline.pipeline.evaluation.visual_guide.covering_result import MapKind
 from patchline.pipeline.frozen_model import FrozenModel
@@ -38,9 +44,7 @@ Array = np.ndarray[Any, Any]
 PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]
 """Returns the image (H, W, C) of a row of the table of predictions."""
 
-_KEY_METRICS = ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "ece")
-_MOST_OPEN_CLASSES, _MOST_LISTED_CLASSES = 12, 500
-_OPEN_IMAGES = 12
+_MOST_LISTED, _OPEN_IMAGES = 500, 12
 _MAP_WORDS = {
     "attention": " The second picture shows where the model looked: bright parts got the most "
     "attention (rollout, arXiv 2005.00928), dark ones the least.",
@@ -86,53 +90,122 @@ class PagePictures(NamedTuple):
     """Where the model looked."""
 
 
-class _Gallery(NamedTuple):
+class Gallery(NamedTuple):
+    """Images that are shown because they are alike in something."""
+
     key: str
     title: str
     words: str
-    images: list[tuple[GalleryImage, str, str]]
-    """Each image with its data URI, and that of the map over it; the latter may be empty."""
+    images: Sequence[Any]
+    plot: str
+    """File with its plot."""
+    is_mapped: bool = False
+    """Whether the page shows where the model looked in them, if it is known."""
+
+
+class ReportParts(NamedTuple):
+    """What the page and the plots of a task have, beside those that every report has."""
+
+    template: str
+    names: Mapping[str, MetricName]
+    """Of the metrics."""
+    key_metrics: tuple[str, ...]
+    """Those that come first."""
+    rows: Sequence[Any]
+    """Metrics of each class or label, the worst first."""
+    open_rows: int
+    """How many of them are shown at once."""
+    notes: Sequence[str]
+    galleries: tuple[Gallery, ...]
+    diagram: DiagramWords
+    curves: tuple[str, ...]
+    """Of the training history."""
+    values: Mapping[str, Any] = MappingProxyType({})
+    """Further ones of the template."""
+    write_plots: Callable[[Path], object] = str
+    """Writes further plots into a folder."""
 
 
 def write_html(
-    report: EvaluationReport,
-    page: ReportPage,
-    pictures: PagePictures,
-    file: Path,
+    report: ModelReport, parts: ReportParts, page: ReportPage, pictures: PagePictures, file: Path
 ) -> None:
     """Write the report.
 
     Args:
         report: the metrics.
+        parts: what its task shows.
         page: the text.
         pictures: what the page shows besides the text.
         file: the HTML file to write.
     """
-    classes = sorted(report.by_class, key=_worst_first)
+    metrics = [
+        (name, parts.names[name], estimate)
+        for key, estimate in report.metrics.items()
+        for name in [key.removeprefix(f"{report.split}/")]
+    ]
     text = render(
-        "report.html.j2",
+        parts.template,
         report=report,
         page=page,
-        notes=[*page.notes, *_notes(report, page)],
-        key_metrics=[row for row in _metric_rows(report) if row[0] in _KEY_METRICS],
-        metrics=_metric_rows(report),
-        pairs=confused_pairs(report.cells, report.classes),
-        matrix=shown_matrix(report.cells, report.classes),
-        worst=classes[:_MOST_OPEN_CLASSES],
-        class_numbers=numbers_without_font(report.classes),
-        other_classes=classes[_MOST_OPEN_CLASSES:_MOST_LISTED_CLASSES],
-        unlisted_classes=max(0, len(classes) - _MOST_LISTED_CLASSES),
-        galleries=[gallery for gallery in _galleries(report, pictures) if gallery.images],
+        notes=[*page.notes, *parts.notes],
+        key_metrics=[row for row in metrics if row[0] in parts.key_metrics],
+        metrics=metrics,
+        worst=parts.rows[: parts.open_rows],
+        others=parts.rows[parts.open_rows : _MOST_LISTED],
+        unlisted=max(0, len(parts.rows) - _MOST_LISTED),
+        galleries=[_pictured(each, pictures) for each in parts.galleries if each.images],
         open_images=_OPEN_IMAGES,
         explained=pictures.looked.pages,
-        reliability=vector_graphic(reliability_diagram(report)),
-        mean_confidence=_mean_confidence(report),
-        slices=by_column(report.slices),
+        reliability=vector_graphic(reliability_diagram(report, parts.diagram)),
+        by_column=by_column,
         slice_meanings={column: meaning_of(column) for column in report.config.slices},
-        curves=vector_graphic(training_curves(pictures.history)) if pictures.history else "",
+        curves=vector_graphic(training_curves(pictures.history, parts.curves))
+        if pictures.history
+        else "",
         preview=picture(pictures.preview) if pictures.preview else "",
+        **parts.values,
     )
     write_text(file, text)
+
+
+def _pictured(gallery: Gallery, pictures: PagePictures) -> Gallery:
+    """Return it with the data URI of each image, and of the map over it, which may be empty."""
+    shown = []
+    for image in gallery.images:
+        pixels = pictures.pixels_of(image.position)
+        seen_hw = pictures.looked.maps.get(image.position) if gallery.is_mapped else None
+        over = "" if seen_hw is None else thumbnail(tinted(seen_hw, pixels))
+        shown.append((image, thumbnail(pixels), over))
+    return gallery._replace(images=shown)
+
+
+def parts_of_classes(
+    report: EvaluationReport, page: ReportPage, looked: WhereItLooked
+) -> ReportParts:
+    """Return what the report of a model with one label for each image shows."""
+
+    def plot_matrices(folder: Path) -> None:
+        plot_confusion_matrix(report, folder / CONFUSION)
+        plot_confusion_matrix(report, folder / CONFUSION_SHARES, shares=True)
+
+    return ReportParts(
+        "report.html.j2",
+        METRICS,
+        ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "ece"),
+        sorted(report.by_class, key=_worst_first),
+        12,
+        _notes(report, page),
+        _galleries(report, looked),
+        OF_ONE_LABEL,
+        ("loss", "accuracy"),
+        {
+            "pairs": confused_pairs(report.cells, report.classes),
+            "matrix": shown_matrix(report.cells, report.classes),
+            "class_numbers": numbers_without_font(report.classes),
+            "mean_confidence": _mean_confidence(report),
+        },
+        plot_matrices,
+    )
 
 
 def _mean_confidence(report: EvaluationReport) -> float:
@@ -144,14 +217,6 @@ def _mean_confidence(report: EvaluationReport) -> float:
 def _worst_first(row: ClassMetrics) -> tuple[bool, float, float]:
     """Sort by F1, then recall; classes without images last."""
     return row.images == 0, row.f1.value, row.recall.value
-
-
-def _metric_rows(report: EvaluationReport) -> list[tuple[str, MetricName, MetricEstimate]]:
-    rows = []
-    for key, estimate in report.metrics.items():
-        name = key.removeprefix(f"{report.split}/")
-        rows.append((name, METRICS[name], estimate))
-    return rows
 
 
 def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
@@ -168,43 +233,35 @@ def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
     return notes
 
 
-def _galleries(report: EvaluationReport, pictures: PagePictures) -> list[_Gallery]:
-    looked = pictures.looked
-
-    def shown(
-        images: Sequence[GalleryImage], maps: Mapping[int, Array] = MappingProxyType({})
-    ) -> list[tuple[GalleryImage, str, str]]:
-        galleries = []
-        for image in images:
-            pixels, seen_hw = pictures.pixels_of(image.position), maps.get(image.position)
-            over = "" if seen_hw is None else thumbnail(tinted(seen_hw, pixels))
-            galleries.append((image, thumbnail(pixels), over))
-        return galleries
-
+def _galleries(report: EvaluationReport, looked: WhereItLooked) -> tuple[Gallery, ...]:
     doubted = report.suspected_labels
-    return [
-        _Gallery(
+    return (
+        Gallery(
             "confident-errors",
             "Most confident errors",
             "Wrong predictions with the highest confidence first."
             + (_MAP_WORDS[looked.kind] if looked.maps else ""),
-            shown(report.most_confident_errors, looked.maps),
+            report.most_confident_errors,
+            ERRORS,
+            is_mapped=True,
         ),
-        _Gallery(
+        Gallery(
             "label-errors",
             "Likely label errors",
             f"Confident learning flags {doubted:,} of {report.images:,} labels, most suspicious "
             "first. Check them against the image: a model that confuses two classes also flags "
             "correct labels.",
-            shown(report.likely_label_errors),
+            report.likely_label_errors,
+            LABEL_ERRORS,
         ),
-        _Gallery(
+        Gallery(
             "least-certain",
             "Least certain",
             "Images with the smallest margin between the two most probable classes first.",
-            shown(report.least_certain),
+            report.least_certain,
+            UNCERTAIN,
         ),
-    ]
+    )
 
 
 def by_column(slices: Sequence[ImageSubset]) -> dict[str, list[ImageSubset]]:

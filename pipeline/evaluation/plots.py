@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.evaluation.galleries import GalleryImage
-from patchline.pipeline.evaluation.metrics.calibration import ReliabilityBin
+from patchline.pipeline.evaluation.galleries import GalleryImage, LabelSetImage
 from patchline.pipeline.evaluation.metrics.confusion_matrix import shown_matrix
-from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.evaluation.report import EvaluationReport, ModelReport
 from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.fonts import families_showing, font_showing
 
@@ -41,26 +40,6 @@ _MATRIX_PAD = 0.15
 """Inches at the sides: the layout takes the rotated names for narrower than they are."""
 INK, BLUE, ORANGE, GREY = "#1b1f24", "#2563a8", "#c2571a", "#8a929c"
 """Colours of the plots."""
-
-
-def write_plots(
-    report: EvaluationReport,
-    pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
-    folder: Path,
-    history: Sequence[Mapping[str, Any]] = (),
-) -> None:
-    """Write every plot under its fixed name; training curves only with a history."""
-    plot_confusion_matrix(report, folder / CONFUSION)
-    plot_confusion_matrix(report, folder / CONFUSION_SHARES, shares=True)
-    plot_reliability(report, folder / RELIABILITY)
-    for images, name in (
-        (report.most_confident_errors, ERRORS),
-        (report.least_certain, UNCERTAIN),
-        (report.likely_label_errors, LABEL_ERRORS),
-    ):
-        plot_gallery(images, pixels_of, folder / name, report.classes)
-    if history:
-        plot_training_curves(history, folder / CURVES)
 
 
 def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool = False) -> Path:
@@ -94,11 +73,6 @@ def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool 
     return save_figure(figure, file)
 
 
-def plot_reliability(report: EvaluationReport, file: Path) -> Path:
-    """Plot the reliability diagram."""
-    return save_figure(reliability_diagram(report), file)
-
-
 class DiagramWords(NamedTuple):
     """What the parts of a reliability diagram are called."""
 
@@ -108,27 +82,19 @@ class DiagramWords(NamedTuple):
     before: str
 
 
-_OF_ONE_LABEL = DiagramWords("accuracy", "images", "confidence", "without calibration")
+OF_ONE_LABEL = DiagramWords("accuracy", "images", "confidence", "without calibration")
 OF_LABEL_SETS = DiagramWords(
     "share of the images that have the label", "pairs", "probability of a label", "uncalibrated"
 )
 
 
-def reliability_diagram(report: EvaluationReport) -> Figure:
+def reliability_diagram(report: ModelReport, words: DiagramWords) -> Figure:
     """Return the reliability diagram: accuracy against confidence, with intervals."""
-    return diagram_of(report.reliability, report.uncalibrated_reliability, _OF_ONE_LABEL)
-
-
-def diagram_of(
-    calibrated: Sequence[ReliabilityBin],
-    uncalibrated: Sequence[ReliabilityBin],
-    words: DiagramWords,
-) -> Figure:
-    """Return a reliability diagram of bins with calibration and without it."""
+    calibrated = report.reliability
     figure = new_figure(5.2, 5.6)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     bins = [bin_ for bin_ in calibrated if bin_.images]
-    before = [bin_ for bin_ in uncalibrated if bin_.images]
+    before = [bin_ for bin_ in report.uncalibrated_reliability if bin_.images]
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1)
     axes.plot(
         [bin_.confidence for bin_ in before],
@@ -157,14 +123,7 @@ def diagram_of(
     return figure
 
 
-def plot_training_curves(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
-    """Plot the training curves."""
-    return save_figure(training_curves(history), file)
-
-
-def training_curves(
-    history: Sequence[Mapping[str, Any]], keys: Sequence[str] = ("loss", "accuracy")
-) -> Figure:
+def training_curves(history: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Figure:
     """Return the curves of training and validation by epoch, a plot for each metric."""
     figure = new_figure(4.5 * len(keys), 3.4)
     epochs = [record["epoch"] for record in history]
@@ -183,61 +142,37 @@ def training_curves(
     return figure
 
 
-class Tile(NamedTuple):
-    """An image of a gallery as it is plotted."""
-
-    position: int
-    """Of the image."""
-    names: tuple[str, ...]
-    """Classes, of which the second was predicted for the first."""
-    words: str
-    """Below them."""
-
-
 def plot_gallery(
-    images: Sequence[GalleryImage],
+    images: Sequence[GalleryImage | LabelSetImage],
     pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
     file: Path,
     classes: Sequence[str] = (),
 ) -> Path:
-    """Plot at most 24 images of a gallery, each with its label and prediction."""
-    tiles = [
-        Tile(image.position, (image.label, image.predicted), f"{image.probability:.0%}")
-        for image in images
-    ]
-    return plot_tiles(tiles, pixels_of, file, classes)
-
-
-def plot_tiles(
-    tiles: Sequence[Tile],
-    pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
-    file: Path,
-    classes: Sequence[str] = (),
-) -> Path:
-    """Plot at most 24 images with what is said about them.
+    """Plot at most 24 images of a gallery with what is said about them.
 
     Args:
-        tiles: the images.
+        images: of the gallery.
         pixels_of: returns the pixels of an image by its position.
         file: to write.
         classes: of the model; a name that no font shows is replaced by its number among them.
     """
-    shown = tiles[:_MOST_TILES]
-    rows = gallery_rows(len(tiles))
+    shown = images[:_MOST_TILES]
+    rows = gallery_rows(len(images))
     figure = new_figure(_TILE_WIDTH * _COLUMNS, _TILE_HEIGHT * rows, layout="none")
     if not shown:
         figure.text(0.5, 0.5, "no images", ha="center", color=GREY)
     axes = figure.add_axes((0, 0, 1, 1))  # one for all tiles: one each takes ten times as long
-    for place, tile in enumerate(shown):
+    for place, image in enumerate(shown):
         row, column = divmod(place, _COLUMNS)
         left, top = column * _TILE_WIDTH + _GAP, row * _TILE_HEIGHT + _WORDS
-        pixels = pixels_of(tile.position)
+        pixels = pixels_of(image.position)
         height, width = pixels.shape[:2]
         scale = _SIDE / max(height, width)
         extent = (left, left + width * scale, top + height * scale, top)
         axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255, extent=extent)
-        names = [_short(n) for n in drawable_names(tile.names, classes)]
-        caption = f"{' → '.join(names)}\n{tile.words}"
+        own, words = image.caption
+        names = [_short(n) for n in drawable_names(own, classes)]
+        caption = f"{' → '.join(names)}\n{words}"
         middle, family = left + _SIDE / 2, families_showing(names)
         axes.text(
             middle, top - _GAP / 2, caption, ha="center", size=9, parse_math=False, family=family

@@ -6,6 +6,7 @@ Everything is computed from calibrated probabilities, so that a run and `patchli
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.metrics.calibration import (
+    ClassShare,
     ReliabilityBin,
     TopProbabilities,
     calibration_error_of,
@@ -35,6 +37,7 @@ from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCell
 from patchline.pipeline.evaluation.metrics.curve_areas import Areas
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.evaluation.predictions import Predictions, image_groups
 from patchline.pipeline.evaluation.robustness import Robustness
@@ -106,8 +109,84 @@ class ModelReport(FrozenModel, ABC):
 
     @property
     @abstractmethod
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what is not known or not calibrated, as a run says them."""
+
+    @property
+    @abstractmethod
     def headline(self) -> Headline:
         """The metric by which models are compared; each kind of report has its own."""
+
+
+class ReportSubject(NamedTuple):
+    """The model and the images that a report is about."""
+
+    name: str
+    """Name of the model."""
+    classes: tuple[str, ...]
+    """Classes or labels in the order of the model's outputs; some may have no image."""
+    split: str
+    """Name of the split; the prefix of the metric names."""
+    data_fingerprint: str
+    """Version of the data."""
+    computed_by: str = ""
+    """What computed the probabilities, in words."""
+
+
+def groups_of_reported(predictions: Predictions, split: str) -> ImageGroups | None:
+    """Return the groups of the images of a report; None if no two of them are of one group.
+
+    Raises:
+        DataError: if there are no images.
+    """
+    if predictions.table.empty:
+        raise DataError(
+            f"There is no {before_image(split)}image to report on. Choose a split that has images."
+        )
+    return image_groups(predictions.table)
+
+
+def shared_fields(
+    predictions: Predictions,
+    subject: ReportSubject,
+    config: EvaluationConfig,
+    estimates: Mapping[str, MetricEstimate],
+    shares_K: Sequence[ClassShare | None],
+    calibration: TemperatureFit | LabelCalibration,
+    answered: tuple[TopProbabilities, TopProbabilities],
+    groups: ImageGroups | None,
+) -> dict[str, Any]:
+    """Return the fields that a report has whatever the task is.
+
+    Args:
+        predictions: predictions of exactly the images to report on.
+        subject: the model and the images.
+        config: contents of the report besides the metrics.
+        estimates: the metrics.
+        shares_K: how often each class is expected, and seen.
+        calibration: with which the probabilities were calibrated.
+        answered: probabilities whose reliability is reported, with the calibration and without.
+        groups: of these; None if they are independent.
+    """
+    split, table = subject.split, predictions.table
+    of_images = image_groups(table)
+    kind = f"{before_image(split)}image"
+    known = [each for each in shares_K if each]
+    off = contradiction(subject.classes, known, estimates["ece"], kind)
+    now, before = answered
+    return {
+        **subject._asdict(),
+        "images_fingerprint": contents_fingerprint(table),
+        "images": len(table),
+        "groups": of_images.count if of_images else None,
+        "metrics": {f"{split}/{key}": value for key, value in estimates.items()},
+        "calibration": calibration.model_copy(update={"off": off}),
+        "reliability": reliability_of(now, groups=groups),
+        "uncalibrated_reliability": reliability_of(before, groups=groups),
+        "uncalibrated_ece": calibration_error_of(before, groups),
+        "undivided": undivided(table, config),
+        "config": config,
+    }
 
 
 Array = np.ndarray[Any, Any]
@@ -172,6 +251,13 @@ class EvaluationReport(ModelReport):
         return most.name, most.images / self.accuracy.n
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Whether the probabilities are calibrated, and what balanced classes mean for them."""
+        calibration = self.calibration
+        unknown = "" if calibration.is_calibrated else f"calibration: {calibration.sentence()}"
+        return tuple(filter(None, (unknown, self.note_on_balance)))
+
+    @property
     def note_on_balance(self) -> str:
         """What the labels of a model would be without its bias; empty of one that has none."""
         known = [row for row in self.by_class if row.balanced_recall is not None]
@@ -200,21 +286,6 @@ class EvaluationReport(ModelReport):
         )
 
 
-class ReportSubject(NamedTuple):
-    """The model and the images that a report is about."""
-
-    name: str
-    """Name of the model."""
-    classes: tuple[str, ...]
-    """Classes or labels in the order of the model's outputs; some may have no image."""
-    split: str
-    """Name of the split; the prefix of the metric names."""
-    data_fingerprint: str
-    """Version of the data."""
-    computed_by: str = ""
-    """What computed the probabilities, in words."""
-
-
 def evaluate(
     predictions: Predictions,
     subject: ReportSubject,
@@ -232,55 +303,40 @@ def evaluate(
     Raises:
         DataError: if there are no images.
     """
-    name, classes, split, data_fingerprint, computed_by = subject
-    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
-    if len(labels) == 0:
-        raise DataError(f"There is no {split} image to report on. Choose a split that has images.")
-    config, groups = config or EvaluationConfig(), image_groups(predictions.table)
-    answers, areas = probabilities.argmax(axis=1), Areas.of(probabilities, labels, groups)
+    classes, config = subject.classes, config or EvaluationConfig()
+    groups = groups_of_reported(predictions, subject.split)
+    probabilities, labels = predictions.probabilities_NK, predictions.labels
+    areas = Areas.of(probabilities, labels, groups)
     estimates = metrics(probabilities, labels, areas, groups)
     classwise = by_class(probabilities, labels, classes, areas, groups)
     doubtful = galleries.likely_label_errors(predictions)
-    shown = slice(config.gallery_size)
+    answered = (
+        TopProbabilities.of(probabilities, labels),
+        TopProbabilities.uncalibrated(probabilities, labels, calibration),
+    )
+
+    def shown(places: Array) -> tuple[GalleryImage, ...]:
+        return galleries.gallery(predictions, classes, places[: config.gallery_size])
+
     return EvaluationReport(
-        name=name,
-        split=split,
-        data_fingerprint=data_fingerprint,
-        images_fingerprint=contents_fingerprint(predictions.table),
-        images=len(labels),
-        groups=groups.count if groups else None,
-        classes=classes,
-        metrics={f"{split}/{key}": value for key, value in estimates.items()},
-        by_class=_with_balanced_recall(classwise, probabilities, labels, calibration),
-        **_confusion(labels, answers, len(classes)),
-        errors=int((answers != labels).sum()),
-        most_confident_errors=galleries.gallery(
-            predictions, classes, galleries.confident_errors(predictions)[shown]
-        ),
-        least_certain=galleries.gallery(
-            predictions, classes, galleries.least_certain(predictions)[shown]
-        ),
-        likely_label_errors=galleries.gallery(predictions, classes, doubtful[shown]),
-        suspected_labels=len(doubtful),
-        computed_by=computed_by,
-        **_calibration(
-            probabilities,
-            labels,
-            calibration.model_copy(
-                update={
-                    "off": contradiction(
-                        classes,
-                        [row.expected for row in classwise if row.expected],
-                        estimates["ece"],
-                        f"{before_image(split)}image",
-                    )
-                }
-            ),
+        **shared_fields(
+            predictions,
+            subject,
+            config,
+            estimates,
+            [row.expected for row in classwise],
+            calibration,
+            answered,
             groups,
         ),
+        by_class=_with_balanced_recall(classwise, probabilities, labels, calibration),
+        **_confusion(labels, predictions.predicted, len(classes)),
+        errors=int((predictions.predicted != labels).sum()),
+        most_confident_errors=shown(galleries.confident_errors(predictions)),
+        least_certain=shown(galleries.least_certain(predictions)),
+        likely_label_errors=shown(doubtful),
+        suspected_labels=len(doubtful),
         slices=slices(predictions, config, groups),
-        undivided=undivided(predictions.table, config),
-        config=config,
     )
 
 
@@ -302,24 +358,6 @@ def _with_balanced_recall(
         else row
         for k, row in enumerate(classwise)
     )
-
-
-def _calibration(
-    probabilities_NK: Array,
-    labels_N: Array,
-    calibration: TemperatureFit,
-    groups: ImageGroups | None,
-) -> dict[str, Any]:
-    """Return the calibration with and without the temperature."""
-    uncalibrated = TopProbabilities.uncalibrated(probabilities_NK, labels_N, calibration)
-    return {
-        "calibration": calibration,
-        "reliability": reliability_of(
-            TopProbabilities.of(probabilities_NK, labels_N), groups=groups
-        ),
-        "uncalibrated_reliability": reliability_of(uncalibrated, groups=groups),
-        "uncalibrated_ece": calibration_error_of(uncalibrated, groups),
-    }
 
 
 def _confusion(labels_N: Array, answers_N: Array, num_classes: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def slices(
         config: has the columns.
         groups: of the images; None if these are independent.
     """
-    right_N = predictions.probabilities_NK.argmax(axis=1) == predictions.labels_N
+    right_N = predictions.predicted == predictions.labels
 
     def accuracy(chosen_N: Array) -> MetricEstimate:
         return share(right_N[chosen_N], groups_within(chosen_N, groups))

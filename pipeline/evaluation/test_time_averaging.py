@@ -8,21 +8,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.multi_label import paired_bootstrap
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
-    PairedMetric,
-    paired_map,
-)
-from patchline.pipeline.evaluation.metrics.paired_test import (
-    PairedDifference,
-    is_better,
-    paired_difference,
-)
+from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import PairedMetric
+from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, is_better
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import (
     DESCRIPTION_FILE,
@@ -33,7 +22,6 @@ from patchline.pipeline.models.model_description import (
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
-Array = np.ndarray[Any, Any]
 SETTING = "test_time_flip"
 """Of a model, which averages an image and its mirror image when it predicts."""
 
@@ -66,34 +54,13 @@ class TestTimeAveraging(FrozenModel):
         return words
 
 
-def decided(
-    plain_N: Array, averaged_N: Array, groups: ImageGroups | None = None
-) -> TestTimeAveraging:
+def decided(pair: PairedDifference | PairedMetric) -> TestTimeAveraging:
     """Return whether averaging is worth its cost.
 
     Args:
-        plain_N: whether each validation image is predicted correctly alone.
-        averaged_N: the same of the image with its mirror image.
-        groups: of the images; None if these are independent.
+        pair: of the validation images alone, and with their mirror images.
     """
-    pair = paired_difference(plain_N, averaged_N, groups)
     return TestTimeAveraging(state="on" if is_better(pair) else "off", validation=pair)
-
-
-def decided_by_map(
-    labels_NK: Array, plain_NK: Array, averaged_NK: Array, groups: ImageGroups | None = None
-) -> TestTimeAveraging:
-    """Return whether averaging is worth its cost for sets of labels.
-
-    Args:
-        labels_NK: 1 where a validation image has a label, else 0.
-        plain_NK: scores of each image alone.
-        averaged_NK: scores of the image with its mirror image.
-        groups: of the images; None if these are independent.
-    """
-    pair = paired_map(labels_NK, plain_NK, averaged_NK, groups=groups)
-    state: Literal["on", "off"] = "on" if paired_bootstrap.is_better(pair) else "off"
-    return TestTimeAveraging(state=state, validation=pair)
 
 
 def averaging(description: ModelDescription) -> ModelDescription:
@@ -122,12 +89,4 @@ def _compared(pair: PairedDifference | PairedMetric, split: str) -> str:
     images = f"{pair.difference.n:,} {split} images"
     if pair.groups is not None:
         images += f" in {counted(pair.groups, 'group')}"
-    if isinstance(pair, PairedMetric):
-        return (
-            f"on {images}, mAP is {pair.b:.1%} together with the "
-            f"mirror image and {pair.a:.1%} alone (p {pair.p_value:.2g})"
-        )
-    return (
-        f"of {images}, {pair.only_b_right} are correct only together "
-        f"with the mirror image and {pair.only_a_right} only alone (p {pair.p_value:.2g})"
-    )
+    return f"{pair.mirrored(images)} (p {pair.p_value:.2g})"

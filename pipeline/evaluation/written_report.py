@@ -18,14 +18,17 @@ from patchline.pipeline.evaluation.html_report import (
     WhereItLooked,
     write_html,
 )
-from patchline.pipeline.evaluation.multi_label.label_set_page import (
-    write_label_set_html,
-    write_label_set_plots,
+from patchline.pipeline.evaluation.plots import (
+    CURVES,
+    RELIABILITY,
+    plot_gallery,
+    reliability_diagram,
+    save_figure,
+    training_curves,
 )
-from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
-from patchline.pipeline.evaluation.plots import write_plots
 from patchline.pipeline.evaluation.prediction_job import Explanations
-from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.evaluation.report import ModelReport
+from patchline.pipeline.evaluation.tasks import Task
 
 PREDICTIONS_FILE = "predictions.parquet"
 """In the folder: the predictions that the report is computed from."""
@@ -51,7 +54,7 @@ class ReportContents:
 
 
 def write_report(
-    report: EvaluationReport | MultiLabelReport, contents: ReportContents, folder: Path
+    task: Task[Any], report: ModelReport, contents: ReportContents, folder: Path
 ) -> Path:
     """Write the page, the report as JSON, all predictions and the plots; return the page's path."""
     predictions.save(contents.table, folder / PREDICTIONS_FILE)
@@ -60,12 +63,14 @@ def write_report(
     html = folder / "report.html"
     looked = _looked(contents.explanations, folder)
     pictures = PagePictures(contents.pixels_of, contents.history, contents.preview, looked)
-    if isinstance(report, MultiLabelReport):
-        write_label_set_plots(report, contents.pixels_of, folder, contents.history)
-        write_label_set_html(report, contents.page, pictures, html)
-    else:
-        write_plots(report, contents.pixels_of, folder, contents.history)
-        write_html(report, contents.page, pictures, html)
+    parts = task.parts(report, contents.page, looked)
+    save_figure(reliability_diagram(report, parts.diagram), folder / RELIABILITY)
+    for each in parts.galleries:
+        plot_gallery(each.images, contents.pixels_of, folder / each.plot, report.classes)
+    if contents.history:
+        save_figure(training_curves(contents.history, parts.curves), folder / CURVES)
+    parts.write_plots(folder)
+    write_html(report, parts, contents.page, pictures, html)
     return html
 
 

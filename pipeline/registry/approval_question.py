@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text, points
+from patchline.pipeline.evaluation.comparison import DIFFERENCE, p_value_text, points
 from patchline.pipeline.evaluation.comparison_page import PAGE, write_comparison
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.names import ALL_METRICS, MULTI_LABEL_METRICS
-from patchline.pipeline.evaluation.multi_label.label_set_page import LabelSetComparison
+from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.evaluation.tasks import AnyComparison
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.provenance import ProvenanceSummary
 from patchline.pipeline.registry.config import PromotionConfig
@@ -34,7 +33,7 @@ class Question(FrozenModel):
     gates: tuple[GateResult, ...]
     provenance: ProvenanceSummary
     """Whether all images that the version has seen are recorded."""
-    comparison: Comparison | LabelSetComparison | None
+    comparison: AnyComparison | None
     """With the champion; none if there is none."""
     metrics: dict[str, float]
     """From the version's own test report: `test/accuracy` and the like."""
@@ -179,11 +178,11 @@ def _comparison_sentence(question: Question) -> str:
     return question.comparison.sentence
 
 
-def _flips(comparison: Comparison | LabelSetComparison | None) -> str:
-    if not isinstance(comparison, Comparison):
+def _flips(comparison: AnyComparison | None) -> str:
+    if comparison is None or comparison.only_right is None:
         return ""
-    pair = comparison.paired
-    return f"Correct only now: {pair.only_b_right}; correct only before: {pair.only_a_right}."
+    before, now = comparison.only_right
+    return f"Correct only now: {now}; correct only before: {before}."
 
 
 def _table(question: Question) -> str:
@@ -191,33 +190,26 @@ def _table(question: Question) -> str:
     champion = f"champion, version {question.champion}" if question.champion else "no champion"
     lines = [f"| | {champion} | challenger, version {question.version} |", "|---|---|---|"]
     comparison = question.comparison
-    if isinstance(comparison, LabelSetComparison) and comparison.images:
-        for key, each in comparison.paired.items():
-            change = each.difference
-            title = MULTI_LABEL_METRICS[key].title
+    if comparison is not None and comparison.images:
+        for title, pair in comparison.pairs.items():
+            before, now = (
+                f"{value:.1%}{interval}"
+                for value, interval in zip(pair[:2], pair.intervals, strict=True)
+            )
+            change, p_value = pair.difference, p_value_text(pair.p_value)
+            gained = f"{points(change.value)} ({points(change.low)} to {points(change.high)})"
             lines += [
-                f"| {title} on {_common(comparison)} | {each.a:.1%} | {each.b:.1%} |",
-                f"| difference, percentage points | | {_change(change, each.p_value)} |",
+                f"| {title} on {comparison.counted_images} in common | {before} | {now} |",
+                f"| {DIFFERENCE} | | {gained}, {p_value} |",
             ]
-    elif isinstance(comparison, Comparison) and comparison.images:
-        pair = comparison.paired
-        before, now = comparison.champion_accuracy, comparison.challenger_accuracy
-        lines += [
-            f"| accuracy on {_common(comparison)} | {_share(before)} | {_share(now)} |",
-            f"| difference, percentage points | | {_difference(comparison)} |",
-            f"| correct only here | {pair.only_a_right} images | {pair.only_b_right} images |",
-        ]
+        if only := comparison.only_right:
+            lines.append(f"| correct only here | {only[0]} images | {only[1]} images |")
     for name in _METRICS:
         own = _metric(question.metrics, name)
         if own:
             other = _metric(question.champion_metrics, name)
             lines.append(f"| {ALL_METRICS[name].title}, own test images | {other} | {own} |")
     return "\n".join(lines)
-
-
-def _common(comparison: Comparison | LabelSetComparison) -> str:
-    """Return how many images both models are compared on, and how many groups they form."""
-    return f"{comparison.counted_images} in common"
 
 
 def _metric(metrics: Mapping[str, float], name: str) -> str:
@@ -230,21 +222,6 @@ def _metric(metrics: Mapping[str, float], name: str) -> str:
     return f"{value:.3g}{beside}"
 
 
-def _share(estimate: MetricEstimate) -> str:
-    return f"{estimate.value:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
-
-
-def _difference(comparison: Comparison) -> str:
-    return _change(comparison.paired.difference, comparison.paired.p_value)
-
-
-def _change(change: MetricEstimate, p_value: float) -> str:
-    return (
-        f"{points(change.value)} ({points(change.low)} to {points(change.high)}), "
-        f"{p_value_text(p_value)}"
-    )
-
-
 def _gates(gates: tuple[GateResult, ...]) -> str:
     if not gates:
         return ""
@@ -255,58 +232,30 @@ def _gates(gates: tuple[GateResult, ...]) -> str:
     return "\n".join(lines)
 
 
-def _classes(comparison: Comparison | LabelSetComparison | None) -> str:
+def _classes(comparison: AnyComparison | None) -> str:
     """Return the classes with the largest loss of recall, or labels of average precision."""
     if comparison is None:
         return ""
-    if isinstance(comparison, LabelSetComparison):
-        return _labels(comparison)
+    words, metric = comparison.WORDS, comparison.LOSES
     losing = sorted(
-        (change for change in comparison.by_class if change.images and change.difference.value < 0),
-        key=lambda change: change.difference.value,
-    )
-    if not losing:
-        return "No class loses recall."
-    lines = [
-        "### Largest losses of recall",
-        "",
-        "| class | images | recall before | recall now | difference, percentage points |",
-        "|---|---|---|---|---|",
-        *(_class_line(change) for change in losing[:_CLASSES_SHOWN]),
-    ]
-    if len(losing) > _CLASSES_SHOWN:
-        further = [_cell(change.name) for change in losing[_CLASSES_SHOWN:]]
-        lines += ["", f"Other classes with a loss: {few_names(further, 20)}."]
-    return "\n".join(lines)
-
-
-def _labels(comparison: LabelSetComparison) -> str:
-    losing = sorted(
-        (change for change in comparison.by_label if change.gain < 0),
+        (change for change in comparison.changes if change.gain < 0),
         key=lambda change: change.gain,
     )
     if not losing:
-        return "No label loses average precision."
+        return f"No {words.one} loses {metric}."
+    columns = (words.one, "images", *comparison.COLUMNS)
+    rows = ((_cell(each.name), str(each.images), *each.cells) for each in losing[:_CLASSES_SHOWN])
     lines = [
-        "### Largest losses of average precision",
+        f"### Largest losses of {metric}",
         "",
-        "| label | images | difference, percentage points |",
-        "|---|---|---|",
-        *(
-            f"| {_cell(change.name)} | {change.images} | {points(change.gain)} |"
-            for change in losing[:_CLASSES_SHOWN]
-        ),
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+        *(f"| {' | '.join(row)} |" for row in rows),
     ]
+    if len(losing) > _CLASSES_SHOWN:
+        further = [_cell(change.name) for change in losing[_CLASSES_SHOWN:]]
+        lines += ["", f"Other {words.several} with a loss: {few_names(further, 20)}."]
     return "\n".join(lines)
-
-
-def _class_line(change: ClassChange) -> str:
-    difference = change.difference
-    return (
-        f"| {_cell(change.name)} | {change.images} | {change.champion.value:.1%} | "
-        f"{change.challenger.value:.1%} | {points(difference.value)} "
-        f"({points(difference.low)} to {points(difference.high)}) |"
-    )
 
 
 def _links(question: Question) -> str:

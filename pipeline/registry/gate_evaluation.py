@@ -9,22 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_pairs import are_known
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.evaluation.comparison import (
-    Comparison,
-    ComparisonSubject,
-    comparable_images,
-    compare,
-)
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import ThresholdedScores
-from patchline.pipeline.evaluation.multi_label.label_set_page import (
-    LabelSetComparison,
-    compare_label_sets,
-)
+from patchline.pipeline.evaluation.comparison import ComparisonSubject, comparable_images
 from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.evaluation.tasks import AnyComparison
 from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import promotion_gates
@@ -50,7 +41,7 @@ class GateEvaluation:
     """The results of the gates, and the comparison behind them."""
 
     gates: list[GateResult]
-    comparison: Comparison | LabelSetComparison | None = None
+    comparison: AnyComparison | None = None
     """With the champion; none if there is no other version that is champion."""
     pixels_of: Pixels | None = None
     """Reads the image in a row of the comparison; returns none if it is gone."""
@@ -104,7 +95,7 @@ def evaluate_gates(
 
 def compare_versions(
     champion: VersionRecords, challenger: VersionRecords, on_note: OnNote = lambda _: None
-) -> tuple[Comparison | LabelSetComparison, Pixels]:
+) -> tuple[AnyComparison, Pixels]:
     """Compare two versions on images that neither used for training or model selection.
 
     The images are those of the challenger's test split, with its labels. A version's predictions
@@ -122,7 +113,7 @@ def compare_versions(
     seen_images = (champion.provenance.images, challenger.provenance.images)
     chosen = comparable_images(before, now, *seen_images)
     images = chosen.images.reset_index(drop=True)
-    classes = tuple(challenger.package.classes)
+    task, classes = challenger.task, tuple(challenger.package.classes)
     root = challenger.root
 
     def progress(done: int, total: int) -> None:
@@ -132,54 +123,40 @@ def compare_versions(
     champion_NK = load_or_predict(champion, images, root, classes, progress)
     challenger_NK = load_or_predict(challenger, images, root, classes, progress)
     there = ~(np.isnan(champion_NK).any(axis=1) | np.isnan(challenger_NK).any(axis=1))
-    there &= _has_labels_of(challenger, images)
+    there &= are_known(images["label"], classes, task.name)
     left_out = dict(chosen.left_out)
     if not there.all():
         left_out["gone, and without a recorded prediction"] = int((~there).sum())
     images, groups_N = images[there].reset_index(drop=True), chosen.groups_N[there]
     reader = image_reader(images, root, challenger.package.mapping)
-    provenance = champion.provenance.summary, challenger.provenance.summary
-    if challenger.package.is_multi_label:
-        return compare_label_sets(
-            ComparisonSubject(
-                champion=champion.label,
-                challenger=challenger.label,
-                classes=classes,
-                left_out=left_out,
-                groups_N=groups_N,
-                provenance=provenance,
-            ),
-            labels_NK=label_sets.matrix(list(images["label"]), classes),
-            answers=(
-                _answers(champion, champion_NK[there], classes),
-                _answers(challenger, challenger_NK[there], classes),
-            ),
-        ), reader
-    index = {label: position for position, label in enumerate(classes)}
-    comparison = compare(
+    before, now = (
+        task.answers(version.package, probabilities_NK[there], classes)
+        for version, probabilities_NK in ((champion, champion_NK), (challenger, challenger_NK))
+    )
+    comparison = task.compare(
         ComparisonSubject(
             champion=champion.label,
             challenger=challenger.label,
             classes=classes,
             left_out=left_out,
             groups_N=groups_N,
-            provenance=provenance,
+            provenance=(champion.provenance.summary, challenger.provenance.summary),
         ),
-        paths=list(images["path"]),
-        labels_N=np.array([index[label] for label in images["label"]], dtype=np.int64),
-        champion_NK=champion_NK[there],
-        challenger_NK=challenger_NK[there],
+        list(images["path"]),
+        task.labels(list(images["label"]), classes),
+        before,
+        now,
     )
     return comparison, reader
 
 
 def _check_comparable(champion: VersionRecords, challenger: VersionRecords) -> None:
     """Check that two versions answer the same question."""
-    if champion.package.is_multi_label != challenger.package.is_multi_label:
-        kinds = [_kind(each) for each in (challenger, champion)]
+    if champion.task != challenger.task:
         raise ModelReferenceError(
-            f"{challenger.label} {kinds[0]}, and the champion {champion.label} {kinds[1]}, so they "
-            "cannot be compared. Register one of them under another name."
+            f"{challenger.label} gives {challenger.task.gives}, and the champion {champion.label} "
+            f"gives {champion.task.gives}, so they cannot be compared. Register one of them under "
+            "another name."
         )
     before, now = set(champion.package.classes), set(challenger.package.classes)
     if before != now:
@@ -193,27 +170,3 @@ def _check_comparable(champion: VersionRecords, challenger: VersionRecords) -> N
             f"({'; '.join(differences)}), so they cannot be compared. Register one of them under "
             "another name."
         )
-
-
-def _kind(version: VersionRecords) -> str:
-    return "gives sets of labels" if version.package.is_multi_label else "gives one label"
-
-
-def _has_labels_of(version: VersionRecords, images: pd.DataFrame) -> Array:
-    """Return which images (N) have labels that are all of a version."""
-    classes = set(version.package.classes)
-    if not version.package.is_multi_label:
-        return images["label"].isin(classes).to_numpy(dtype=bool)
-    known = [classes.issuperset(label_sets.decoded(text)) for text in images["label"]]
-    return np.array(known, bool)
-
-
-def _answers(
-    version: VersionRecords, probabilities_NK: Array, classes: tuple[str, ...]
-) -> ThresholdedScores:
-    """Return a version's probabilities, and the labels at or above its own thresholds."""
-    package = version.package
-    own = dict(zip(package.classes, np.array(package.thresholds_K).tolist(), strict=True))
-    thresholds_K = np.array([own[label] for label in classes])
-    exact_NK = probabilities_NK.astype(np.float64)
-    return ThresholdedScores(exact_NK, (exact_NK >= thresholds_K).astype(np.uint8))

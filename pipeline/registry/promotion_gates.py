@@ -10,23 +10,17 @@ numbers of groups.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from patchline.pipeline.evaluation.comparison import (
     NOT_RANDOM,
-    ClassChange,
-    Comparison,
+    ChangedMetric,
+    ComparedModels,
     p_value_text,
 )
 from patchline.pipeline.evaluation.metrics import paired_test
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.multi_label import paired_bootstrap
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import PAIRED
-from patchline.pipeline.evaluation.metrics.names import ALL_METRICS, MULTI_LABEL_METRICS
-from patchline.pipeline.evaluation.multi_label.label_set_page import (
-    LabelChange,
-    LabelSetComparison,
-)
+from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.models.provenance import ProvenanceSummary
 from patchline.pipeline.packaging.clean_process_check import PackageCheck
@@ -131,18 +125,7 @@ def _latency(limit: float, check: PackageCheck) -> GateResult:
     )
 
 
-class _Verdict(NamedTuple):
-    """What the paired test says."""
-
-    is_better: bool
-    gain: float
-    """Of the metric that decides; the smaller one of two."""
-    words: str
-
-
-def champion_gates(
-    config: PromotionConfig, comparison: Comparison | LabelSetComparison
-) -> list[GateResult]:
+def champion_gates(config: PromotionConfig, comparison: ComparedModels) -> list[GateResult]:
     """Check the comparison with the champion: the paired test, and the loss of each class."""
     gates = []
     if config.better_than_champion:
@@ -152,10 +135,8 @@ def champion_gates(
     return gates
 
 
-def _better_than_champion(
-    config: PromotionConfig, comparison: Comparison | LabelSetComparison
-) -> GateResult:
-    """Run the paired test: a higher metric on the common images, and significantly so."""
+def _better_than_champion(config: PromotionConfig, comparison: ComparedModels) -> GateResult:
+    """Run the paired tests: higher metrics on the common images, and significantly so."""
     if comparison.units < config.min_images:
         more = "test images" if comparison.groups is None else "test images of other groups"
         chosen = comparison.left_out.get(NOT_RANDOM)
@@ -168,22 +149,31 @@ def _better_than_champion(
             threshold=0.0,
             sentence=f"{_too_few(config, comparison)}{others}; {remedy}",
         )
-    verdict = (
-        _by_label_sets(config, comparison)
-        if isinstance(comparison, LabelSetComparison)
-        else _by_accuracy(config, comparison)
+    named = PAIRED if config.label_set_metric == BOTH else (config.label_set_metric,)
+    pairs, titles = comparison.pairs, [ALL_METRICS[each].title for each in named]
+    deciding = {title: pairs[title] for title in titles if title in pairs} or pairs
+    compared = " and ".join(
+        f"{comparison.said(title)}: {_change(pair.difference, pair.p_value)}"
+        for title, pair in deciding.items()
+    )
+    beside = ", ".join(
+        f"{title} {100 * pair.difference.value:+.1f} points"
+        for title, pair in pairs.items()
+        if title not in deciding
     )
     caveat = f"; note that {comparison.caveat}" if comparison.caveat else ""
     return GateResult(
         name="better_than_champion",
-        passed=verdict.is_better,
-        value=verdict.gain,
+        passed=all(paired_test.is_better(each, config.significance) for each in deciding.values()),
+        value=min(each.difference.value for each in deciding.values()),
         threshold=0.0,
-        sentence=f"{verdict.words}{caveat}",
+        sentence=f"{comparison.ON} {comparison.counted_images} {comparison.unused} by either "
+        f"model, {compared}{comparison.test_unit}; required: a gain, with p at most "
+        f"{config.significance:g}{beside and f' ({beside})'}{caveat}",
     )
 
 
-def _too_few(config: PromotionConfig, comparison: Comparison | LabelSetComparison) -> str:
+def _too_few(config: PromotionConfig, comparison: ComparedModels) -> str:
     compared = counted(comparison.images, "image was", "images were")
     limit = f"promotion.min_images {config.min_images}"
     if comparison.groups is not None:
@@ -196,43 +186,6 @@ def _too_few(config: PromotionConfig, comparison: Comparison | LabelSetCompariso
     )
 
 
-def _by_accuracy(config: PromotionConfig, comparison: Comparison) -> _Verdict:
-    pair = comparison.paired
-    return _Verdict(
-        paired_test.is_better(pair, config.significance),
-        pair.difference.value,
-        f"of {comparison.counted_images} {comparison.unused} by either model, "
-        f"{pair.only_b_right} are correct only now and {pair.only_a_right} were correct only "
-        f"before: {_change(pair.difference, pair.p_value)}{comparison.test_unit}; {_rule(config)}",
-    )
-
-
-def _by_label_sets(config: PromotionConfig, comparison: LabelSetComparison) -> _Verdict:
-    """Test the metrics that the config names: with two, each of them has to be better."""
-    deciding = PAIRED if config.label_set_metric == BOTH else (config.label_set_metric,)
-    pairs = comparison.paired
-    compared = " and ".join(
-        f"{MULTI_LABEL_METRICS[key].title} is {pairs[key].b:.1%} now and was {pairs[key].a:.1%} "
-        f"before: {_change(pairs[key].difference, pairs[key].p_value)}"
-        for key in deciding
-    )
-    beside = [
-        f"{MULTI_LABEL_METRICS[key].title} {100 * pairs[key].difference.value:+.1f} points"
-        for key in PAIRED
-        if key not in deciding
-    ]
-    return _Verdict(
-        all(paired_bootstrap.is_better(pairs[key], config.significance) for key in deciding),
-        min(pairs[key].difference.value for key in deciding),
-        f"on {comparison.counted_images} {comparison.unused} by either model, {compared}"
-        f"{comparison.test_unit}; {_rule(config)}" + (f" ({', '.join(beside)})" if beside else ""),
-    )
-
-
-def _rule(config: PromotionConfig) -> str:
-    return f"required: a gain, with p at most {config.significance:g}"
-
-
 def _change(difference: MetricEstimate, p_value: float) -> str:
     low, high = 100 * difference.low, 100 * difference.high
     return (
@@ -242,14 +195,10 @@ def _change(difference: MetricEstimate, p_value: float) -> str:
 
 
 def _no_class_worse(
-    config: PromotionConfig, max_drop: float, comparison: Comparison | LabelSetComparison
+    config: PromotionConfig, max_drop: float, comparison: ComparedModels
 ) -> GateResult:
     """Check the largest loss among the classes with enough images; without any, say so."""
-    changes: Sequence[ClassChange | LabelChange]
-    if isinstance(comparison, LabelSetComparison):
-        noun, metric, changes = "label", "average precision", comparison.by_label
-    else:
-        noun, metric, changes = "class", "recall", comparison.by_class
+    noun, metric, changes = comparison.WORDS.one, comparison.LOSES, comparison.changes
     enough = [each for each in changes if each.units >= config.class_min_images]
     checked = [each for each in enough if each.champion is not None]
     everywhere = [each for each in enough if each.champion is None]
@@ -296,9 +245,9 @@ def _unchecked(max_drop: float, sentence: str) -> GateResult:
     )
 
 
-def _names(changes: Sequence[ClassChange | LabelChange]) -> str:
+def _names(changes: Sequence[ChangedMetric]) -> str:
     return few_names(f"'{change.name}' ({_size(change)})" for change in changes)
 
 
-def _size(change: ClassChange | LabelChange) -> str:
+def _size(change: ChangedMetric) -> str:
     return f"{change.images}" if change.groups is None else change.counted_images

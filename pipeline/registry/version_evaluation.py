@@ -18,7 +18,8 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingestion import ScannedData
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.label_pairs import are_known, label_pairs
+from patchline.pipeline.data.labels.label_sets import by_task
 from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.manifest import check_slices, own_columns
@@ -35,29 +36,15 @@ from patchline.pipeline.evaluation.answers_report import (
 )
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.evaluation.html_report import ReportPage
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.evaluation.metrics.temperature import recorded
-from patchline.pipeline.evaluation.multi_label.label_set_report import (
-    MultiLabelReport,
-    evaluate_label_sets,
-)
-from patchline.pipeline.evaluation.predictions import (
-    LabelSetPredictions,
-    Predictions,
-    image_groups,
-    with_label_sets,
-    with_probabilities,
-)
-from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
+from patchline.pipeline.evaluation.predictions import Predictions, image_groups
+from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.robustness import (
     VERSIONS,
-    CorruptionJob,
     LabelSetRobustness,
     Robustness,
-    robustness_of,
     sampled_rows,
 )
+from patchline.pipeline.evaluation.tasks import AnyReport, Task
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import AnswerRules
@@ -115,7 +102,7 @@ class VersionEvaluation:
     reference: ModelReference
     data: ScannedData
     selection: Selection
-    report: EvaluationReport | MultiLabelReport
+    report: AnyReport
     html: Path
 
 
@@ -143,8 +130,7 @@ def choose_images(
     """
     records = available_records(reference)
     classes = tuple(records.package.classes)
-    task: Task = MULTI_LABEL if records.package.is_multi_label else SINGLE_LABEL
-    data = ingestion.scan(with_task(config, reference, task), workspace, on_progress)
+    data = ingestion.scan(with_task(config, reference, records.task.name), workspace, on_progress)
     check_slices(choices.report.slices, data.manifest.columns)
     selection = select(data, records, classes, choices)
     notes = notes_on_fit(selection.rows, records.package.mapping)
@@ -152,7 +138,9 @@ def choose_images(
     return ChosenImages(records, data, selection)
 
 
-def with_task(config: RunConfig, reference: ModelReference, task: Task | None) -> RunConfig:
+def with_task(
+    config: RunConfig, reference: ModelReference, task: label_sets.Task | None
+) -> RunConfig:
     """Return the settings of data for a version, whose task answers what the data leave open.
 
     Args:
@@ -195,80 +183,33 @@ def evaluate_version(
     probabilities, distances = _predicted(package, images, on_progress)
     unused = set(own_columns(selection.rows.columns)) - set(choices.report.slices)
     rows = selection.rows.drop(columns=list(unused))
-    if package.is_multi_label:
-        return _evaluated_label_sets(
-            chosen, choices, folder, rows, probabilities, images, on_progress
-        )
-    table = with_probabilities(rows, package.classes, probabilities)
-    predictions = Predictions.of(table)
-    report = evaluate(
-        predictions,
-        ReportSubject(
-            name=chosen.records.reference.name,
-            classes=tuple(package.classes),
-            split=selection.split,
-            data_fingerprint=selection.fingerprint,
-            computed_by=f"the package of {chosen.records.reference.name}, version "
-            f"{chosen.records.reference.version} (model.onnx, float32)",
-        ),
-        calibration=recorded(package.calibration, package.temperature),
-        config=choices.report,
-    ).model_copy(
+    task, classes, reference = chosen.records.task, tuple(package.classes), chosen.records.reference
+    fit = task.recorded(package)
+    table = task.table(rows, classes, probabilities, fit)
+    predictions = task.predictions(table, classes)
+    subject = ReportSubject(
+        name=reference.name,
+        classes=classes,
+        split=selection.split,
+        data_fingerprint=selection.fingerprint,
+        computed_by=f"the package of {reference.name}, version {reference.version} (model.onnx, "
+        "float32)",
+    )
+    report = task.report(predictions, subject, fit, choices.report).model_copy(
         update={
             "provenance": chosen.records.provenance.summary,
             "answers": _answers(package, predictions, images, distances, choices.report),
-            "robustness": _robustness(package, images, rows, choices.report, on_progress),
+            "robustness": _robustness(chosen.records, images, rows, choices.report, on_progress),
         }
     )
     page = _page(chosen.records, data, selection, choices)
     contents = ReportContents(page, table, lambda position: images[position])
-    html = write_report(report, contents, folder)
-    return VersionEvaluation(chosen.records.reference, data, selection, report, html)
-
-
-def _evaluated_label_sets(
-    chosen: ChosenImages,
-    choices: EvaluationChoices,
-    folder: Path,
-    rows: pd.DataFrame,
-    probabilities_NK: Array,
-    images: StoredImages,
-    on_progress: StageProgress,
-) -> VersionEvaluation:
-    """Write the report of a model that gives sets of labels, with the package's thresholds."""
-    data, selection, records = chosen.data, chosen.selection, chosen.records
-    package, classes = records.package, tuple(records.package.classes)
-    thresholds = LabelThresholds.model_validate(package.thresholds)
-    table = with_label_sets(rows, classes, probabilities_NK, thresholds)
-    report = evaluate_label_sets(
-        LabelSetPredictions.of(table, classes),
-        ReportSubject(
-            name=records.reference.name,
-            classes=classes,
-            split=selection.split,
-            data_fingerprint=selection.fingerprint,
-            computed_by=f"the package of {records.reference.name}, version "
-            f"{records.reference.version} (model.onnx, float32)",
-        ),
-        calibration=LabelCalibration.model_validate(package.label_calibration)
-        if package.label_calibration
-        else LabelCalibration.none(len(classes)),
-        thresholds=thresholds,
-        config=choices.report,
-    ).model_copy(
-        update={
-            "provenance": records.provenance.summary,
-            "robustness": _robustness(package, images, rows, choices.report, on_progress),
-        }
-    )
-    page = _page(records, data, selection, choices)
-    contents = ReportContents(page, table, lambda position: images[position])
-    html = write_report(report, contents, folder)
-    return VersionEvaluation(records.reference, data, selection, report, html)
+    html = write_report(task, report, contents, folder)
+    return VersionEvaluation(reference, data, selection, report, html)
 
 
 def _robustness(
-    package: PackagedModel,
+    records: VersionRecords,
     images: StoredImages,
     evaluated: pd.DataFrame,
     config: EvaluationConfig,
@@ -279,14 +220,13 @@ def _robustness(
         return None
     sample = sampled_rows(len(images), config.corruptions, _SEED)
     stage = f"Predicting {counted(len(sample) * (VERSIONS + 1), 'image')}, most of them corrupted"
-    return robustness_of(
-        package.probabilities,
+    return records.task.robustness(
+        records.package.probabilities,
         np.array(images[sample]),
-        list(evaluated["label"].iloc[sample]),
-        CorruptionJob(images=config.corruptions, seed=_SEED, classes=tuple(package.classes)),
-        is_multi_label=package.is_multi_label,
-        on_progress=lambda done, total: on_progress(stage, done, total),
-        groups=image_groups(evaluated.iloc[sample]),
+        records.task.labels(list(evaluated["label"].iloc[sample]), records.package.classes),
+        _SEED,
+        lambda done, total: on_progress(stage, done, total),
+        image_groups(evaluated.iloc[sample]),
     )
 
 
@@ -310,8 +250,7 @@ def select(
     rows = manifests.usable(data.manifest)
     notes = list(data.notes)
     rows, split = _of_split(rows, choices.split)
-    of_classes = _of_labels if records.is_multi_label else _of_classes
-    rows = of_classes(rows, classes, choices, notes)
+    rows = _of_classes(rows, classes, choices, notes, records.task)
     provenance = records.provenance.summary
     if not records.is_recorded and not choices.seen_images:
         raise DataError(
@@ -348,62 +287,34 @@ def _of_split(rows: pd.DataFrame, choice: SplitChoice) -> tuple[pd.DataFrame, st
 
 
 def _of_classes(
-    rows: pd.DataFrame, classes: tuple[str, ...], choices: EvaluationChoices, notes: list[str]
-) -> pd.DataFrame:
-    counts = {str(label): int(count) for label, count in rows["label"].value_counts().items()}
-    strange = sorted(set(counts) - set(classes))
-    absent = sorted(set(classes) - set(counts))
-    if strange and not choices.common_classes:
-        raise DataError(
-            "The data and the model have different classes. Only in the data: "
-            f"{few_names((f'{name} ({counts[name]} images)' for name in strange), 20)}. "
-            f"{f'Only in the model: {few_names(absent, 20)}. ' if absent else ''}"
-            f"{_remedy(len(set(classes) & set(counts)))}"
-        )
-    if strange:
-        left_out = sum(counts[name] for name in strange)
-        notes.append(
-            f"{counted(left_out, 'image was', 'images were')} left out because the model does not "
-            f"have {by_number(left_out, 'its', 'their')} class: {few_names(strange, 20)}"
-        )
-    if absent:
-        notes.append(f"classes of the model without images: {few_names(absent, 20)}")
-    return rows[rows["label"].isin(classes)]
-
-
-def _of_labels(
-    rows: pd.DataFrame, classes: tuple[str, ...], choices: EvaluationChoices, notes: list[str]
+    rows: pd.DataFrame,
+    classes: tuple[str, ...],
+    choices: EvaluationChoices,
+    notes: list[str],
+    task: Task[Any],
 ) -> pd.DataFrame:
     """Return the images all of whose labels the model has; it is an error if some are left out."""
-    counts = label_sets.counts_of(rows["label"])
+    counts, several = label_pairs(rows["label"], task.name).counts(), by_task(task.name).several
     strange = sorted(set(counts) - set(classes))
     absent = sorted(set(classes) - set(counts))
     if strange and not choices.common_classes:
         only = [f"{name} ({counted(counts[name], 'image')})" for name in strange]
         raise DataError(
-            f"The data and the model have different labels. Only in the data: "
+            f"The data and the model have different {several}. Only in the data: "
             f"{few_names(only, 20)}. "
             f"{f'Only in the model: {few_names(absent, 20)}. ' if absent else ''}"
-            "Add --common-classes to leave out the images with labels that the model does not "
-            "have, or rename the labels to the model's."
+            f"{task.remedy(len(set(classes) & set(counts)))}"
         )
-    known = [set(classes).issuperset(label_sets.decoded(text)) for text in rows["label"]]
-    kept = rows[np.array(known, bool)]
+    kept = rows[are_known(rows["label"], classes, task.name)]
     if strange:
         left_out = len(rows) - len(kept)
         notes.append(
             f"{counted(left_out, 'image was', 'images were')} left out because the model does not "
-            f"have all labels of {by_number(left_out, 'it', 'them')}: {few_names(strange, 20)}"
+            f"have {by_number(left_out, *task.lacking)}: {few_names(strange, 20)}"
         )
     if absent:
-        notes.append(f"labels of the model without images: {few_names(absent, 20)}")
+        notes.append(f"{several} of the model without images: {few_names(absent, 20)}")
     return kept
-
-
-def _remedy(common: int) -> str:
-    if common == 0:
-        return "Rename the folders to the model's class names."
-    return f"Add --common-classes to evaluate on the {common} in common, or rename the folders."
 
 
 def _unseen(
@@ -483,15 +394,15 @@ def _answers(
     distances: Array | None,
     config: EvaluationConfig,
 ) -> AnswersReport | None:
-    """Return how the package's sets and warnings do on images; None if it has no rules."""
-    if package.judge.rules is None:
+    """Return how the package's sets and warnings do on images; None if it has no sets."""
+    if not (package.judge.rules or {}).get("thresholds"):
         return None
     rules = AnswerRules.model_validate(package.judge.rules)
     if "coverage" in config.model_fields_set:
         _, promised, _ = package.judge.threshold(config.coverage)
         if promised in {each.coverage for each in rules.thresholds}:
             rules = rules.model_copy(update={"coverage": promised})
-    rows = np.arange(len(predictions.labels_N))
+    rows = np.arange(len(predictions.labels))
     quality, why = PredictedImages(images, rows, {}).quality(rows), NO_FEATURES
     if distances is not None and rules.far_split == "test":
         kept = load_reference_images(package.files[1].with_name(REFERENCE_IMAGES_FILE))
@@ -520,17 +431,11 @@ def _page(
     }
     return ReportPage(
         title=f"{reference.name}, version {reference.version}, on {data.name}",
-        lead=f"How well a registered model {_does(records)} of this data. {_used(records)}",
+        lead=f"How well a registered model {records.task.does} of this data. {_used(records)}",
         facts=facts,
         notes=selection.notes,
         settings=settings,
     )
-
-
-def _does(records: VersionRecords) -> str:
-    if records.package.is_multi_label:
-        return "finds the labels of the images"
-    return "classifies the images"
 
 
 def _used(records: VersionRecords) -> str:

@@ -19,6 +19,7 @@ from patchline.pipeline.data.reading import image_root
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import holds, root_image_bytes
 from patchline.pipeline.errors import ModelReferenceError, first_line
+from patchline.pipeline.evaluation.tasks import Task, task_of
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.provenance import CONTENT, Provenance, provenance_of
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -63,9 +64,9 @@ class VersionRecords:
         return open_package(self.reference, self.folder)
 
     @cached_property
-    def is_multi_label(self) -> bool:
-        """Whether the model answers with a set of labels."""
-        return self.package.is_multi_label
+    def task(self) -> Task[Any]:
+        """What the model answers: one label, or a set of labels."""
+        return task_of(self.package)
 
     @cached_property
     def provenance(self) -> Provenance:

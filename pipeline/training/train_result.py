@@ -9,7 +9,7 @@ from pathlib import Path
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, by_member
+from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.record import TrainingRecord
 
@@ -125,11 +125,6 @@ class EnsembleResult(FrozenModel):
     def models(self) -> int:
         """Number of models whose probabilities are averaged."""
         return len(self.calibrations) or len(self.label_calibrations)
-
-    @property
-    def calibration(self) -> TemperatureFit | None:
-        """The calibration of the average of these models; None of sets of labels."""
-        return by_member(self.calibrations) if self.calibrations else None
 
 
 class AverageRecord(FrozenModel):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, Task, decoded
+from patchline.pipeline.data.labels.label_sets import Task, labels_in
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -45,7 +45,7 @@ def label_pairs(texts: Iterable[str], task: Task) -> LabelPairs:
     import pandas as pd
 
     codes, unique = pd.factorize(np.array(list(texts), dtype=object))
-    sets = [decoded(text) if task == MULTI_LABEL else (text,) for text in unique.tolist()]
+    sets = [labels_in(text, task) for text in unique.tolist()]
     names = sorted({name for each in sets for name in each})
     number_of = {name: number for number, name in enumerate(names)}
     sizes = np.array([len(each) for each in sets], np.int64)
@@ -56,3 +56,10 @@ def label_pairs(texts: Iterable[str], task: Task) -> LabelPairs:
     within = np.arange(len(images)) - np.repeat(np.cumsum(own) - own, own)
     labels = flat[np.repeat(starts[codes] if sets else own, own) + within]
     return LabelPairs(images, labels, tuple(names))
+
+
+def are_known(
+    texts: Iterable[str], names: Collection[str], task: Task
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return of which images (N) all labels are among the names."""
+    return np.array([set(names).issuperset(labels_in(text, task)) for text in texts], np.bool_)

@@ -43,6 +43,11 @@ def decoded(text: str) -> tuple[str, ...]:
     return tuple(labels)
 
 
+def labels_in(text: str, task: Task) -> tuple[str, ...]:
+    """Return the labels in a text of a manifest: the text itself, if an image has one label."""
+    return decoded(text) if task == MULTI_LABEL else (text,)
+
+
 def counts_of(texts: Iterable[str]) -> Counter[str]:
     """Return the number of images with each label, of the texts of all images."""
     found: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,6 +36,25 @@ class PairedDifference(FrozenModel):
     """Two-sided p-value of McNemar's exact test; with groups, of the test of their signs."""
     groups: int | None = None
     """Number of groups that the images form; None if these are independent."""
+
+    def mirrored(self, images: str) -> str:
+        """Return in words how images alone, a, compare with those with their mirror images, b."""
+        return (
+            f"of {images}, {self.only_b_right} are correct only together "
+            f"with the mirror image and {self.only_a_right} only alone"
+        )
+
+
+class PairedResult(Protocol):
+    """The paired comparison of two classifiers by any metric."""
+
+    @property
+    def difference(self) -> MetricEstimate:
+        """The metric of b minus that of a."""
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided."""
 
 
 def paired_difference(
@@ -139,8 +158,8 @@ def _with_groups(wins_N: Array, groups: ImageGroups) -> MetricEstimate:
     return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
 
 
-def is_better(pair: PairedDifference, significance: float = 0.05) -> bool:
-    """Return whether b is more accurate than a, with a p-value below `significance`."""
+def is_better(pair: PairedResult, significance: float = 0.05) -> bool:
+    """Return whether b is better than a, with a p-value below `significance`."""
     return pair.difference.value > 0 and pair.p_value < significance
 
 

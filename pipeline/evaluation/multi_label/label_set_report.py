@@ -12,17 +12,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from patchline.pipeline.data.manifests.manifest import contents_fingerprint
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
 from patchline.pipeline.evaluation.galleries import LabelSetImage
 from patchline.pipeline.evaluation.headline import Headline
-from patchline.pipeline.evaluation.metrics.calibration import (
-    calibration_error_of,
-    contradiction,
-    reliability_of,
-)
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration, listed
@@ -37,14 +30,19 @@ from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import 
     samples_f1,
 )
 from patchline.pipeline.evaluation.metrics.names import MAIN
-from patchline.pipeline.evaluation.predictions import LabelSetPredictions, image_groups
-from patchline.pipeline.evaluation.report import ModelReport, ReportSubject
+from patchline.pipeline.evaluation.multi_label.label_fit import LabelFit
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.report import (
+    ModelReport,
+    ReportSubject,
+    groups_of_reported,
+    shared_fields,
+)
 from patchline.pipeline.evaluation.robustness import LabelSetRobustness
 from patchline.pipeline.evaluation.slices import (
     ImageSubset,
     groups_within,
     measured_parts,
-    undivided,
 )
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import AnswerRules
@@ -259,10 +257,9 @@ class MultiLabelReport(ModelReport):
 
 
 def evaluate_label_sets(
-    predictions: LabelSetPredictions,
+    predictions: Predictions,
     subject: ReportSubject,
-    calibration: LabelCalibration,
-    thresholds: LabelThresholds,
+    fit: LabelFit,
     config: EvaluationConfig | None = None,
 ) -> MultiLabelReport:
     """Compute the report.
@@ -270,51 +267,40 @@ def evaluate_label_sets(
     Args:
         predictions: predictions of exactly the images to report on.
         subject: the model and the images.
-        calibration: with which the probabilities were calibrated.
-        thresholds: with which labels were predicted.
+        fit: with which the probabilities were calibrated, and labels were predicted.
         config: contents of the report besides the metrics.
 
     Raises:
         DataError: if there are no images.
     """
-    name, classes, split, data_fingerprint, computed_by = subject
-    probabilities, labels = predictions.probabilities_NK, predictions.labels_NK
-    predicted, images = predictions.predicted_NK, len(predictions.labels_NK)
-    if images == 0:
-        raise DataError(
-            f"There is no {before_image(split)}image to report on. Choose a split that has images."
-        )
-    config, groups = config or EvaluationConfig(), image_groups(predictions.table)
+    classes, config = subject.classes, config or EvaluationConfig()
+    calibration, thresholds = fit
+    groups = groups_of_reported(predictions, subject.split)
+    probabilities, labels = predictions.probabilities_NK, predictions.labels
+    predicted, images = predictions.predicted, len(labels)
     wrong, missed = (
         galleries.false_positives(predictions),
         galleries.false_negatives(predictions),
     )
     lacking = galleries.missing_labels(predictions)
-    before = pairs(calibration.uncalibrated_probabilities(probabilities), labels)
-    of_pairs = groups_of_pairs(groups, len(classes))
-
     classwise = by_label(probabilities, labels, predicted, classes, thresholds.values, groups)
-    estimates = multi_label_metrics(probabilities, labels, predicted, groups=groups)
-    off = contradiction(
-        classes,
-        [row.expected for row in classwise if row.expected],
-        estimates["ece"],
-        f"{before_image(split)}image",
-    )
+    before = calibration.uncalibrated_probabilities(probabilities)
 
     def shown(pairs_M: galleries.Pairs) -> tuple[LabelSetImage, ...]:
         chosen = pairs_M.of_one_image_each(config.gallery_size)
         return galleries.described(predictions, classes, thresholds.values, chosen)
 
     return MultiLabelReport(
-        name=name,
-        split=split,
-        data_fingerprint=data_fingerprint,
-        images_fingerprint=contents_fingerprint(predictions.table),
-        images=images,
-        groups=groups.count if groups else None,
-        classes=classes,
-        metrics={f"{split}/{key}": value for key, value in estimates.items()},
+        **shared_fields(
+            predictions,
+            subject,
+            config,
+            multi_label_metrics(probabilities, labels, predicted, groups=groups),
+            [row.expected for row in classwise],
+            calibration,
+            (pairs(probabilities, labels), pairs(before, labels)),
+            groups_of_pairs(groups, len(classes)),
+        ),
         by_label=classwise,
         unlabelled=int((labels.sum(axis=1) == 0).sum()),
         labels_per_image=float(labels.sum() / images),
@@ -327,23 +313,16 @@ def evaluate_label_sets(
         confident_false_negatives=shown(missed),
         missing_labels=shown(lacking),
         suspected_labels=len(lacking.images_M),
-        calibration=calibration.model_copy(update={"off": off}),
         thresholds=thresholds,
-        computed_by=computed_by,
-        reliability=reliability_of(pairs(probabilities, labels), groups=of_pairs),
-        uncalibrated_reliability=reliability_of(before, groups=of_pairs),
-        uncalibrated_ece=calibration_error_of(before, of_pairs),
         slices=_slices(predictions, config, groups),
-        undivided=undivided(predictions.table, config),
-        config=config,
     )
 
 
 def _slices(
-    predictions: LabelSetPredictions, config: EvaluationConfig, groups: ImageGroups | None
+    predictions: Predictions, config: EvaluationConfig, groups: ImageGroups | None
 ) -> tuple[LabelSetSlice, ...]:
     """Return the slices by each chosen column."""
-    labels_NK, predicted_NK = predictions.labels_NK, predictions.predicted_NK
+    labels_NK, predicted_NK = predictions.labels, predictions.predicted
     right_N = exact_matches(labels_NK, predicted_NK)
 
     def f1(chosen_N: Array) -> MetricEstimate:

@@ -10,8 +10,9 @@ import pandas as pd
 
 from patchline.pipeline.evaluation import predictions
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.predictions import Predictions, calibrated
+from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
+from patchline.pipeline.evaluation.tasks import SINGLE
 from tests.conftest import Run
 
 
@@ -49,11 +50,11 @@ def report_of(
     **settings: Any,
 ) -> EvaluationReport:
     """Return the report of such predictions, and save them as `predictions.parquet`."""
-    table, fit = calibrated(predicted_rows(classes, **settings), classes)
+    table, fit = SINGLE.calibrated(predicted_rows(classes, **settings), classes)
     file = Path("predictions.parquet")
     predictions.save(table, file)
     return evaluate(
-        Predictions.load(file, "test"),
+        Predictions.of(pd.read_parquet(file).query("split == 'test'")),
         ReportSubject(name="photos", classes=classes, split="test", data_fingerprint="0123abcd"),
         calibration=fit,
         config=config,

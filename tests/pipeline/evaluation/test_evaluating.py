@@ -13,16 +13,19 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation.__main__ import predict
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.paired_test import paired_difference
 from patchline.pipeline.evaluation.metrics.temperature import by_member, fit_temperature
 from patchline.pipeline.evaluation.prediction_job import EvaluationJob
-from patchline.pipeline.evaluation.predictions import Predictions, calibrated, image_groups
+from patchline.pipeline.evaluation.predictions import Predictions, image_groups
 from patchline.pipeline.evaluation.robustness import CorruptionJob
 from patchline.pipeline.evaluation.slices import slices
-from patchline.pipeline.evaluation.test_time_averaging import decided, decided_by_map
+from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE
+from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging, decided
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.packaging.__main__ import package
 from patchline.pipeline.packaging.job import PackagingJob
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.training.train_result import EnsembleResult
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import places, predicted_rows
@@ -34,15 +37,15 @@ def test_the_temperature_comes_from_the_validation_split() -> None:
     """It is fitted on the validation split alone; an ensemble's members have their own."""
     rows = predicted_rows(CLASSES, per_class=40)
     validation = (rows["split"] == "validation").to_numpy()
-    table, fit = calibrated(rows, CLASSES)
+    table, fit = SINGLE.calibrated(rows, CLASSES)
     logits = np.stack(list(rows["logits"]))[validation]
     labels = table["label_index"].to_numpy()[validation]
     assert fit == fit_temperature(logits, labels, groups=image_groups(rows[validation]))
     assert fit.images == 160
-    _, unknown = calibrated(rows[~validation], CLASSES)
+    _, unknown = SINGLE.calibrated(rows[~validation], CLASSES)
     assert (unknown.state, unknown.temperature) == ("not fitted", 1)
-    members = by_member((fit, fit))
-    assert calibrated(rows[~validation], CLASSES, members)[1] == members
+    ensemble = EnsembleResult(weights=Path(), calibrations=(fit, fit), seconds=1)
+    assert SINGLE.calibrated(rows, CLASSES, ensemble)[1] == by_member((fit, fit))
 
 
 @pytest.mark.parametrize("class_images", [(), (900, 60, 30, 10)])
@@ -50,7 +53,9 @@ def test_probabilities_are_the_logits_over_the_temperature(
     class_images: tuple[int, ...],
 ) -> None:
     """The table's probabilities of both splits come from its logits; a bias is added."""
-    table, fit = calibrated(predicted_rows(CLASSES, per_class=40), CLASSES, None, class_images)
+    table, fit = SINGLE.calibrated(
+        predicted_rows(CLASSES, per_class=40), CLASSES, None, class_images
+    )
     assert fit.temperature != 1
     assert len(fit.bias) == (4 if class_images else 0)
     logits = np.stack(list(table["logits"])).astype(np.float64)
@@ -88,13 +93,13 @@ def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run) -> None:
         device="cpu",
         file=Path("logits.parquet"),
         columns=("column:site",),
-        corrupted=CorruptionJob(images=3, seed=0, classes=classes),
+        corrupted=CorruptionJob(images=3, seed=0),
         tries_averaging=True,
     )
     predicted = predict(job, EventWriter(Path("events.jsonl")))
     assert predicted.robustness is not None
     assert predicted.robustness.images == 3  # of the test split
-    table, _ = calibrated(pd.read_parquet(job.file), classes)
+    table, _ = SINGLE.calibrated(pd.read_parquet(job.file), classes)
     assert "column:age" not in table
     found = slices(Predictions.of(table), EvaluationConfig(slices=("column:site",)))
     assert {part.value for part in found} == {"site 0", "site 1", "site 2"}
@@ -111,24 +116,27 @@ def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run) -> None:
     assert np.allclose(logits, expected, atol=1e-5)
 
 
-def _right(wrong: int) -> np.ndarray:
-    return np.arange(200) >= wrong
+def _decided(
+    wrong: int, wrong_together: int, groups: ImageGroups | None = None, images: int = 200
+) -> TestTimeAveraging:
+    right, right_together = (np.arange(images) >= each for each in (wrong, wrong_together))
+    return decided(paired_difference(right, right_together, groups))
 
 
 def test_only_a_significant_gain_is_worth_twice_the_cost() -> None:
     """Ten images more are; three more, or fewer, are not."""
-    found = decided(_right(20), _right(10))
+    found = _decided(20, 10)
     assert found.is_on
     assert "10 are correct only together with the mirror image and 0 only alone" in found.sentence()
     assert found.model_copy(update={"test": found.validation}).sentence().count("of 200") == 2
     untried = type(found)(state="not tried", why="mirror images show other classes")
     assert untried.sentence() == "not tried, because mirror images show other classes"
-    assert not decided(_right(20), _right(17)).is_on
-    assert not decided(_right(10), _right(20)).is_on
-    frames = decided(_right(20), _right(10), ImageGroups.of(np.arange(200) // 10))
+    assert not _decided(20, 17).is_on
+    assert not _decided(10, 20).is_on
+    frames = _decided(20, 10, ImageGroups.of(np.arange(200) // 10))
     assert not frames.is_on  # ten images of one video are one observation
     assert frames.sentence().startswith("off: of 200 validation images in 20 groups, 10 are")
-    assert decided(_right(0)[:0], _right(0)[:0]).state == "off"  # nothing is known
+    assert _decided(0, 0, images=0).state == "off"  # nothing is known
 
 
 def test_sets_of_labels_decide_by_map() -> None:
@@ -137,10 +145,10 @@ def test_sets_of_labels_decide_by_map() -> None:
     labels = (generator.random((200, 3)) < 0.3).astype(np.uint8)
     noise = generator.normal(size=(2, 200, 3))
     alone, together = labels + noise[0], labels + (noise[0] + noise[1]) / 2
-    found = decided_by_map(labels, alone, together)
+    found = decided(SEVERAL.paired(labels, alone, together, None))
     assert found.state == "on"
     assert "mAP is" in found.sentence()
-    assert decided_by_map(labels, alone, alone).state == "off"
+    assert decided(SEVERAL.paired(labels, alone, alone, None)).state == "off"
     assert type(found).model_validate_json(found.model_dump_json()) == found
 
 

@@ -10,11 +10,12 @@ import pytest
 from scipy.special import softmax
 from torch import nn
 
-from patchline.pipeline.evaluation.chosen_images import choose_images
+from patchline.pipeline.evaluation.chosen_images import chosen_images
 from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
 from patchline.pipeline.evaluation.galleries import confident_errors
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob
-from patchline.pipeline.evaluation.predictions import Predictions, calibrated
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.tasks import SINGLE
 from patchline.pipeline.training.train_result import EnsembleResult
 from tests.pipeline.evaluation.conftest import predicted_rows
 from tests.pipeline.evaluation.visual_guide.made_guides import CLASSES, SIDE, make_model
@@ -30,9 +31,9 @@ def test_the_surest_right_and_the_worst_wrong_test_image_are_chosen() -> None:
         "probability": [0.99, 0.6, 0.9, 0.7, 0.8],
         "row": range(10, 15),
     }
-    mixed = choose_images(pd.DataFrame(rows))
+    mixed = chosen_images(pd.DataFrame(rows), ())
     assert [(each.page, each.row) for each in mixed] == [("surest_right", 13), ("worst_wrong", 12)]
-    right = choose_images(pd.DataFrame({**rows, "predicted": "rose"}))
+    right = chosen_images(pd.DataFrame({**rows, "predicted": "rose"}), ())
     assert [(each.page, each.row) for each in right] == [("surest_right", 12)]
 
 
@@ -49,7 +50,7 @@ def test_the_average_of_calibrated_models_is_explained_without_another_temperatu
     rows = predicted_rows(CLASSES, per_class=40)
     _, description = make_model({"name": "vit", "depth": 1})
     _, alone = as_packaged(_job(tmp_path), description, rows)
-    fit = calibrated(rows, CLASSES)[1]
+    fit = SINGLE.calibrated(rows, CLASSES)[1]
     assert alone.temperature == fit.temperature != 1
     ensemble = EnsembleResult(weights=tmp_path, calibrations=(fit, fit), seconds=1)
     table, described = as_packaged(_job(tmp_path, ensemble), description, rows)
@@ -62,7 +63,7 @@ def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The log says why. A model that can be gets two pages, a test, and a map of each error."""
-    table, _ = calibrated(predicted_rows(CLASSES), CLASSES)
+    table, _ = SINGLE.calibrated(predicted_rows(CLASSES), CLASSES)
     model, description = make_model({"name": "vit", "depth": 1})
     images = np.zeros((len(table), SIDE, SIDE, 3), np.uint8)
     job = _job(Path("no"))
@@ -78,4 +79,4 @@ def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
     test = Predictions.of(table[table["split"] == "test"])
     assert list(found.maps()) == test.positions[confident_errors(test)[:5]].tolist()
     assert found.test is not None
-    assert found.test.images == len(test.labels_N)
+    assert found.test.images == len(test.labels)

@@ -12,7 +12,7 @@ from tests.pipeline.evaluation.conftest import random_predictions
 
 def _doubted_by_hand(predictions: Predictions) -> dict[int, float]:
     """Return doubtful places and margins, written out from the paper's definitions."""
-    table, labels = predictions.probabilities_NK, predictions.labels_N
+    table, labels = predictions.probabilities_NK, predictions.labels
     thresholds = {
         k: np.mean([p[k] for p, label in zip(table, labels, strict=True) if label == k])
         for k in set(labels)

@@ -9,6 +9,7 @@ from typing import Any
 from patchline.pipeline.evaluation.html_report import PagePictures, ReportPage, write_html
 from patchline.pipeline.evaluation.metrics.names import METRICS
 from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.evaluation.tasks import SINGLE
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import random_images, report_of
 from tests.pipeline.evaluation.pages import NASTY, Page, check_self_contained
@@ -25,7 +26,8 @@ def _html(
 ) -> str:
     page = page or ReportPage(title="photos: test report", facts={}, notes=(), settings={})
     images, file = random_images(2 * report.images, channels), Path("report.html")
-    write_html(report, page, PagePictures(images.__getitem__, **more), file)
+    pictures = PagePictures(images.__getitem__, **more)
+    write_html(report, SINGLE.parts(report, page, pictures.looked), page, pictures, file)
     return file.read_text(encoding="utf-8")
 
 

@@ -25,7 +25,7 @@ def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
     """No part needs a matrix of all classes; page and JSON stay small, and hold every confusion."""
     table, _ = made_table(CLASSES, IMAGES)
     predictions = Predictions.of(table)
-    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
+    probabilities, labels = predictions.probabilities_NK, predictions.labels
     tracemalloc.start()
     try:
         report = reported(predictions, CLASSES)
@@ -33,7 +33,7 @@ def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
             ComparisonSubject(
                 champion="a/1", challenger="a/2", classes=class_names(CLASSES), left_out={}
             ),
-            paths=predictions.paths,
+            paths=list(table["path"]),
             labels_N=labels,
             champion_NK=np.roll(probabilities, 1, axis=0),
             challenger_NK=probabilities,

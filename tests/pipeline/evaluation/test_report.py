@@ -41,7 +41,7 @@ def _evaluate(predictions: Predictions, **settings: Any) -> EvaluationReport:
 
 def _check(report: EvaluationReport, predictions: Predictions) -> None:
     """Compare a report with scikit-learn and with the functions that its parts come from."""
-    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
+    probabilities, labels = predictions.probabilities_NK, predictions.labels
     answers, classes = probabilities.argmax(axis=1), list(range(len(report.classes)))
     accuracy = reference.accuracy_score(labels, answers)
     assert report.metrics[f"{report.split}/accuracy"] == report.accuracy
@@ -56,7 +56,7 @@ def _check(report: EvaluationReport, predictions: Predictions) -> None:
     assert report.uncalibrated_ece == expected_calibration_error(before, labels)
     for image in (each for name in GALLERIES for each in getattr(report, name)):
         place = int(np.flatnonzero(predictions.positions == image.position)[0])
-        assert image.path == predictions.paths[place]
+        assert image.path == predictions.table["path"].iloc[place]
         assert image.label == report.classes[labels[place]]
         assert image.predicted == report.classes[answers[place]]
     assert len(report.most_confident_errors) == min(report.errors, 24)
@@ -67,7 +67,9 @@ def test_the_report_of_a_real_run_comes_out_again(finished_run: Run) -> None:
     """The run's report is that of its saved predictions, and its summary has the same metrics."""
     folder = Path(str(finished_run.summary["report"])).parent
     report = EvaluationReport.model_validate_json((folder / "report.json").read_text())
-    predictions = Predictions.load(folder / "predictions.parquet", "test")
+    predictions = Predictions.of(
+        pd.read_parquet(folder / "predictions.parquet").query("split == 'test'")
+    )
     _check(report, predictions)
     keys = ("name", "classes", "data_fingerprint", "calibration", "computed_by")
     again = _evaluate(predictions, **{key: getattr(report, key) for key in keys})
@@ -89,7 +91,7 @@ def test_the_report_of_any_predictions(count: int, num_classes: int, skill: floa
     report = _evaluate(predictions, calibration=fit, split="validation")
     _check(report, predictions)
     absent = [figures.name for figures in report.by_class if figures.images == 0]
-    missing = set(range(num_classes)) - set(predictions.labels_N.tolist())
+    missing = set(range(num_classes)) - set(predictions.labels.tolist())
     assert absent == [f"class {k}" for k in sorted(missing)]
 
 
@@ -118,7 +120,7 @@ def test_a_report_says_what_a_bias_costs_and_which_class_is_off() -> None:
 
 def test_no_image_at_all_is_an_error() -> None:
     """A split without images has no report."""
-    nothing = random_predictions(10, 3).of_split("train")
+    nothing = Predictions.of(random_predictions(10, 3).table[:0])
     with pytest.raises(DataError, match="no train image"):
         _evaluate(nothing, split="train")
 
@@ -169,13 +171,15 @@ def test_a_model_that_is_no_better_than_one_answer_is_said() -> None:
 
 def test_the_table_of_a_run_has_the_promised_columns(finished_run: Run) -> None:
     """Columns, classes and probabilities of a real run fit together."""
-    found = Predictions.load(Path(finished_run.summary["report"]).with_name("predictions.parquet"))
+    found = Predictions.of(
+        pd.read_parquet(Path(finished_run.summary["report"]).with_name("predictions.parquet"))
+    )
     table, probabilities = found.table, found.probabilities_NK
     assert (list(table), probabilities.shape) == ([*COLUMNS, "row", "logits"], (len(table), 3))
     assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
     assert [CLASSES[each] for each in probabilities.argmax(axis=1)] == list(table["predicted"])
     assert probabilities.max(axis=1) == pytest.approx(table["probability"].to_numpy())
-    assert [CLASSES[index] for index in found.labels_N] == list(table["label"])
+    assert [CLASSES[index] for index in found.labels] == list(table["label"])
     assert table["sha256"].str.len().eq(64).all()
 
 

@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.robustness import (
     VERSIONS,
-    CorruptionJob,
-    LabelSetRobustness,
     label_set_robustness,
-    robustness_of,
     scores_of_versions,
 )
 
@@ -44,11 +40,8 @@ def test_each_version_has_the_map_of_scikit_learn_however_images_are_grouped() -
     mAP is unknown.
     """
     images, labels = _data()
-    classes = ("a", "b", "c")
-    texts = [label_sets.encoded(classes[k] for k in np.flatnonzero(row)) for row in labels]
-    job = CorruptionJob(images=_IMAGES, seed=0, classes=classes)
-    found = robustness_of(_scores, images, texts, job, is_multi_label=True)
-    assert isinstance(found, LabelSetRobustness)
+    found = label_set_robustness(_scores, images, labels, 0)
+    assert found
     clean, *values = (
         average_precision_score(labels[:, :2], each[:, :2])
         for each in scores_of_versions(_scores, images, 0)
@@ -59,7 +52,7 @@ def test_each_version_has_the_map_of_scikit_learn_however_images_are_grouped() -
     figures = (found.clean.value, found.mean.value, found.loss.value)
     assert figures == pytest.approx((clean, mean, mean - clean), abs=1e-9)
     assert {"corrupted_mAP_loss", "corrupted_mAP/gaussian_noise"} < set(found.metrics)
-    assert robustness_of(_scores, images, ["[]"] * _IMAGES, job, is_multi_label=True) is None
+    assert label_set_robustness(_scores, images, 0 * labels, 0) is None
 
     calls: list[tuple[int, int]] = []
     groups = ImageGroups.of(np.arange(_IMAGES) // 10)

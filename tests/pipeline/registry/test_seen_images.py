@@ -19,6 +19,7 @@ from patchline.pipeline.data.seen_images import (
     seen_images_notes,
     with_seen_images,
 )
+from patchline.pipeline.evaluation.tasks import SINGLE
 from patchline.pipeline.models.provenance import Provenance, Published, SeenImages
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_evaluation import EvaluationChoices, select
@@ -44,7 +45,7 @@ def _records(
     if predictions is None:
         predictions = pd.DataFrame({"sha256": [], "probabilities": []})
     records = VersionRecords(ModelReference("x", "1", ""), "", {}, manifest, predictions, root)
-    records.__dict__.update(provenance=provenance or Provenance(), is_multi_label=False)
+    records.__dict__.update(provenance=provenance or Provenance(), task=SINGLE)
     return records
 
 

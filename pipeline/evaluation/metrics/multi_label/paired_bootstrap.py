@@ -54,6 +54,13 @@ class PairedMetric(FrozenModel):
     groups: int | None = None
     """Number of groups that the images form; None if these are independent."""
 
+    def mirrored(self, images: str) -> str:
+        """Return in words how images alone, a, compare with those with their mirror images, b."""
+        return (
+            f"on {images}, mAP is {self.b:.1%} together with the mirror image and {self.a:.1%} "
+            "alone"
+        )
+
 
 class ThresholdedScores(NamedTuple):
     """What a classifier says about N images."""
@@ -181,11 +188,6 @@ def _drawn_changes(labels_NK: Array, a_NK: Array, b_NK: Array, sample: Sample) -
         )
         changes.append(now_R - before_R)
     return np.concatenate(changes)
-
-
-def is_better(pair: PairedMetric, significance: float = 0.05) -> bool:
-    """Return whether b is better than a, with a p-value below `significance`."""
-    return pair.difference.value > 0 and pair.p_value < significance
 
 
 def two_sided(differences_R: Array) -> float:

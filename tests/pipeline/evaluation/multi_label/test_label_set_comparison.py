@@ -46,8 +46,9 @@ def _comparison(
             left_out={},
             groups_N=np.arange(images) // group_size,
         ),
-        labels_NK=labels,
-        answers=(answers[0], answers[1]),
+        [],
+        labels,
+        *answers,
     )
 
 

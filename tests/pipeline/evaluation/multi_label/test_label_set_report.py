@@ -12,30 +12,29 @@ from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, choose_images
+from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, chosen_labels
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.headline import headline_of
 from patchline.pipeline.evaluation.html_report import ReportPage
-from patchline.pipeline.evaluation.multi_label.judging import calibrated_label_sets
 from patchline.pipeline.evaluation.multi_label.label_set_report import (
     MultiLabelReport,
     evaluate_label_sets,
 )
 from patchline.pipeline.evaluation.prediction_job import Explanations
-from patchline.pipeline.evaluation.predictions import LabelSetPredictions
+from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import ReportSubject
+from patchline.pipeline.evaluation.tasks import SEVERAL
 from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
 from tests.pipeline.evaluation.pages import check_self_contained
 
 
 def _report(logits: pd.DataFrame) -> tuple[MultiLabelReport, pd.DataFrame]:
-    table, calibration, thresholds = calibrated_label_sets(logits, LABELS)
+    table, fit = SEVERAL.calibrated(logits, LABELS)
     report = evaluate_label_sets(
-        LabelSetPredictions.of(table[table["split"] == "test"], LABELS),
+        Predictions.of_label_sets(table[table["split"] == "test"], LABELS),
         ReportSubject(name="shapes", classes=LABELS, split="test", data_fingerprint="0" * 64),
-        calibration=calibration,
-        thresholds=thresholds,
+        fit,
     )
     return report, table
 
@@ -164,7 +163,7 @@ def _write(report: MultiLabelReport, table: pd.DataFrame, folder: Path, **more: 
     page = ReportPage(title="shapes: test report", facts={}, notes=(), settings={})
     pixels = np.random.default_rng(0).integers(0, 255, (len(table), 8, 8, 3), np.uint8)
     return write_report(
-        report, ReportContents(page, table, lambda row: pixels[row], **more), folder
+        SEVERAL, report, ReportContents(page, table, lambda row: pixels[row], **more), folder
     )
 
 
@@ -193,7 +192,7 @@ def test_the_wrong_label_of_an_image_is_explained_on_the_page() -> None:
     """That of the most probable wrong label; its map lies beside it, and pages are linked."""
     report, table = _report(logits_table(skill=1.0))
     first = report.confident_false_positives[0]
-    chosen = {each.page: each for each in choose_images(table, LABELS)}
+    chosen = {each.page: each for each in chosen_labels(table, LABELS)}
     assert chosen.keys() == {"surest_right", "worst_wrong"}
     assert (chosen["worst_wrong"].path, chosen["worst_wrong"].label) == (first.path, first.label)
     folder = Path("report")

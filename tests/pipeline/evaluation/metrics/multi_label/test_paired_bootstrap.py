@@ -12,9 +12,9 @@ from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
     PAIRED,
     ThresholdedScores,
-    is_better,
     paired_metrics,
 )
+from patchline.pipeline.evaluation.metrics.paired_test import is_better
 
 Array = np.ndarray[Any, Any]
 
