@@ -10,6 +10,7 @@ training. A real plan measures its own.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,13 +171,20 @@ def _model(settings: dict[str, Any]) -> str:
     return f"{model['embed_dim']} wide, {blocks}{kind}, {side} px"
 
 
+def steps_of(draft: Draft) -> int:
+    """Return the updates of the weights in the first fit."""
+    epochs = max(1.0, draft.length.epochs)
+    return round(epochs * math.ceil(draft.length.images_seen / epochs / draft.batch))
+
+
 def _long(decision: Draft, machine: Machine) -> str:
     """Return the length of the first fit, and how long all of them train."""
     fits = decision.fits
-    first = max(decision.length.seconds, decision.steps * machine.step_seconds)
+    steps = steps_of(decision)
+    first = max(decision.length.seconds, steps * machine.step_seconds)
     seconds = first * sum(fits) / fits[0]
     epochs = _number(decision.length.epochs)
-    return f"{epochs} epochs, {decision.steps:,} steps, {duration(seconds)}"
+    return f"{epochs} epochs, {steps:,} steps, {duration(seconds)}"
 
 
 def _number(value: float) -> str:

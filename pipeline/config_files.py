@@ -203,13 +203,18 @@ def _in_section(settings: Settings, section: str, key: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else None
 
 
-def dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return the keys of nested settings, such as `training.epochs`."""
-    keys = []
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> Settings:
+    """Return the values of nested settings by keys such as `training.epochs`."""
+    values: Settings = {}
     for key, value in settings.items():
         inner = isinstance(value, Mapping) and value
-        keys += dotted_keys(value, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
-    return keys
+        values |= dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return values
+
+
+def dotted_keys(settings: Mapping[str, Any]) -> list[str]:
+    """Return the keys of nested settings, such as `training.epochs`."""
+    return list(dotted(settings))
 
 
 def _assembled(settings: Settings, flags: Settings) -> Settings:

@@ -204,7 +204,6 @@ def _testing_seconds(whole: DryRun, rate: float) -> float:
     if config.training.trainable == "head":  # whose training computes the features of these, too
         return 0.0
     images = counts["validation"] + counts["test"]
-    speeds = whole.plan.facts.speeds if whole.plan else ()
-    if passes := next((each for each in speeds if each.candidate == FEATURES), None):
-        return images / passes.images_per_second
+    if whole.plan and (passes := whole.plan.facts.speed_of(FEATURES).images_per_second):
+        return images / passes
     return predicting_seconds(config, images, rate)

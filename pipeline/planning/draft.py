@@ -371,12 +371,6 @@ class Draft:
         parts = {"validation_plan": [[step, each] for step in at]} if each else {}
         return {"record": {"step_plan": [[0, 0.0, steps]], **parts}}
 
-    @property
-    def steps(self) -> int:
-        """Updates of the weights in the first fit."""
-        epochs = max(1.0, self.length.epochs)
-        return round(epochs * math.ceil(self.length.images_seen / epochs / self.batch))
-
     @cached_property
     def batch(self) -> int:
         """Images of a step, as set or planned: most with enough steps, overall and in an epoch."""

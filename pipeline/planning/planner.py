@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,14 +240,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     dump = config.model_dump(mode="json")
     sections = {name: dump[name] for name in _KEPT_SECTIONS}
     sections["data"] = {key: dump["data"][key] for key in _KEPT_OF_DATA}
-    return {key: _value(sections, key) for key in config_files.dotted_keys(sections)}
-
-
-def _value(settings: Mapping[str, Any], key: str) -> Any:
-    value: Any = settings
-    for part in key.split("."):
-        value = value[part]
-    return value
+    return config_files.dotted(sections)
 
 
 def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
@@ -344,25 +337,34 @@ def measuring_job(
         start: what the training starts from.
         teacher: folder of the model that predicts the training images, if there is one.
     """
-    if start == "unlabelled":
-        whole = _resolved(config, data, {})
-        return _job(config, data, [MeasuredCandidate(name=OWN, config=whole)])
+    settings = user_settings(config)
+    name, others = OWN, dict[str, Any]()
     if start == "published":
         # What needs all weights does not change the speed of their features.
         alone = {**recipe.OF_ALL_WEIGHTS, "trainable": "head"}
         record = {"extends": None, "teacher_sha256": None}
-        whole = _resolved(config, data, {"training": alone, "record": record})
-        features = MeasuredCandidate(name=FEATURES, config=whole, features_only=True)
-        return _job(config, data, [features], teacher)
-    settings = user_settings(config)
-    unmeasured = plan(facts, settings, start).settings
-    measured = [
-        MeasuredCandidate(
-            name=each.name, config=_resolved(config, data, {**unmeasured, **each.settings})
-        )
-        for each in drafted(facts, settings, start).measured_first
-    ]
-    return _job(config, data, measured, teacher)
+        name, others = FEATURES, {"training": alone, "record": record}
+    to_measure = {name: others}
+    if start not in ("published", "unlabelled"):
+        unmeasured, draft = plan(facts, settings, start).settings, drafted(facts, settings, start)
+        to_measure = {each.name: {**unmeasured, **each.settings} for each in draft.measured_first}
+    limit = config.training.time_limit
+    seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else _MOST_SECONDS
+    return MeasuringJob(
+        candidates=tuple(
+            MeasuredCandidate(
+                name=each,
+                config=_resolved(config, data, settings),
+                features_only=each == FEATURES,
+            )
+            for each, settings in to_measure.items()
+        ),
+        num_classes=len(data.classes),
+        images=data.training_images,
+        validation_images=data.counts["validation"],
+        teacher=teacher,
+        budget_seconds=min(_MOST_SECONDS, seconds),
+    )
 
 
 def _has_frozen_features(config: RunConfig) -> bool:
@@ -375,24 +377,6 @@ def _has_frozen_features(config: RunConfig) -> bool:
     if not reference:
         return False
     return recipe.is_published(str(reference)) or config.training.trainable != "all"
-
-
-def _job(
-    config: RunConfig,
-    data: IngestedData,
-    measured: list[MeasuredCandidate],
-    teacher: Path | None = None,
-) -> MeasuringJob:
-    limit = config.training.time_limit
-    seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else _MOST_SECONDS
-    return MeasuringJob(
-        candidates=tuple(measured),
-        num_classes=len(data.classes),
-        images=data.training_images,
-        validation_images=data.counts["validation"],
-        teacher=teacher,
-        budget_seconds=min(_MOST_SECONDS, seconds),
-    )
 
 
 def _resolved(config: RunConfig, data: IngestedData, settings: dict[str, Any]) -> RunConfig:

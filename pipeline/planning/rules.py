@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import Settings, merged
+from patchline.pipeline.config_files import Settings, dotted, merged
 from patchline.pipeline.planning import recipes, tiers
 from patchline.pipeline.planning.draft import (
     FULL_SIZE_FROM,
@@ -159,12 +159,10 @@ def _computed(draft: Draft) -> Settings:
 def _summary(draft: Draft, settings: Settings) -> tuple[str, ...]:
     """Return the plan in two lines, and whether the training is too short."""
     user, chosen = draft.user, draft.chosen
+    values = {**dotted(settings), **user.values}
 
     def value(key: str, default: object = "default") -> Any:
-        found: Any = settings
-        for part in key.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        return user.get(key, default if found is None else found)
+        return values.get(key, default)
 
     epochs, limit = epochs_in_words(draft.whole.epochs), user.get("training.time_limit")
     long = f"{limit}, about {epochs}" if limit else epochs

@@ -313,7 +313,7 @@ def images_per_second(facts: PlanFacts, tier: Tier, tiers: Sequence[Tier], name:
         return measured[name]
     measured_tiers = [each for each in tiers if measured.get(each.name)]
     if name == OWN or not measured_tiers:
-        return guessed(facts.machine, tier, facts)
+        return _guessed(tier, facts)
     for below, above in pairwise(measured_tiers):
         if tiers.index(below) < tiers.index(tier) < tiers.index(above):
             works = [_work(each, facts) for each in (below, tier, above)]
@@ -393,8 +393,9 @@ def _alone(measured: Speed) -> float:
     return 1 / max(_LEAST_SHARE_OF_TIME * seconds, seconds - 1 / measured.loaded_per_second)
 
 
-def guessed(machine: MachineFacts, tier: Tier, facts: PlanFacts) -> float:
+def _guessed(tier: Tier, facts: PlanFacts) -> float:
     """Return the speed of a tier on a machine where nothing was measured."""
+    machine = facts.machine
     flops = _ACCELERATOR_FLOPS.get(machine.device, _THREAD_FLOPS * machine.threads)
     return machine.times_as_fast * flops / (_FLOPS_PER_MAC * _work(tier, facts))
 

@@ -144,45 +144,46 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
     started = Published(facts.model_copy(update={"speeds": (speed,)}), UserSettings(user_settings))
     data, features = facts.data, started.feature_seconds
     took = f"the features of {data.images:,} images take about {duration(features)}"
-    if features > started.seconds:
-        why = f"{took}, more than the {duration(started.seconds)} that there are"
-        return Weighed(wins=False, features=features, why=why)
     without = f" ({dropped})" if (dropped := started.why_no_blocks()) else ""
-    if started.trainable != "head":
-        why = f"{took}, and there are images and time to train more than the head"
-        return Weighed(wins=True, features=features, why=why)
-    if unused := _among(user_settings, _OF_MORE_THAN_A_HEAD):
-        why = (
-            f"{took}, and no more than a head would be fitted on them, which ignores {unused}"
-            f"{without}: "
-            f"leave that out to use them, or set model.init{_what_they_bring(data)}"
-        )
-        return Weighed(wins=False, features=features, why=why)
-    number = data.images_per_class
-    per_class = f"with {number:,.0f} training images per {data.class_word}"
-    if number < _FEW_FOR_A_CLASS:
-        why = f"{took}, and {per_class} a head on them is better than a network from scratch"
-        return Weighed(wins=True, features=features, why=why)
-    why = (
-        f"{took}, and {per_class} a head on them is no better than a network from scratch{without}"
+    number, unused = data.images_per_class, _among(user_settings, _OF_MORE_THAN_A_HEAD)
+    few = f"and with {number:,.0f} training images per {data.class_word} a head on them is"
+    rules = (
+        (
+            features > started.seconds,
+            False,
+            f"more than the {duration(started.seconds)} that there are",
+        ),
+        (
+            started.trainable != "head",
+            True,
+            "and there are images and time to train more than the head",
+        ),
+        (
+            unused,
+            False,
+            (
+                f"and no more than a head would be fitted on them, which ignores {unused}"
+                f"{without}: "
+                f"leave that out to use them, or set model.init{_what_they_bring(data)}"
+            ),
+        ),
+        (number < _FEW_FOR_A_CLASS, True, f"{few} better than a network from scratch"),
+        (True, False, f"{few} no better than a network from scratch{without}"),
     )
-    return Weighed(wins=False, features=features, why=why)
+    wins, why = next((wins, why) for applies, wins, why in rules if applies)
+    return Weighed(wins, features, f"{took}, {why}")
 
 
-def choose(
-    request: WeightsRequest, workspace: Path, measure: Measure, there: WeightsSearch | None = None
-) -> WeightsChoice:
+def choose(request: WeightsRequest, workspace: Path, measure: Measure) -> WeightsChoice:
     """Return the weights that a run starts from.
 
     Args:
         request: the run, without initial weights.
         workspace: the folder `.patchline`.
         measure: measures the speed of features.
-        there: what is at hand; by default, that is looked up.
     """
     facts, settings = request.facts, request.settings
-    if there is None:
-        there = local_weights.search(request.config.name or request.data.name)
+    there = local_weights.search(request.config.name or request.data.name)
     if not (there.weights or there.registered):
         return WeightsChoice(reasons=(*_what_would_help(facts.data), *there.passed))
     if asked := _needs_scratch(settings):
