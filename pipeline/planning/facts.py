@@ -84,10 +84,6 @@ class DataFacts(FrozenModel):
         """`class`, or `label` of sets."""
         return "class" if self.labels_per_image is None else "label"
 
-    def has_per_class(self, images: float) -> bool:
-        """Return whether each class or label has as many training images on average."""
-        return self.images_per_class >= images
-
     @property
     def images_per_class(self) -> float:
         """Mean number of training images with each class or label."""

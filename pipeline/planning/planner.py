@@ -40,11 +40,10 @@ from patchline.pipeline.planning.published import FEATURES
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import OWN
 from patchline.pipeline.planning.weights_choice import (
+    SUITABLE,
     WeightsChoice,
     WeightsRequest,
     choose,
-    may_choose,
-    suits,
 )
 from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
@@ -85,17 +84,10 @@ def measured_apart(job: MeasuringJob, workspace: Path) -> Measurement:
 
 
 def may_choose_weights(config: RunConfig) -> bool:
-    """Return whether the plan may choose initial weights, as far as the settings say."""
-    return may_choose(config, user_settings(config), labelled=uses_labels(config))
-
-
-def _weights_request(config: RunConfig, data: IngestedData) -> WeightsRequest:
-    return WeightsRequest(config, data, plan_facts(config, data), user_settings(config))
-
-
-def wants_weights(config: RunConfig, data: IngestedData) -> bool:
-    """Return whether trained weights may help with these images."""
-    return suits(plan_facts(config, data).data)
+    """Return whether the plan may choose weights: the user has set neither them nor a model."""
+    models = {key for key in user_settings(config) if key.startswith("model.")} - {*SUITABLE}
+    taught = config.training.teacher is not None  # by a model that knows more than weights would
+    return config.preset is not None and uses_labels(config) and not models and not taught
 
 
 def weights_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
@@ -128,7 +120,8 @@ def choose_weights(config: RunConfig, data: IngestedData, workspace: Path) -> We
         job = measuring_job(follows, data, facts, _start(follows, None))
         return measured_apart(job, workspace)
 
-    return choose(_weights_request(config, data), workspace, measure)
+    request = WeightsRequest(config, data, plan_facts(config, data), user_settings(config))
+    return choose(request, workspace, measure)
 
 
 def planned(

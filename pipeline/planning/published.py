@@ -259,7 +259,7 @@ class Published:
         user, machine, length = self.user, self.facts.machine, self.last_blocks
         spread = user.get("training.processes", 1) > 1 and machine.machines > 1
         on_objects = spread and machine.cache_gib is not None
-        if on_objects or not self.facts.data.has_per_class(_FEWEST_IMAGES_OF_BLOCKS):
+        if on_objects or self.facts.data.images_per_class < _FEWEST_IMAGES_OF_BLOCKS:
             return False
         if "training.epochs" in user and not user.seconds:
             return length.token_seconds + length.seconds <= self.seconds
@@ -276,7 +276,7 @@ class Published:
 
     @property
     def _has_enough_images(self) -> bool:
-        return self.facts.data.has_per_class(_FEWEST_IMAGES)
+        return self.facts.data.images_per_class >= _FEWEST_IMAGES
 
     # -- in words ------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class Published:
             return f"with {repeated}, only the head is fitted unless training.trainable is set"
         too_few = {_FEWEST_IMAGES_OF_BLOCKS: "more than the head", _FEWEST_IMAGES: "all weights"}
         for fewest, more in too_few.items():
-            if not data.has_per_class(fewest):
+            if data.images_per_class < fewest:
                 return f"fewer than {fewest} per {data.class_word}, too few to train {more}"
         if not self._fits_memory:
             return self._why_memory

@@ -14,6 +14,7 @@ length, with a low learning rate.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from patchline.pipeline.planning.draft import (
     drafted,
 )
 from patchline.pipeline.planning.facts import Plan, PlanFacts
-from patchline.pipeline.planning.published import FEATURES, STEP, shorter
+from patchline.pipeline.planning.published import FEATURES, STEP, Published, shorter
 from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
 from patchline.pipeline.training.initial_weights import recipe
 
@@ -63,7 +64,7 @@ _ALL: tuple[Start, ...] = (*_OWN, *_PUBLISHED, "unlabelled")
 class Rule(NamedTuple):
     """One decision of a plan; it is left out where the user has decided all that it sets."""
 
-    when: Callable[[Draft], object]
+    when: Callable[[Draft], object] = lambda _: True
     """Whether it applies."""
     sets: Callable[[Draft], Settings] = lambda _: {}
     """Settings, nested like a config file; a rule before it wins."""
@@ -93,17 +94,13 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any], start: Start = "ran
     published = draft.published if start == "published" else None
     return Plan(
         settings=settings,
-        summary=_summary(draft, settings),
+        summary=tuple(filter(None, _summary(draft, settings))),
         reasons=tuple(filter(None, reasons)),
         images_per_second=(published or draft.length).images_per_second,
         seconds_before=published.seconds_before if published else 0.0,
         facts=draft.facts,
         candidate="" if published else draft.chosen.name,
     )
-
-
-def _always(_: Draft) -> bool:
-    return True
 
 
 def _is_averaged(draft: Draft) -> bool:
@@ -159,77 +156,71 @@ def _computed(draft: Draft) -> Settings:
 def _summary(draft: Draft, settings: Settings) -> tuple[str, ...]:
     """Return the plan in two lines, and whether the training is too short."""
     user, chosen = draft.user, draft.chosen
-    values = {**dotted(settings), **user.values}
-
-    def value(key: str, default: object = "default") -> Any:
-        return values.get(key, default)
-
+    values = defaultdict(lambda: "default", {**dotted(settings), **user.values})
     epochs, limit = epochs_in_words(draft.whole.epochs), user.get("training.time_limit")
     long = f"{limit}, about {epochs}" if limit else epochs
     if draft.start == "unlabelled":
         model = f"{user.get('model.name', _DEFAULTS.model.name)}, as set or by default"
         of = "that of the initial weights" if user.get("model.init") else model
-        rate = value(RATE, _DEFAULTS.optimizer.learning_rate)
-        name = value("optimizer.name", _DEFAULTS.optimizer.name)
+        rate = values.get(RATE, _DEFAULTS.optimizer.learning_rate)
+        name = values.get("optimizer.name", _DEFAULTS.optimizer.name)
         return f"model: {of}", f"pre-training without labels: {long}, {name} at {rate:g}"
     if draft.start == "published":
-        return _of_published(draft, value, is_limited="record" in settings)
-    model = f"{value('model.name', 'vit')}"
+        return _of_published(draft.published, values)
+    model = f"{values.get('model.name', 'vit')}"
     if user.leaves_model:
-        depth = value("model.depth")
-        model += f" {value('model.embed_dim')} wide, {counted(depth, 'block')}"
-    embedding = value("model.patch_embedding.name", "the default")
+        depth = values["model.depth"]
+        model += f" {values['model.embed_dim']} wide, {counted(depth, 'block')}"
+    embedding = values.get("model.patch_embedding.name", "the default")
     if user.leaves_embedding:
         patch = chosen.tier.patch_size
-        halved = value("model.patch_embedding.num_halvings", 0)
+        halved = values.get("model.patch_embedding.num_halvings", 0)
         count = (chosen.side // patch) ** 2 if patch else tiers.tokens(chosen.side, halved)
         embedding = f"{embedding} ({count} tokens)"
     training = (
-        f"training: {long}, batch {value('training.batch_size')}, "
-        f"{value('optimizer.name')} at {value(RATE)}, "
-        f"{value('optimizer.schedule')} schedule, "
-        f"{value('augmentation.name', 'light')} augmentation"
+        f"training: {long}, batch {values['training.batch_size']}, "
+        f"{values['optimizer.name']} at {values[RATE]}, "
+        f"{values['optimizer.schedule']} schedule, "
+        f"{values.get('augmentation.name', 'light')} augmentation"
     )
     pixels = f"{chosen.side}x{chosen.side} pixels"
-    too_short = _too_short(draft) if draft.start == "random" else ()
-    return f"model: {model}; {embedding} embedding of {pixels}", training, *too_short
+    return f"model: {model}; {embedding} embedding of {pixels}", training, _too_short(draft)
 
 
-def _of_published(draft: Draft, value: Callable[..., Any], *, is_limited: bool) -> tuple[str, str]:
+def _of_published(published: Published, values: Settings) -> tuple[str, str]:
     """Return the plan of published weights in two lines."""
-    side, limit = value("data.image_size", 0), value("training.time_limit", "")
+    side, limit = values.get("data.image_size"), values.get("training.time_limit")
     pixels = f", for images of {side}x{side} pixels" if side else ""
     model = f"model: that of the initial weights{pixels}"
-    if draft.published.part is None:
+    if published.trainable == "head":
         return model, "training: the head alone, on features that are computed once"
-    long = epochs_in_words(value("training.epochs"))
+    long = epochs_in_words(values["training.epochs"])
     if limit:
-        most = value("training.max_epochs", 0)
+        most = values["training.max_epochs"]
         long = limit + (f", at most {counted(most, 'epoch')}" if most else "")
-    elif is_limited:
-        long = f"{max(1, round(draft.published.part.updates)):,} steps"
+    elif knots := values.get("record.step_plan"):
+        long = f"{knots[-1][-1]:,} steps"
     first = {
         "head_then_all": "the head, then all weights",
-        "last_blocks": f"the head, then the last {counted(draft.published.blocks, 'block')}",
-    }.get(draft.published.trainable, "all weights")
-    decay = value("optimizer.layer_decay")
-    return model, f"training: {first} for {long}, learning rate {value(RATE)}, layer decay {decay}"
+        "last_blocks": f"the head, then the last {counted(published.blocks, 'block')}",
+    }.get(published.trainable, "all weights")
+    rate, decay = values[RATE], values["optimizer.layer_decay"]
+    return model, f"training: {first} for {long}, learning rate {rate}, layer decay {decay}"
 
 
-def _too_short(draft: Draft) -> tuple[str, ...]:
-    """Return a sentence if the weights are updated too rarely for a good model."""
+def _too_short(draft: Draft) -> str:
+    """Return a sentence if random weights are updated too rarely for a good model."""
     steps = math.ceil(draft.fits[0] / draft.batch) * draft.length.epochs
-    if steps >= _FEWEST_STEPS:
-        return ()
+    if steps >= _FEWEST_STEPS or draft.start != "random":
+        return ""
     remedy = "a longer training.time_limit" if draft.user.length_is_set else "a longer preset"
     if draft.user.get("training.epochs"):
         remedy = "more training.epochs"
-    words = (
+    return (
         f"too short: about {_number(steps)} updates of the weights, but a model from random "
         f"weights needs at least {_FEWEST_STEPS}: choose {remedy}, or pre-trained weights "
         "(model.init)"
     )
-    return (words,)
 
 
 def _why_encoder(draft: Draft) -> str:
@@ -341,8 +332,8 @@ def _why_computed(draft: Draft) -> str:
 
 def _why_loss(draft: Draft) -> str:
     """Return how sets of labels are learned, and what is planned as for one label."""
-    is_set, losses = draft.own.get("training.loss"), {"asymmetric": "the asymmetric loss"}
-    loss = losses.get(is_set, "binary cross-entropy")
+    is_set = draft.own.get("training.loss")
+    loss = "the asymmetric loss" if is_set == "asymmetric" else "binary cross-entropy"
     return (
         f"an image may have several labels or none: {loss} of each label{' as set' * bool(is_set)} "
         "(training.loss), and the weights with the best validation mAP; model, length and "
@@ -364,31 +355,29 @@ def _number(value: float) -> str:
 
 RULES = (
     Rule(
-        _always,
-        lambda d: {"optimizer": {"learning_rate": d.user.get(RATE)}},
+        sets=lambda d: {"optimizer": {"learning_rate": d.user.get(RATE)}},
         starts=("encoder",),
     ),
-    Rule(_always, why=_why_encoder, starts=("encoder",)),
-    Rule(_always, why=_why_warm, starts=("classifier",)),
+    Rule(why=_why_encoder, starts=("encoder",)),
+    Rule(why=_why_warm, starts=("classifier",)),
     Rule(
         lambda d: d.user.get("model.init"),
         lambda _: {"optimizer": recipe.WARM_START["optimizer"]},
         starts=("unlabelled",),
     ),
-    Rule(_always, why=lambda d: d.published.why_measured(), starts=_PUBLISHED),
-    Rule(_always, why=lambda d: d.published.why_trainable(), starts=_PUBLISHED),
-    Rule(_always, lambda d: d.published.settings(), starts=_PUBLISHED),
-    Rule(_always, why=lambda d: d.published.why_no_more(), starts=_PUBLISHED),
-    Rule(_always, why=_why_model),
-    Rule(_always, lambda d: d.chosen.settings),
-    Rule(_always, Draft.length_settings, _why_length, (*_OWN, "unlabelled")),
+    Rule(why=lambda d: d.published.why_measured(), starts=_PUBLISHED),
+    Rule(why=lambda d: d.published.why_trainable(), starts=_PUBLISHED),
+    Rule(sets=lambda d: d.published.settings(), starts=_PUBLISHED),
+    Rule(why=lambda d: d.published.why_no_more(), starts=_PUBLISHED),
+    Rule(why=_why_model),
+    Rule(sets=lambda d: d.chosen.settings),
+    Rule(sets=Draft.length_settings, why=_why_length, starts=(*_OWN, "unlabelled")),
     Rule(
-        _always,
-        lambda d: d.repeated and {"training": d.repeated},
-        _why_repeated,
-        ("random", "published"),
+        sets=lambda d: d.repeated and {"training": d.repeated},
+        why=_why_repeated,
+        starts=("random", "published"),
     ),
-    Rule(_always, why=lambda d: d.published.why_no_blocks(), starts=_PUBLISHED),
+    Rule(why=lambda d: d.published.why_no_blocks(), starts=_PUBLISHED),
     Rule(_is_averaged, lambda _: {"training": {"average_last": _AVERAGED}}, _why_averaged),
     Rule(lambda d: d.facts.teacher_seconds, why=_why_teacher, starts=_OWN + _PUBLISHED),
     Rule(
@@ -397,7 +386,7 @@ RULES = (
         lambda d: recipes.augmentation(d)[1],
     ),
     Rule(lambda d: d.is_mixed, lambda _: {"training": {"mixup": 0.2, "cutmix": 1.0}}),
-    Rule(_always, why=_why_mirrored),
+    Rule(why=_why_mirrored),
     Rule(
         lambda d: _loader(d)[0],
         lambda d: {"data": {"workers": _loader(d)[0]}},
@@ -413,14 +402,13 @@ RULES = (
         lambda d: d.begins_smaller,
         lambda _: {"training": {"initial_image_scale": SMALLER, "full_size_from": FULL_SIZE_FROM}},
     ),
-    Rule(_always, lambda d: {"optimizer": recipes.optimizer(d)}),
+    Rule(sets=lambda d: {"optimizer": recipes.optimizer(d)}),
     Rule(
         _stochastic_depth,
         lambda d: {"model": {"stochastic_depth": recipes.regularisation(d)[1]}},
     ),
     Rule(
-        _always,
-        lambda d: {
+        sets=lambda d: {
             "training": {"batch_size": d.batch, "ema_decay": recipes.regularisation(d)[0]},
         },
     ),

@@ -40,7 +40,7 @@ other classes brought 10 points with 500 (docs/reference/performance.md, "Pre-tr
 classes"). Of each image, the digests of its file and of its pixels are recorded."""
 _FLOPS_OF_A_THREAD = 5e11
 """More than any CPU core computes; what would take too long even so is not measured."""
-_SUITABLE = (
+SUITABLE = (
     *("training.time_limit", "training.folds", "training.refit", "training.trainable"),
     *("training.class_weights", "training.sampling", "training.device", "training.threads"),
     *("training.precision", "training.processes", "training.compile", "data.image_size"),
@@ -114,19 +114,6 @@ Measure = Callable[[RunConfig], Measurement]
 """Measures how many images pass through the model of a config in a second, without gradients."""
 
 
-def may_choose(config: RunConfig, user_settings: Mapping[str, Any], *, labelled: bool) -> bool:
-    """Return whether the plan may choose weights: the user has set neither them nor a model.
-
-    Args:
-        config: with its preset, if there is one.
-        user_settings: what the user has set, by dotted key.
-        labelled: whether the objective uses labels.
-    """
-    models = [key for key in user_settings if key.startswith("model.") and key not in _SUITABLE]
-    taught = config.training.teacher is not None  # by a model that knows more than weights would
-    return config.preset is not None and labelled and not models and not taught
-
-
 def suits(data: DataFacts) -> bool:
     """Return whether the images are such that trained weights may help."""
     return bool(data.classes) and not data.greyscale and data.median_side >= FEWEST_PIXELS
@@ -190,7 +177,8 @@ def choose(request: WeightsRequest, workspace: Path, measure: Measure) -> Weight
         name = there.weights[0].reference if there.weights else there.registered[0]
         why = f"weights at hand are not used, because {asked} is set: --model.init {name} uses them"
         return WeightsChoice(reasons=(f"{why}{_what_they_bring(facts.data)}",))
-    worth_trying = _worth_trying(there, facts, settings)
+    available = Published(facts, UserSettings(settings)).seconds
+    worth_trying = _worth_trying(there, facts, available)
     if there.weights and not worth_trying and not there.registered:
         smallest = there.weights[-1].reference
         why = f"weights at hand are not used: even {smallest} is too large for the time or memory"
@@ -205,7 +193,7 @@ def choose(request: WeightsRequest, workspace: Path, measure: Measure) -> Weight
             measured = measured and not outcome.failed
             continue
         won.append(outcome)
-        if outcome[0].features <= _SHARE_FOR_FEATURES * _seconds(facts, settings):
+        if outcome[0].features <= _SHARE_FOR_FEATURES * available:
             break
     if won:
         choice = min(won, key=lambda each: each[0].features)[1]
@@ -309,12 +297,9 @@ def _why_known(reference: str, before: SeenBefore) -> str:
     )
 
 
-def _worth_trying(
-    there: WeightsSearch, facts: PlanFacts, user_settings: Mapping[str, Any]
-) -> list[WeightsAtHand]:
-    """Return the largest files that may fit into the time and the memory."""
+def _worth_trying(there: WeightsSearch, facts: PlanFacts, available: float) -> list[WeightsAtHand]:
+    """Return the largest files that may fit into the seconds and the memory."""
     machine, every = facts.machine, facts.data.images
-    available = _seconds(facts, user_settings)
     flops = _FLOPS_OF_A_THREAD * machine.threads if machine.device == "cpu" else math.inf
     memory = machine.memory_gib * 2**30
     return [
@@ -328,7 +313,7 @@ def _worth_trying(
 
 def _needs_scratch(user_settings: Mapping[str, Any]) -> str:
     """Return the settings that ask for a network from scratch, if there are any."""
-    suitable = {*_SUITABLE, *_OF_MORE_THAN_A_HEAD}
+    suitable = {*SUITABLE, *_OF_MORE_THAN_A_HEAD}
     keys = [key for key in user_settings if key not in suitable and not key.startswith("data.")]
     return _among(user_settings, keys)
 
@@ -336,10 +321,6 @@ def _needs_scratch(user_settings: Mapping[str, Any]) -> str:
 def _among(user_settings: Mapping[str, Any], keys: Collection[str]) -> str:
     """Return the settings that are among some, in words."""
     return ", ".join(key for key in sorted(user_settings) if key in keys)
-
-
-def _seconds(facts: PlanFacts, user_settings: Mapping[str, Any]) -> float:
-    return Published(facts, UserSettings(user_settings)).seconds
 
 
 # -- in words ----------------------------------------------------------------------------------
@@ -358,10 +339,6 @@ def _why_chosen(weights: WeightsAtHand, start: StartingPoint, weighed: Weighed) 
     )
 
 
-def _are_few_photographs(data: DataFacts) -> bool:
-    return are_few_photographs(data.training_images, data.median_side)
-
-
 def are_few_photographs(images: int, median_side: float) -> bool:
     """Return whether images are so few and so large that trained weights help most.
 
@@ -374,12 +351,14 @@ def are_few_photographs(images: int, median_side: float) -> bool:
 
 def _what_they_bring(data: DataFacts) -> str:
     """Return a warning that belongs to a reason for random weights; empty with many images."""
-    return ". Few photographs gain most from them" * _are_few_photographs(data)
+    return ". Few photographs gain most from them" * are_few_photographs(
+        data.training_images, data.median_side
+    )
 
 
 def _what_would_help(data: DataFacts) -> list[str]:
     """Return what weights usually bring, if the images are few photographs."""
-    if not _are_few_photographs(data):
+    if not are_few_photographs(data.training_images, data.median_side):
         return []
     why = "no pre-trained weights are at hand, which few photographs gain most from"
     return [f"{why}: add --model.init {weights_to_fetch()} --download"]

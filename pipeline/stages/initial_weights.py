@@ -13,7 +13,7 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
 from patchline.pipeline.data.symmetry.assumed_symmetries import notes_on_mirroring_weights
 from patchline.pipeline.planning import planner
-from patchline.pipeline.planning.weights_choice import WeightsChoice
+from patchline.pipeline.planning.weights_choice import WeightsChoice, suits
 from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.initial_weights.starting_point import (
     StartingPoint,
@@ -47,7 +47,7 @@ class ChooseWeightsStage(Stage[ChooseWeightsInputs, WeightsChoice]):
 
     def is_needed(self, context: Context, inputs: ChooseWeightsInputs) -> bool:
         """Return whether trained weights may help: not with thumbnails and greyscale images."""
-        return planner.wants_weights(context.config, inputs.data)
+        return suits(planner.plan_facts(context.config, inputs.data).data)
 
     def title(self, context: Context, inputs: ChooseWeightsInputs) -> str:
         """Return what is looked for."""

@@ -28,7 +28,6 @@ from patchline.pipeline.planning.weights_choice import (
     WeightsChoice,
     WeightsRequest,
     choose,
-    may_choose,
     suits,
     weigh,
 )
@@ -119,8 +118,9 @@ def test_a_model_or_weights_of_the_user_stand() -> None:
         assert config.model.init is None
         assert planner.may_choose_weights(config) is allowed, flags
     without = requested("photos", preset_name="none", flags={})
-    assert not may_choose(without, {}, labelled=True)
-    assert not may_choose(config, {}, labelled=False)
+    assert not planner.may_choose_weights(without)
+    unlabelled = requested("photos", flags={"objective": {"name": "mae"}})
+    assert not planner.may_choose_weights(unlabelled)
 
 
 @pytest.fixture(scope="module")
