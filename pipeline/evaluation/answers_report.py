@@ -29,7 +29,7 @@ from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, prop
 from patchline.pipeline.evaluation.predictions import Predictions, groups_of, image_groups
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import AnswerRules, SetThreshold
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Array = np.ndarray[Any, Any]
@@ -222,7 +222,7 @@ def checked_answers(
 
 def save_reference(reference: ReferenceFeatures, file: Path) -> None:
     """Write the reference features as a package has them."""
-    with replacing(file) as temporary, temporary.open("wb") as opened:
+    with open_replacing(file) as opened:
         np.savez(
             opened,
             allow_pickle=False,

@@ -25,7 +25,7 @@ from patchline.pipeline.evaluation.visual_guide.explaining import (
     write_guide,
 )
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def _error_maps(
         else label_maps(model, description, pixels, labels)
     )
     file = folder / _MAPS_FILE
-    with replacing(file) as temporary, temporary.open("wb") as opened:
+    with open_replacing(file) as opened:
         np.savez(opened, positions=worst.index.to_numpy(np.int64), maps=maps.maps_Bhw)
     return Explanations(maps_file=file, maps_kind=maps.kind)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 
 Array = np.ndarray[Any, Any]
 REFERENCE_IMAGES_FILE = "reference_images.npz"
@@ -99,7 +99,7 @@ def save_reference_images(reference: ReferenceImages, file: Path) -> None:
         "are_alike": reference.are_alike,
     }
     units = {} if reference.units_M is None else {"units": reference.units_M.astype(np.int64)}
-    with replacing(file) as temporary, temporary.open("wb") as opened:
+    with open_replacing(file) as opened:
         np.savez(
             opened,
             allow_pickle=False,

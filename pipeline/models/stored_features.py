@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 
 Array = np.ndarray[Any, Any]
 
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 def save_features(file: Path, features: Mapping[int, Array]) -> None:
     """Write the features (D) of some images, by their row."""
     rows, values = list(features), np.stack(list(features.values())).astype(np.float32)
-    with replacing(file) as temporary, temporary.open("wb") as opened:
+    with open_replacing(file) as opened:
         np.savez(opened, allow_pickle=False, rows=np.array(rows, np.int64), features=values)
 
 

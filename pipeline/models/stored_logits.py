@@ -26,7 +26,7 @@ from patchline.pipeline.models.inference import (
 )
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.stored_features import load_features, save_features
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
 
@@ -65,7 +65,7 @@ def save_logits(
     """
     if precision != "float32" or device != "cpu":
         return
-    with replacing(folder / _FILE) as temporary, temporary.open("wb") as opened:
+    with open_replacing(folder / _FILE) as opened:
         np.save(opened, logits_NK.astype(np.float32), allow_pickle=False)
     if features:
         save_features(folder / _FEATURES_FILE, features)

@@ -32,7 +32,7 @@ import torch
 from patchline.pipeline.data.batches.batch_order import BatchOrder, row_of
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.training.training_data import TrainingData
-from patchline.pipeline.workspace.files.atomic_files import replacing, write_text
+from patchline.pipeline.workspace.files.atomic_files import open_replacing, write_text
 
 
 class Diverged(Exception):  # noqa: N818 - an outcome that the loop handles
@@ -137,7 +137,7 @@ def save_batch(diverged: Diverged, data: TrainingData, order: BatchOrder, folder
     batches = data.batches(again, workers=0, device=torch.device("cpu"))
     images_BHWC, targets = next(iter(batches))
     arrays, description = batch_files(diverged, folder)
-    with replacing(arrays) as temporary, temporary.open("wb") as opened:
+    with open_replacing(arrays) as opened:
         np.savez_compressed(opened, images=images_BHWC.numpy(), labels=targets.numpy())
     content = {
         "step": diverged.step + 1,

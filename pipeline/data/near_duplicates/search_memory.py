@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from patchline.pipeline.data.manifests.scanning import digest_of_root
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.workspace import workspace_of
 
@@ -71,6 +71,6 @@ class SearchMemory:
 
     def keep(self, keys_N: Array, pairs: Array) -> None:
         """Remember that these images have been compared, and their pairs of places (2, P)."""
-        with replacing(self.file) as temporary, temporary.open("wb") as opened:
+        with open_replacing(self.file) as opened:
             np.savez(opened, keys=keys_N, pairs=pairs)
         workspace_of(self.file).send_file(self.file)

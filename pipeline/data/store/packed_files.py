@@ -34,7 +34,7 @@ from patchline.pipeline.data.store.store_shards import (
     StoreSpec,
 )
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.workspace.files.atomic_files import replacing, write_text
+from patchline.pipeline.workspace.files.atomic_files import open_replacing, write_text
 from patchline.pipeline.workspace.files.resumable_work import FinishedPieces, Piece
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 
@@ -59,7 +59,7 @@ class PackedFiles(StoreShards):
         sizes = [len(image) for image in images]
         first = (len(images) + 1) * _OFFSET.itemsize
         offsets = np.cumsum([first, *sizes], dtype=_OFFSET)
-        with replacing(self.file_of(shard)) as temporary, temporary.open("wb") as opened:
+        with open_replacing(self.file_of(shard)) as opened:
             opened.write(offsets.tobytes())
             for image in images:
                 opened.write(image)

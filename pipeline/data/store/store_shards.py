@@ -19,7 +19,7 @@ import numpy as np
 
 from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from patchline.pipeline.data.reading.resizing import ResizePolicy
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.resumable_work import FinishedPieces, Piece, ResumableArray
 
 SHARD_BYTES = 1 << 26
@@ -89,7 +89,7 @@ class StoreShards(ABC):
     def begin(self, contents: Contents, incomplete: Iterable[Piece]) -> None:
         """Record what the store is made of, and forget the incomplete shards."""
         self._begin([shard for shard in self.shards() if shard not in set(incomplete)])
-        with replacing(self.folder / CONTENTS_FILE) as temporary, temporary.open("wb") as opened:
+        with open_replacing(self.folder / CONTENTS_FILE) as opened:
             np.save(opened, contents, allow_pickle=False)
 
     def rows_of_a_shard(self) -> int:

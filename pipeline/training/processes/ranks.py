@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
@@ -90,7 +90,7 @@ def _copy(ranks: RankGroup, file: Path, size: int, *, writes: bool) -> None:
             pass
         return
     make_folder(file.parent)
-    with replacing(file) as temporary, temporary.open("wb") as opened:
+    with open_replacing(file) as opened:
         for piece in pieces:
             opened.write(piece)
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace.files.workspace_folder import make_folder, make_private_file
@@ -41,6 +42,13 @@ def replacing(target: Path) -> Iterator[Path]:
                 shutil.rmtree(temporary, ignore_errors=True)
             else:
                 temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_replacing(target: Path) -> Iterator[BinaryIO]:
+    """Yield an empty binary file that replaces `target` if the block succeeds; see `replacing`."""
+    with replacing(target) as temporary, temporary.open("wb") as opened:
+        yield opened
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import write_text
 
 LEASE_SECONDS = 600.0
 MOST_IMAGES = 8
@@ -68,5 +68,5 @@ class Leases:
         return [key for key in self._held if self.holder(key) == client]
 
     def _keep(self) -> None:
-        with contextlib.suppress(OSError), replacing(self._file) as temporary:
-            temporary.write_text(json.dumps(self._held), encoding="utf-8")
+        with contextlib.suppress(OSError):
+            write_text(self._file, json.dumps(self._held))

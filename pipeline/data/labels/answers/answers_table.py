@@ -50,7 +50,11 @@ from patchline.pipeline.data.labels.answers.journal import Event, Journal, Stand
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.workspace.files.access import check_no_link, check_own_folder
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.workspace.files.atomic_files import (
+    open_replacing,
+    storage_errors,
+    write_text,
+)
 from patchline.pipeline.workspace.files.file_locks import locked, try_lock
 from patchline.pipeline.workspace.files.table_cells import table_cell
 
@@ -355,7 +359,7 @@ class AnswersTable:
         content = "".join((header, *self._lines.values())).encode()
         digest = _digest(content)
         write_text(self._written_file, f"{self._digest}\n{digest}\n")
-        with replacing(self.file) as temporary, temporary.open("wb") as opened:
+        with open_replacing(self.file) as opened:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())

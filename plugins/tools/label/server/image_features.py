@@ -37,7 +37,7 @@ from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.training.initial_weights.loading import load_into
 from patchline.pipeline.training.initial_weights.record import InitialWeights, weights_folder
 from patchline.pipeline.training.initial_weights.starting_point import starting_point
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.plugin_api import DataTraits, ImageSpec
 from patchline.plugins.tools.label.pool import PoolImage
 
@@ -142,7 +142,7 @@ class KeptFeatures:
         arrays: dict[str, Any] = {_DIGESTS: np.array(digests)}
         arrays.update(zip(self._names, results, strict=True))
         try:
-            with replacing(file) as temporary, temporary.open("wb") as opened:
+            with open_replacing(file) as opened:
                 np.savez(opened, **arrays)
         except (OSError, PipelineError) as error:
             logger.warning("Features are not kept for the next start: %s", error)

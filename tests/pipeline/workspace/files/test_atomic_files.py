@@ -13,6 +13,7 @@ import pytest
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace.files.atomic_files import (
     full_disk,
+    open_replacing,
     replacing,
     storage_errors,
     write_text,
@@ -48,6 +49,20 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: Bas
     assert target.read_text(encoding="utf-8") == "old Blüte"
     write_text(target, "short")
     assert target.read_text() == "short"
+
+
+def test_a_binary_file_replaces_another_once_it_is_whole(tmp_path: Path) -> None:
+    """Until then a reader sees the old one."""
+    target = tmp_path / "a" / "numbers"
+    for content in (b"old", b"new"):
+        with open_replacing(target) as opened:
+            opened.write(content)
+            assert target.exists() == (content == b"new")
+        assert target.read_bytes() == content
+    with pytest.raises(KeyboardInterrupt), open_replacing(target) as opened:  # noqa: PT012 - within
+        opened.write(b"half")
+        raise KeyboardInterrupt
+    assert (names_in(target.parent), target.read_bytes()) == (["numbers"], b"new")
 
 
 def test_file_can_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
