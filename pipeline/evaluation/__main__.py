@@ -24,8 +24,7 @@ from patchline.pipeline.evaluation.prediction_job import (
 )
 from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, image_groups, save
 from patchline.pipeline.evaluation.robustness import (
-    LabelSetRobustness,
-    Robustness,
+    AnyRobustness,
     sampled_rows,
 )
 from patchline.pipeline.evaluation.tasks import TASKS
@@ -152,12 +151,12 @@ def _explanations(job: EvaluationJob, folder: Path, logits: pd.DataFrame) -> Exp
 
 def _robustness(
     job: EvaluationJob, folder: Path, logits: pd.DataFrame, events: EventWriter
-) -> Robustness | LabelSetRobustness | None:
+) -> AnyRobustness | None:
     """Predict a sample of the test images in corrupted versions."""
-    if job.corrupted is None:
+    if not job.corrupted:
         return None
     tested = logits[logits["split"] == "test"]
-    sample = tested.iloc[sampled_rows(len(tested), job.corrupted.images, job.corrupted.seed)]
+    sample = tested.iloc[sampled_rows(len(tested), job.corrupted, job.seed)]
     model, description = load_model(folder)
     device = torch.device(job.device)
     model = model.to(device)
@@ -174,7 +173,7 @@ def _robustness(
         scores,
         np.array(open_images(job.store)[sample["row"].to_numpy()]),
         task.labels(list(sample["label"]), description.classes),
-        job.corrupted.seed,
+        job.seed,
         lambda done, total: events.progress(done, total, "corrupted image"),
         image_groups(sample),
     )

@@ -38,7 +38,6 @@ from patchline.pipeline.evaluation.prediction_job import (
 )
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import ReportSubject
-from patchline.pipeline.evaluation.robustness import CorruptionJob
 from patchline.pipeline.evaluation.tasks import TASKS, AnyReport
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
@@ -425,7 +424,7 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
         device=trained.device,
         processes=_devices(run),
         file=folder.parent / "prediction" / "logits.parquet",
-        corrupted=_corrupted(run),
+        corrupted=run.config.evaluation.corruptions,
         class_images=() if trained.ensemble else _class_images(run),
         tries_averaging=run.config.evaluation.test_time_averaging == "auto"
         and not _why_not_averaged(run.config, run.data, run.trained),
@@ -487,13 +486,6 @@ def _why_not_averaged(config: RunConfig, data: IngestedData, trained: TrainResul
     if trained.folds is not None or trained.refit is not None or trained.ensemble is not None:
         return "the model was trained on the validation images too"
     return ""
-
-
-def _corrupted(run: TrainedRun) -> CorruptionJob | None:
-    images = run.config.evaluation.corruptions
-    if not images:
-        return None
-    return CorruptionJob(images=images, seed=run.config.seed)
 
 
 def _class_images(run: TrainedRun) -> tuple[int, ...]:

@@ -109,26 +109,27 @@ def gallery(
     """Describe the images at the given indices of the predictions."""
     probabilities = predictions.probabilities_NK[places]
     paths = predictions.table["path"].iloc[places]
-    top = np.argsort(-probabilities, axis=1, kind="stable")[:, :_NAMED_CLASSES]
     return tuple(
         GalleryImage(
             path=str(path),
             position=int(position),
             label=classes[label],
             label_probability=float(row[label]),
-            answers=tuple(
-                ClassProbability(name=classes[k], probability=float(row[k])) for k in best
-            ),
+            answers=_most_probable(row, classes, _NAMED_CLASSES),
         )
-        for path, position, label, row, best in zip(
+        for path, position, label, row in zip(
             paths,
             predictions.positions[places],
             predictions.labels[places],
             probabilities,
-            top,
             strict=True,
         )
     )
+
+
+def _most_probable(row_K: Array, classes: Sequence[str], most: int) -> tuple[ClassProbability, ...]:
+    best = np.argsort(-row_K, kind="stable")[:most]
+    return tuple(ClassProbability(name=classes[k], probability=float(row_K[k])) for k in best)
 
 
 _NAMED_LABELS = 6
@@ -221,7 +222,6 @@ def described(
     found = []
     for image, label in zip(pairs.images_M.tolist(), pairs.labels_M.tolist(), strict=True):
         row = predictions.probabilities_NK[image]
-        best = np.argsort(-row, kind="stable")[:_NAMED_LABELS].tolist()
         found.append(
             LabelSetImage(
                 path=str(predictions.table["path"].iloc[image]),
@@ -231,9 +231,7 @@ def described(
                 threshold=float(thresholds[label]),
                 labels=_names(predictions.labels[image], classes),
                 predicted=_names(predictions.predicted[image], classes),
-                answers=tuple(
-                    ClassProbability(name=classes[k], probability=float(row[k])) for k in best
-                ),
+                answers=_most_probable(row, classes, _NAMED_LABELS),
             )
         )
     return tuple(found)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.splits.folds import rows_of_fold
-from patchline.pipeline.evaluation.robustness import CorruptionJob, LabelSetRobustness, Robustness
+from patchline.pipeline.evaluation.robustness import AnyRobustness
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.evaluation.visual_guide.covering_result import CoveringTest, MapKind
 from patchline.pipeline.frozen_model import FrozenModel
@@ -98,8 +98,9 @@ class EvaluationJob(FrozenModel):
     explained: ExplanationJob | None = None
     """What to find out about where the model looked."""
     seed: int = 0
-    """Draws the images whose features are kept."""
-    corrupted: CorruptionJob | None = None
+    """Draws the images whose features are kept, those that are corrupted, and the corruptions."""
+    corrupted: int = 0
+    """Number of test images to corrupt and predict, at most."""
     class_images: tuple[int, ...] = ()
     """Number of training images of each class, if the logits are to lose what balancing the classes
     in training has added to them; those of an ensemble have lost it."""
@@ -116,5 +117,5 @@ class PredictionResult(FrozenModel):
     explanations: Explanations = Explanations()
     features_file: Path | None = None
     """Features of some validation and test images by the final model; None if it has none."""
-    robustness: Robustness | LabelSetRobustness | None = None
+    robustness: AnyRobustness | None = None
     averaging: TestTimeAveraging | None = None

@@ -20,7 +20,6 @@ from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.metrics.calibration import (
-    ClassShare,
     ReliabilityBin,
     TopProbabilities,
     calibration_error_of,
@@ -109,6 +108,11 @@ class ModelReport(FrozenModel, ABC):
 
     @property
     @abstractmethod
+    def described(self) -> dict[str, Any]:
+        """The fields of a packaging job about what the package answers."""
+
+    @property
+    @abstractmethod
     def notes(self) -> tuple[str, ...]:
         """Sentences about what is not known or not calibrated, as a run says them."""
 
@@ -151,7 +155,7 @@ def shared_fields(
     subject: ReportSubject,
     config: EvaluationConfig,
     estimates: Mapping[str, MetricEstimate],
-    shares_K: Sequence[ClassShare | None],
+    rows: Sequence[Any],
     calibration: TemperatureFit | LabelCalibration,
     answered: tuple[TopProbabilities, TopProbabilities],
     groups: ImageGroups | None,
@@ -163,7 +167,7 @@ def shared_fields(
         subject: the model and the images.
         config: contents of the report besides the metrics.
         estimates: the metrics.
-        shares_K: how often each class is expected, and seen.
+        rows: metrics of each class or label.
         calibration: with which the probabilities were calibrated.
         answered: probabilities whose reliability is reported, with the calibration and without.
         groups: of these; None if they are independent.
@@ -171,7 +175,7 @@ def shared_fields(
     split, table = subject.split, predictions.table
     of_images = image_groups(table)
     kind = f"{before_image(split)}image"
-    known = [each for each in shares_K if each]
+    known = [row.expected for row in rows if row.expected]
     off = contradiction(subject.classes, known, estimates["ece"], kind)
     now, before = answered
     return {
@@ -225,6 +229,12 @@ class EvaluationReport(ModelReport):
     def corrupted_metrics(self) -> dict[str, MetricEstimate]:
         """Accuracy on corrupted images by name, without the split."""
         return self.robustness.metrics if self.robustness else {}
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The calibration, and rules for sets and warnings."""
+        rules = self.answers.rules if self.answers else None
+        return {"calibration": self.calibration, "answers": rules}
 
     @property
     def accuracy(self) -> MetricEstimate:
@@ -324,7 +334,7 @@ def evaluate(
             subject,
             config,
             estimates,
-            [row.expected for row in classwise],
+            classwise,
             calibration,
             answered,
             groups,

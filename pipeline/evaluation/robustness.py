@@ -9,9 +9,9 @@ Shapes: N images, K classes or labels, V corrupted versions of each image, R dra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -23,15 +23,13 @@ from patchline.pipeline.evaluation.corruptions import (
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean_of_repeats
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
-    label_set_map,
-    mean_of_known,
-)
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import label_set_map
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import p_value_of
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
-    LabelRanking,
     Sample,
+    drawn_map,
     draws_for,
+    rankings_of,
 )
 from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
 from patchline.pipeline.frozen_model import FrozenModel
@@ -44,15 +42,6 @@ VERSIONS = len(CORRUPTIONS) * len(SEVERITIES)
 _BATCH = 64
 
 
-class CorruptionJob(FrozenModel):
-    """Test images to corrupt and predict."""
-
-    images: int
-    """At most so many."""
-    seed: int
-    """Draws the images and the corruptions."""
-
-
 class CorruptedAccuracy(FrozenModel):
     """The accuracy under one corruption of one severity."""
 
@@ -63,30 +52,63 @@ class CorruptedAccuracy(FrozenModel):
     """From the accuracy on the same images as they are."""
 
 
-class Robustness(FrozenModel):
-    """The accuracy on a sample of test images under every corruption and severity."""
+class CorruptedMap(FrozenModel):
+    """The mAP under one corruption of one severity."""
+
+    corruption: str
+    severity: int
+    mean_average_precision: MetricEstimate
+    difference: MetricEstimate
+    """From the mAP of the same images as they are."""
+    p_value: float
+    """Two-sided, of the paired bootstrap."""
+
+
+Cell = TypeVar("Cell", CorruptedAccuracy, CorruptedMap)
+
+
+class MeasuredRobustness(FrozenModel, Generic[Cell]):
+    """The main metric on a sample of test images under every corruption and severity."""
+
+    KEY: ClassVar[str]
+    """Of the metrics."""
 
     images: int
     clean: MetricEstimate
-    """Accuracy on the sample as it is."""
+    """On the sample as it is."""
     mean: MetricEstimate
-    """Mean accuracy over all corruptions and severities; interval over the images, or their groups
-    where some form groups."""
+    """Mean over all corruptions and severities; interval over the images, or their groups where
+    some form groups."""
     loss: MetricEstimate
-    """Mean over the images of the accuracy on corrupted versions, minus that as it is."""
+    """The mean minus the metric of the images as they are."""
     by_corruption: dict[str, MetricEstimate]
-    """Mean accuracy over the severities of each corruption; interval as of `mean`."""
-    cells: tuple[CorruptedAccuracy, ...]
+    """Mean over the severities of each corruption; interval as of `mean`."""
+    cells: tuple[Cell, ...]
 
     @property
     def metrics(self) -> dict[str, MetricEstimate]:
         """Metrics by name, without the split."""
-        each = {f"corrupted_accuracy/{name}": value for name, value in self.by_corruption.items()}
-        return {"corrupted_accuracy": self.mean, "corrupted_accuracy_loss": self.loss, **each}
+        each = {f"{self.KEY}/{name}": value for name, value in self.by_corruption.items()}
+        return {self.KEY: self.mean, f"{self.KEY}_loss": self.loss, **each}
 
-    def severities_of(self, corruption: str) -> tuple[CorruptedAccuracy, ...]:
+    def severities_of(self, corruption: str) -> tuple[Cell, ...]:
         """Return the results of one corruption, the mildest first."""
         return tuple(cell for cell in self.cells if cell.corruption == corruption)
+
+
+class Robustness(MeasuredRobustness[CorruptedAccuracy]):
+    """That of the accuracy."""
+
+    KEY = "corrupted_accuracy"
+
+
+class LabelSetRobustness(MeasuredRobustness[CorruptedMap]):
+    """That of the mAP."""
+
+    KEY = "corrupted_mAP"
+
+
+AnyRobustness = Robustness | LabelSetRobustness
 
 
 def sampled_rows(count: int, most: int, seed: int) -> Array:
@@ -183,43 +205,6 @@ def _mean(values_N: Array, ends: tuple[float, float], groups: ImageGroups | None
     return alone.model_copy(update={"low": low, "high": high})
 
 
-class CorruptedMap(FrozenModel):
-    """The mAP under one corruption of one severity."""
-
-    corruption: str
-    severity: int
-    mean_average_precision: MetricEstimate
-    difference: MetricEstimate
-    """From the mAP of the same images as they are."""
-    p_value: float
-    """Two-sided, of the paired bootstrap."""
-
-
-class LabelSetRobustness(FrozenModel):
-    """The mAP on a sample of test images under every corruption and severity."""
-
-    images: int
-    clean: MetricEstimate
-    """MAP on the sample as it is."""
-    mean: MetricEstimate
-    """Mean mAP over all corruptions and severities."""
-    loss: MetricEstimate
-    """The mean minus the mAP of the images as they are."""
-    by_corruption: dict[str, MetricEstimate]
-    """Mean mAP over the severities of each corruption."""
-    cells: tuple[CorruptedMap, ...]
-
-    @property
-    def metrics(self) -> dict[str, MetricEstimate]:
-        """Metrics by name, without the split."""
-        each = {f"corrupted_mAP/{name}": value for name, value in self.by_corruption.items()}
-        return {"corrupted_mAP": self.mean, "corrupted_mAP_loss": self.loss, **each}
-
-    def severities_of(self, corruption: str) -> tuple[CorruptedMap, ...]:
-        """Return the results of one corruption, the mildest first."""
-        return tuple(cell for cell in self.cells if cell.corruption == corruption)
-
-
 def label_set_robustness(
     scores: Scores,
     images_NHWC: Array,
@@ -242,17 +227,17 @@ def label_set_robustness(
         None if no label is on some of the images and not on others, so that mAP is unknown.
     """
     count, num_labels = labels_NK.shape
-    ranked = np.flatnonzero(ranked_labels(labels_NK))
-    if not len(ranked):
+    if not ranked_labels(labels_NK).any():
         return None
     versions = list(scores_of_versions(scores, images_NHWC, seed, on_progress))
-    rankings = [
-        [LabelRanking.of(version_NK[:, k], labels_NK[:, k]) for k in ranked]
-        for version_NK in versions
-    ]
+    rankings = [rankings_of(version_NK, labels_NK) for version_NK in versions]
     sample = Sample(groups, draws_for(count, num_labels * len(versions)), seed)
     drawn_VR = np.concatenate(
-        [_maps(rankings, counts_NR) for counts_NR in sample.drawn(count)], axis=1
+        [
+            np.stack([drawn_map(version, counts_NR) for version in rankings])
+            for counts_NR in sample.drawn(count)
+        ],
+        axis=1,
     )
     values_V = np.array([np.mean([each.average_precision for each in row]) for row in rankings])
     clean, clean_R = float(values_V[0]), drawn_VR[0]
@@ -282,16 +267,6 @@ def label_set_robustness(
             for name, value, drawn_R in zip(CORRUPTIONS, of_names, drawn_of_names, strict=True)
         },
         cells=tuple(cells),
-    )
-
-
-def _maps(rankings: Sequence[Sequence[LabelRanking]], counts_NR: Array) -> Array:
-    """Return the mAP of each version and draw (V, R)."""
-    return np.stack(
-        [
-            mean_of_known(np.array([label.drawn(counts_NR) for label in version]), axis=0)
-            for version in rankings
-        ]
     )
 
 

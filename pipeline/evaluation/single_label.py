@@ -11,7 +11,6 @@ import pandas as pd
 from patchline.pipeline.evaluation.answer_rules_fit import ReferenceFeatures
 from patchline.pipeline.evaluation.answers_report import PredictedImages, checked_answers
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.metrics.classification import softmax
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.intervals import (
     MetricEstimate,
@@ -24,7 +23,6 @@ from patchline.pipeline.evaluation.predictions import (
     Predictions,
     class_numbers,
     image_groups,
-    with_probabilities,
 )
 from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.training.train_result import TrainResult
@@ -49,18 +47,6 @@ def fitted(
     logits_NK = np.stack(chosen) if chosen else np.empty((0, len(classes)), np.float32)
     groups = image_groups(held_out)
     return fit_temperature(logits_NK, labels_N, groups=groups, class_images=class_images)
-
-
-def probabilities(fit: TemperatureFit, logits_NK: Array) -> Array:
-    """Return calibrated probabilities (N, K)."""
-    return softmax(fit.logits(logits_NK))
-
-
-def predicted_table(
-    rows: pd.DataFrame, classes: Sequence[str], probabilities_NK: Array, _fit: TemperatureFit
-) -> pd.DataFrame:
-    """Return rows of a manifest as a table of predictions."""
-    return with_probabilities(rows, classes, probabilities_NK)
 
 
 def paired(

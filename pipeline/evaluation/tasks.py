@@ -29,6 +29,7 @@ from patchline.pipeline.evaluation.html_report import (
     WhereItLooked,
     parts_of_classes,
 )
+from patchline.pipeline.evaluation.metrics.classification import softmax
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
     PairedMetric,
@@ -53,11 +54,12 @@ from patchline.pipeline.evaluation.predictions import (
     class_numbers,
     label_matrix,
     stacked,
+    with_label_sets,
+    with_probabilities,
 )
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
 from patchline.pipeline.evaluation.robustness import (
-    LabelSetRobustness,
-    Robustness,
+    AnyRobustness,
     label_set_robustness,
     measured_robustness,
 )
@@ -112,7 +114,7 @@ class Task(Generic[Fit]):
     """Returns the fields of a report about the rules of a package."""
     report: Callable[[Predictions, ReportSubject, Fit, EvaluationConfig], AnyReport]
     """Computes the report."""
-    robustness: Callable[..., Robustness | LabelSetRobustness | None]
+    robustness: Callable[..., AnyRobustness | None]
     """Predicts images as they are and in each corrupted version, as `measured_robustness` does."""
     paired: Callable[[Array, Array, Array, ImageGroups | None], PairedDifference | PairedMetric]
     """Compares the main metric of two classifiers, given the labels of images and two scores."""
@@ -174,8 +176,8 @@ SINGLE = Task[TemperatureFit](
     by_members=lambda ensemble: by_member(ensemble.calibrations),
     recorded=lambda package: recorded(package.calibration, package.temperature),
     described=lambda fit: {"temperature": fit.temperature, "calibration": fit},
-    probabilities=single_label.probabilities,
-    table=single_label.predicted_table,
+    probabilities=lambda fit, logits_NK: softmax(fit.logits(logits_NK)),
+    table=lambda rows, classes, chances_NK, _: with_probabilities(rows, classes, chances_NK),
     predictions=lambda table, _: Predictions.of(table),
     has_sets=True,
     checked=single_label.checked_sets,
@@ -205,8 +207,10 @@ SEVERAL = Task[LabelFit](
     by_members=label_fit.by_members,
     recorded=label_fit.recorded,
     described=LabelFit._asdict,
-    probabilities=label_fit.probabilities,
-    table=label_fit.predicted_table,
+    probabilities=lambda fit, logits_NK: fit.label_calibration.probabilities(logits_NK),
+    table=lambda rows, classes, chances_NK, fit: with_label_sets(
+        rows, classes, chances_NK, fit.thresholds
+    ),
     predictions=Predictions.of_label_sets,
     has_sets=False,
     checked=lambda rules, *_: {"warning_rules": rules},

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.evaluation.test_time_averaging import averaging_copy
@@ -61,10 +60,10 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
     if job.calibration is not None:
         calibration = {"temperature": job.calibration.temperature, "calibration": job.calibration}
         description = description.model_copy(update=calibration)
-    if job.task == MULTI_LABEL:
-        labels = {"label_calibration": job.label_calibration, "thresholds": job.thresholds}
-        description = description.model_copy(update={"task": job.task, **labels})
-    description = description.model_copy(update={"answers": job.answers})
+    described = {
+        name: getattr(job, name) for name in ("label_calibration", "thresholds", "answers")
+    }
+    description = description.model_copy(update=described)
     provenance = provenance_of(job.model_folder / WEIGHTS_FILE, "the trained model")
     save_model(job.folder, model, description, provenance)
     whole: ProbabilityModel | FeatureModel

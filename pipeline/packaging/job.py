@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
@@ -20,9 +19,7 @@ class PackagingJob(FrozenModel):
     model_folder: Path
     manifest_file: Path
     store: Path
-    task: Task = SINGLE_LABEL
-    """Whether an image has one class or a set of labels."""
-    calibration: TemperatureFit | None
+    calibration: TemperatureFit | None = None
     """None for an encoder, and for a multi-label model."""
     label_calibration: LabelCalibration | None = None
     """Of a multi-label model."""

@@ -13,7 +13,7 @@ from string import Template
 from pydantic import Field
 
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.names import METRICS, MULTI_LABEL_METRICS
+from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED, TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import ModelDescription
@@ -340,10 +340,7 @@ def _facts(
 
 
 def _is_calibrated(description: ModelDescription) -> bool:
-    if description.is_multi_label:
-        fit = description.label_calibration
-        return fit is not None and fit.is_calibrated
-    return (description.calibration or UNRECORDED).is_calibrated
+    return description.logit_calibration.is_calibrated
 
 
 def _limits(description: ModelDescription) -> str:
@@ -389,8 +386,7 @@ def _metrics(facts: CardFacts) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for key, estimate in facts.metrics.items():
         split, _, metric = key.rpartition("/")
-        known = {**MULTI_LABEL_METRICS, **METRICS} if facts.labels else METRICS
-        title = known[metric].title if metric in known else metric
+        title = ALL_METRICS[metric].title if metric in ALL_METRICS else metric
         interval = f"{estimate.low:.4f} to {estimate.high:.4f}"
         yield (
             f"| {escaped(title)} | {escaped(split)} | {estimate.value:.4f} | {interval} "

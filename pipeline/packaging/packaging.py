@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
@@ -44,26 +41,20 @@ def package_model(
             than 1e-4.
     """
     report = evaluated.report if evaluated else None
-    answers = report.answers if report else None
-    calibration: object = report.calibration if report else None
     reference = evaluated.folder / REFERENCE_FILE if evaluated else None
     images = evaluated.folder / REFERENCE_IMAGES_FILE if evaluated else None
     job = PackagingJob(
         model_folder=run.trained.best.resolve(),
         manifest_file=run.data.manifest_file.resolve(),
         store=run.prepared.store.resolve(),
-        task=MULTI_LABEL if isinstance(calibration, LabelCalibration) else SINGLE_LABEL,
-        calibration=calibration if isinstance(calibration, TemperatureFit) else None,
-        label_calibration=calibration if isinstance(calibration, LabelCalibration) else None,
-        thresholds=getattr(report, "thresholds", None),
+        **(report.described if report else {}),
         reported=(evaluated.folder / PREDICTIONS_FILE).resolve() if evaluated else None,
-        answers=answers.rules if answers else getattr(report, "warning_rules", None),
         reference=reference.resolve() if reference and reference.is_file() else None,
         reference_images=images.resolve() if images and images.is_file() else None,
         folder=folder,
-        averages_views=evaluated is not None
-        and evaluated.report.averaging is not None
-        and evaluated.report.averaging.is_on,
+        averages_views=report is not None
+        and report.averaging is not None
+        and report.averaging.is_on,
         card=card,
     )
     return run_worker(MODULE, folder.parent / "packaging", job, Package, on_event)

@@ -40,8 +40,7 @@ from patchline.pipeline.evaluation.predictions import Predictions, image_groups
 from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.robustness import (
     VERSIONS,
-    LabelSetRobustness,
-    Robustness,
+    AnyRobustness,
     sampled_rows,
 )
 from patchline.pipeline.evaluation.tasks import AnyReport, Task
@@ -214,7 +213,7 @@ def _robustness(
     evaluated: pd.DataFrame,
     config: EvaluationConfig,
     on_progress: StageProgress,
-) -> Robustness | LabelSetRobustness | None:
+) -> AnyRobustness | None:
     """Predict a sample of the images in corrupted versions, if the settings ask for it."""
     if not config.corruptions:
         return None

@@ -24,7 +24,6 @@ from patchline.pipeline.evaluation.predictions import (
     image_groups,
     label_matrix,
     stacked,
-    with_label_sets,
 )
 from patchline.pipeline.training.train_result import EnsembleResult, TrainResult
 
@@ -74,18 +73,6 @@ def recorded(package: Any) -> LabelFit:
     if package.label_calibration:
         calibration = LabelCalibration.model_validate(package.label_calibration)
     return LabelFit(calibration, LabelThresholds.model_validate(package.thresholds))
-
-
-def probabilities(fit: LabelFit, logits_NK: Array) -> Array:
-    """Return calibrated probabilities (N, K)."""
-    return fit.label_calibration.probabilities(logits_NK)
-
-
-def predicted_table(
-    rows: pd.DataFrame, classes: Sequence[str], probabilities_NK: Array, fit: LabelFit
-) -> pd.DataFrame:
-    """Return rows of a manifest as a table of predictions."""
-    return with_label_sets(rows, classes, probabilities_NK, fit.thresholds)
 
 
 def answers(package: Any, probabilities_NK: Array, classes: Sequence[str]) -> ThresholdedScores:

@@ -183,6 +183,15 @@ class MultiLabelReport(ModelReport):
         return self.robustness.metrics if self.robustness else {}
 
     @property
+    def described(self) -> dict[str, Any]:
+        """The calibration, thresholds, and rules for warnings."""
+        return {
+            "label_calibration": self.calibration,
+            "thresholds": self.thresholds,
+            "answers": self.warning_rules,
+        }
+
+    @property
     def headline(self) -> Headline:
         """MAP, by which models are compared."""
         return Headline(MAIN, self.metrics.get(f"{self.split}/{MAIN}"))
@@ -296,7 +305,7 @@ def evaluate_label_sets(
             subject,
             config,
             multi_label_metrics(probabilities, labels, predicted, groups=groups),
-            [row.expected for row in classwise],
+            classwise,
             calibration,
             (pairs(probabilities, labels), pairs(before, labels)),
             groups_of_pairs(groups, len(classes)),

@@ -18,7 +18,6 @@ import pandas as pd
 from pydantic import Field
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.reading import image_root
 from patchline.pipeline.errors import DataError
@@ -427,12 +426,9 @@ def _decoded(
         raise DataError(f"The images in {root} are gone. {_USE_DATA}")
     both = pd.concat([tested.rows, calibrating.rows], ignore_index=True)
     images = prepared_images(package, both, root, workspace, on_progress)
-    number = {name: position for position, name in enumerate(package.classes)}
     return ComparisonImages(
         images_NHWC=np.array(images[np.arange(len(tested.rows))]),
-        labels_N=label_sets.matrix(list(tested.rows["label"]), package.classes)
-        if package.is_multi_label
-        else tested.rows["label"].map(number).to_numpy(np.int64),
+        labels_N=records.task.labels(list(tested.rows["label"]), package.classes),
         origin=tested.origin,
         calibration_NHWC=np.array(images[np.arange(len(tested.rows), len(both))]),
         calibration_origin=calibrating.origin,

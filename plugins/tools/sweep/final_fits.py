@@ -35,11 +35,12 @@ from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.intervals import TAIL, MetricEstimate
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import mean_of_known
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     LabelRanking,
     Sample,
+    drawn_map,
     draws_for,
+    rankings_of,
 )
 from patchline.pipeline.evaluation.predictions import image_groups
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
@@ -111,12 +112,10 @@ def gain_of_map(
     """
     images, labels = labels_NK.shape
     seeds = len(before_RNK)
-    ranked = np.flatnonzero(ranked_labels(labels_NK))
-    if not len(ranked):
+    if not ranked_labels(labels_NK).any():
         return MetricEstimate(value=0.0, low=-1.0, high=1.0, n=images)
     rankings = [
-        [[LabelRanking.of(each_NK[:, k], labels_NK[:, k]) for k in ranked] for each_NK in fits]
-        for fits in (before_RNK, after_RNK)
+        [rankings_of(each_NK, labels_NK) for each_NK in fits] for fits in (before_RNK, after_RNK)
     ]
     whole = np.ones((images, 1), np.uint8)
     values_R = _map_differences(rankings, whole)[:, 0]
@@ -180,15 +179,7 @@ def optimism_of(
 
 def _map_differences(rankings: list[list[list[LabelRanking]]], counts_ND: Array) -> Array:
     """Return the differences (R, D) in mAP of each pair of fits in D draws of the images."""
-    before, after = (
-        np.stack(
-            [
-                mean_of_known(np.array([label.drawn(counts_ND) for label in fit]), axis=0)
-                for fit in fits
-            ]
-        )
-        for fits in rankings
-    )
+    before, after = (np.stack([drawn_map(fit, counts_ND) for fit in fits]) for fits in rankings)
     differences: Array = np.nan_to_num(after - before)
     return differences
 

@@ -17,7 +17,6 @@ from patchline.pipeline.evaluation.metrics.paired_test import paired_difference
 from patchline.pipeline.evaluation.metrics.temperature import by_member, fit_temperature
 from patchline.pipeline.evaluation.prediction_job import EvaluationJob
 from patchline.pipeline.evaluation.predictions import Predictions, image_groups
-from patchline.pipeline.evaluation.robustness import CorruptionJob
 from patchline.pipeline.evaluation.slices import slices
 from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging, decided
@@ -93,7 +92,7 @@ def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run) -> None:
         device="cpu",
         file=Path("logits.parquet"),
         columns=("column:site",),
-        corrupted=CorruptionJob(images=3, seed=0),
+        corrupted=3,
         tries_averaging=True,
     )
     predicted = predict(job, EventWriter(Path("events.jsonl")))

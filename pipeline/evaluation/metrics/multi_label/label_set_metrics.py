@@ -41,7 +41,10 @@ from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     FEWEST_DRAWS,
     LabelRanking,
     Sample,
+    drawn_map,
     draws_for,
+    mean_of_known,
+    rankings_of,
 )
 from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 from patchline.pipeline.frozen_model import FrozenModel
@@ -139,12 +142,9 @@ def multi_label_metrics(
     n, num_labels = labels_NK.shape
     if n == 0:
         raise DataError("There are 0 images to evaluate. Choose a split that has images.")
-    ranked = np.flatnonzero(ranked_labels(labels_NK))
     labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
-    rankings = [LabelRanking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
-    counts = _LabelCounts(
-        *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
-    )
+    rankings = rankings_of(probabilities_NK, labels_NK)
+    counts = _counts(labels_NK, predicted_NK)
     by_image = {
         "samples_f1": image_metrics.f1_of_images(labels_NK, predicted_NK),
         "ranking_loss": image_metrics.ranking_losses(probabilities_NK, labels_NK),
@@ -171,8 +171,8 @@ def multi_label_metrics(
             pairs(probabilities_NK, labels_NK), groups_of_pairs(groups, num_labels)
         ),
     }
-    if len(ranked):
-        areas = _areas(probabilities_NK, labels_NK, ranked, groups)
+    if rankings:
+        areas = _areas(probabilities_NK, labels_NK, groups)
         found["mAP"] = _mean_average_precision(rankings, areas, sample.variance(precisions_R), n)
     if labels_NK.any() and not labels_NK.all():
         found["micro_mAP"] = _micro(probabilities_NK, labels_NK, sample)
@@ -189,9 +189,7 @@ def by_label(
 ) -> tuple[LabelMetrics, ...]:
     """Return the metrics of every label, in the order of the K names."""
     labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
-    hits, images, predicted = (
-        each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK)
-    )
+    hits, images, predicted = _counts(labels_NK, predicted_NK)
     shares = (
         proportions(hits, predicted),
         proportions(hits, images),
@@ -248,23 +246,16 @@ def label_set_map(
         seed: of the draws.
     """
     n, num_labels = labels_NK.shape
-    ranked = np.flatnonzero(ranked_labels(labels_NK))
-    rankings = [LabelRanking.of(probabilities_NK[:, k], labels_NK[:, k]) for k in ranked]
+    rankings = rankings_of(probabilities_NK, labels_NK)
     sample = Sample(groups, draws_for(n, num_labels), seed)
-    drawn = [
-        mean_of_known(np.array([each.drawn(counts_NR) for each in rankings]), axis=0)
-        for counts_NR in sample.drawn(n)
-    ]
-    areas = _areas(probabilities_NK, labels_NK, ranked, groups)
+    drawn = [drawn_map(rankings, counts_NR) for counts_NR in sample.drawn(n)]
+    areas = _areas(probabilities_NK, labels_NK, groups)
     return _mean_average_precision(rankings, areas, sample.variance(np.concatenate(drawn)), n)
 
 
 def macro_f1(labels_NK: Array, predicted_NK: Array) -> float:
     """Return the mean F1 over the labels that some image has; NaN if none has a label."""
-    counts = _LabelCounts(
-        *(each.sum(axis=0, dtype=np.int64) for each in _parts(labels_NK, predicted_NK))
-    )
-    return float(mean_of_known(counts.f1(), axis=0))
+    return float(mean_of_known(_counts(labels_NK, predicted_NK).f1(), axis=0))
 
 
 def samples_f1(
@@ -301,15 +292,6 @@ def _parts(labels_NK: Array, predicted_NK: Array) -> tuple[Array, Array, Array]:
     return labels_NK & predicted_NK, labels_NK, predicted_NK
 
 
-def mean_of_known(values: Array, axis: int) -> Array:
-    """Return the mean of all that is not NaN; NaN if nothing is known."""
-    known = ~np.isnan(values)
-    number = known.sum(axis=axis)
-    sums = np.where(known, values, 0.0).sum(axis=axis)
-    mean: Array = np.where(number > 0, sums / np.maximum(number, 1), np.nan)
-    return mean
-
-
 def _counts(labels_NK: Array, predicted_NK: Array) -> _LabelCounts:
     parts = _parts(labels_NK, predicted_NK)
     return _LabelCounts(*(part.sum(axis=0, dtype=np.int64) for part in parts))
@@ -342,9 +324,7 @@ def _drawn(
         some = _LabelCounts(*(weights_RN @ part for part in parts))
         of_images = (weights_RN @ means) / _sizes(weights_RN, n, sample)
         drawn.append({**_of_counts(some), **dict(zip(by_image, of_images.T, strict=True))})
-        of_labels = [each.drawn(counts_NR) for each in rankings]
-        unknown = np.full((1, counts_NR.shape[1]), np.nan)
-        precisions.append(mean_of_known(np.array(of_labels or unknown), axis=0))
+        precisions.append(drawn_map(rankings, counts_NR))
     together = {key: np.concatenate([each[key] for each in drawn]) for key in drawn[0]}
     return together, np.concatenate(precisions)
 
@@ -355,14 +335,14 @@ def _sizes(weights_RN: Array, n: int, sample: Sample) -> Array | int:
 
 
 def _areas(
-    probabilities_NK: Array, labels_NK: Array, ranked: Array, groups: ImageGroups | None
+    probabilities_NK: Array, labels_NK: Array, groups: ImageGroups | None
 ) -> list[curve_areas.AreaSummary]:
     """Return what is known of the average precision of each label without draws.
 
     With groups, the formula's variance is that of as few positives as there are groups with some.
     """
     areas = []
-    for k in ranked:
+    for k in np.flatnonzero(ranked_labels(labels_NK)):
         has_N = labels_NK[:, k] > 0
         whole = curve_areas.precision_area(probabilities_NK[:, k].astype(np.float64), has_N)
         area = whole.summary

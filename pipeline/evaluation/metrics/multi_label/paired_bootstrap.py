@@ -17,19 +17,16 @@ import numpy as np
 
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.mean_average_precision import (
-    mean_average_precision,
-    ranked_labels,
-)
+from patchline.pipeline.evaluation.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     drawn_macro_f1,
     macro_f1,
-    mean_of_known,
 )
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
-    LabelRanking,
     Sample,
+    drawn_map,
     draws_for,
+    rankings_of,
 )
 from patchline.pipeline.frozen_model import FrozenModel
 
@@ -178,15 +175,11 @@ def p_value_of(value: float, differences_R: Array, sample: Sample) -> float:
 
 def _drawn_changes(labels_NK: Array, a_NK: Array, b_NK: Array, sample: Sample) -> Array:
     """Return the difference in mAP of each draw (R)."""
-    ranked = np.flatnonzero(ranked_labels(labels_NK))
-    a, b = ([LabelRanking.of(each[:, k], labels_NK[:, k]) for k in ranked] for each in (a_NK, b_NK))
-    changes = []
-    for counts_NR in sample.drawn(len(labels_NK)):
-        before_R, now_R = (
-            mean_of_known(np.array([label.drawn(counts_NR) for label in each]), axis=0)
-            for each in (a, b)
-        )
-        changes.append(now_R - before_R)
+    a, b = (rankings_of(each, labels_NK) for each in (a_NK, b_NK))
+    changes = [
+        drawn_map(b, counts_NR) - drawn_map(a, counts_NR)
+        for counts_NR in sample.drawn(len(labels_NK))
+    ]
     return np.concatenate(changes)
 
 

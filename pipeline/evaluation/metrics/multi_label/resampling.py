@@ -12,13 +12,14 @@ Shapes: N images, K labels, R draws, P positives of a label, E distinct scores o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
 from patchline.pipeline.evaluation.metrics.intervals import TAIL
+from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
 
 Array = np.ndarray[Any, Any]
 DRAWS, FEWEST_DRAWS = 1000, 200
@@ -172,3 +173,25 @@ class LabelRanking(NamedTuple):
         with np.errstate(invalid="ignore"):
             precisions: Array = sums / np.where(found_R, found_R, np.nan)
         return precisions
+
+
+def rankings_of(scores_NK: Array, labels_NK: Array) -> list[LabelRanking]:
+    """Return the rankings of the labels that some images have, and not all (`ranked_labels`)."""
+    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    return [LabelRanking.of(scores_NK[:, k], labels_NK[:, k]) for k in ranked]
+
+
+def drawn_map(rankings: Sequence[LabelRanking], counts_NR: Array) -> Array:
+    """Return the mAP of each draw (R); NaN of those that say nothing about any label."""
+    unknown = np.full((1, counts_NR.shape[1]), np.nan)
+    precisions = [each.drawn(counts_NR) for each in rankings]
+    return mean_of_known(np.array(precisions or unknown), axis=0)
+
+
+def mean_of_known(values: Array, axis: int) -> Array:
+    """Return the mean of all that is not NaN; NaN if nothing is known."""
+    known = ~np.isnan(values)
+    number = known.sum(axis=axis)
+    sums = np.where(known, values, 0.0).sum(axis=axis)
+    mean: Array = np.where(number > 0, sums / np.maximum(number, 1), np.nan)
+    return mean

@@ -6,6 +6,7 @@ import numpy as np
 from sklearn.preprocessing import MultiLabelBinarizer
 
 from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_pairs import are_known
 
 SETS = [("red", "circle"), (), ("circle",), ("ré, d", 'a"b', "circle")]
 
@@ -35,3 +36,13 @@ def test_the_first_images_have_each_label() -> None:
     assert (sorted(order_N), order_N[0]) == (list(range(60)), 45)
     assert set(order_N[1:4].tolist()) == {0, 10, 50}
     assert label_sets.by_label(np.zeros((3, 2), np.uint8)).tolist() == [0, 1, 2]
+
+
+def test_images_are_known_if_all_their_labels_are() -> None:
+    """Without any label, too; the label of an image with one is its text."""
+    texts = [label_sets.encoded(labels) for labels in SETS]
+    known = are_known(texts, ("circle", "red"), label_sets.MULTI_LABEL)
+    assert known.tolist() == [True, True, True, False]
+    assert are_known(["red", "blue"], ("red",), label_sets.SINGLE_LABEL).tolist() == [True, False]
+    assert label_sets.labels_in("[]", label_sets.SINGLE_LABEL) == ("[]",)
+    assert label_sets.labels_in("[]", label_sets.MULTI_LABEL) == ()

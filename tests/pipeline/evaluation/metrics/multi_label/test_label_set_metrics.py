@@ -18,6 +18,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
+from patchline.pipeline.evaluation.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     by_label,
     label_set_map,
@@ -25,6 +26,7 @@ from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import 
     multi_label_metrics,
 )
 from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import paired_map
+from patchline.pipeline.evaluation.metrics.multi_label.resampling import drawn_map, rankings_of
 from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 
 Array = np.ndarray[Any, Any]
@@ -141,3 +143,15 @@ def test_the_map_of_many_labels_with_three_positives_each_is_not_called_certain(
         found = label_set_map(skill * labels + generator.normal(size=shape), labels, seed=seed)
         held += found.low <= truth <= found.high
     assert held >= 0.93 * 30
+
+
+def test_a_draw_of_every_image_once_has_the_map_of_all() -> None:
+    """Of the labels that some images have; nothing is known without such a label."""
+    scores, labels = draw(50, 3, seed=1)
+    labels[:, 1] = 1
+    rankings = rankings_of(scores, labels)
+    assert len(rankings) == 2
+    once = np.ones((50, 2), np.uint8)
+    expected = mean_average_precision(scores, labels).value
+    assert drawn_map(rankings, once) == pytest.approx([expected, expected])
+    assert np.isnan(drawn_map([], once)).all()
