@@ -8,12 +8,11 @@ from __future__ import annotations
 import importlib
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import TRAINING, TrainingJob
 from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.processes.process_launch import ProcessGroup
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.worker_process import worker_main
 
 
 def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
@@ -87,4 +86,4 @@ def _get_ready() -> str:
 
 
 if __name__ == "__main__":
-    worker_main(TrainingJob, train, _get_ready)
+    TRAINING.main(train, _get_ready)
