@@ -40,10 +40,8 @@ def _is_one_fit(job: TrainingJob) -> bool:
 
 
 def _train_here(job: TrainingJob, events: EventWriter) -> FrozenModel:
-    from patchline.pipeline.training.loop import Training
     from patchline.pipeline.training.out_of_memory import explain_out_of_memory
-    from patchline.pipeline.training.parts.after_folds import Refit, combine_members
-    from patchline.pipeline.training.parts.fine_tuning import fit_head_first
+    from patchline.pipeline.training.parts.after_folds import combine_members, fit_all_weights
     from patchline.pipeline.training.parts.probe import probe, refit_head
 
     part, trainable = job.part, job.config.training.trainable
@@ -54,9 +52,7 @@ def _train_here(job: TrainingJob, events: EventWriter) -> FrozenModel:
             return _train_last_blocks(job, events)
         if trainable in ("head", "last_blocks"):
             return (refit_head if part.refit else probe)(job, events)
-        if trainable == "head_then_all":
-            fit_head_first(job, events)
-        return Refit(job, events).refit() if part.refit else Training(job, events).run()
+        return fit_all_weights(job, events)
 
 
 def _train_last_blocks(job: TrainingJob, events: EventWriter) -> FrozenModel:

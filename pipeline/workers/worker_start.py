@@ -85,7 +85,8 @@ def prepared_workers() -> Iterator[None]:
 def _introduction(waiting: _Prepared) -> bytes:
     with waiting.reading:
         if waiting.introduction is None:
-            waiting.introduction = _first_line(waiting.process)
+            lines = waiting.process.stdout or ()  # a library may have printed some before it
+            waiting.introduction = next((line for line in lines if line.startswith(b"{")), b"")
     return waiting.introduction
 
 
@@ -135,11 +136,11 @@ class LocalLauncher:
     def start(self, task: WorkerTask) -> LocalWorker:
         """Pass the folder to the prepared worker of the module, or to a new one."""
         with _taking:
-            of_module = [key for key in _prepared or () if key[0] == task.module]
-            waiting = _prepared[max(of_module)] if _prepared and of_module else None
+            prepared = _prepared or {}
+            key = max((each for each in prepared if each[0] == task.module), default=("", ""))
+            waiting = prepared.get(key)
             said = bool(waiting and _introduction(waiting))
-            if _prepared and of_module:
-                del _prepared[max(of_module)]
+            prepared.pop(key, None)
         if waiting:
             taken = said and _given(waiting.process, task.folder)
             _close_output(waiting.process)
@@ -242,11 +243,6 @@ def _started(
 def environment() -> dict[str, str]:
     """Return the environment of a worker; what the user has set is kept."""
     return {**_ENVIRONMENT, **os.environ}
-
-
-def _first_line(process: subprocess.Popen[bytes]) -> bytes:
-    """Return the introduction; a library may have printed lines before it."""
-    return next((line for line in process.stdout or () if line.startswith(b"{")), b"")
 
 
 def _given(process: subprocess.Popen[bytes], folder: Path) -> bool:

@@ -121,10 +121,8 @@ def fit(job: TrainingJob, events: EventWriter, ranks: Ranks) -> FrozenModel:
         events: those of other ranks than the first are not read.
         ranks: that train together.
     """
-    from patchline.pipeline.training.loop import Training
     from patchline.pipeline.training.out_of_memory import explain_out_of_memory
-    from patchline.pipeline.training.parts.after_folds import Refit
-    from patchline.pipeline.training.parts.fine_tuning import fit_head_first
+    from patchline.pipeline.training.parts.after_folds import fit_all_weights
     from patchline.pipeline.training.parts.last_blocks import tokens_together
     from patchline.pipeline.training.parts.probe import probe_together
     from patchline.pipeline.training.parts.stored_tokens import fit_together
@@ -135,13 +133,7 @@ def fit(job: TrainingJob, events: EventWriter, ranks: Ranks) -> FrozenModel:
             return (tokens_together if job.tokens is None else fit_together)(job, events, ranks)
         if trainable == "head":
             return probe_together(job, events, ranks)
-        if trainable == "head_then_all":
-            fit_head_first(job, events, ranks)
-        return (
-            Refit(job, events, ranks).refit()
-            if job.part.refit
-            else Training(job, events, ranks).run()
-        )
+        return fit_all_weights(job, events, ranks)
 
 
 def _restarts(machines: Machines) -> int:
