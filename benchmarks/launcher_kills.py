@@ -29,10 +29,9 @@ from typing import Any, NamedTuple
 from benchmarks.measured_runs import machine
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
+from patchline.pipeline.training import job as training_job
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
-from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
@@ -247,7 +246,7 @@ def undisturbed_weights(cluster: Cluster, made: TrainingJob) -> str:
     threads = made.config.training.model_copy(update={"threads": processes})
     config = made.config.model_copy(update={"training": threads})
     job = made.model_copy(update={"folder": folder, "config": config})
-    run_worker("patchline.pipeline.training", folder, job, TrainResult, lambda _: None)
+    training_job.TRAINING.run(folder, job)
     return _weights(job)
 
 

@@ -28,8 +28,7 @@ from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.prediction.batch_prediction import (
-    MODULE,
-    RESOURCES,
+    PREDICTION,
     PredictionJob,
     predict_images,
 )
@@ -40,7 +39,8 @@ from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.processes.machines import NODE_VARIABLE
 from patchline.pipeline.training.processes.rank import RANKS_FOLDER
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workers.worker_parts import write_lines
+from patchline.pipeline.workers.launcher import Resources
+from patchline.pipeline.workers.worker_parts import ROWS_FILE, write_lines
 from tests.pipeline.training.processes.ray_nodes import Cluster, two_nodes, why_not
 
 STEPS, SKIPPED, REPEATED = 60, 15, 12
@@ -190,15 +190,14 @@ def _by_two_processes(cluster: Cluster, folder: Path, onnx: Path, description: P
             onnx_file=onnx,
             description_file=description,
             model_id="benchmark",
-            files=write_lines(own / "files.jsonl", part),
             top_k=3,
             whole=True,
-            rows=own / "rows.parquet",
         )
+        write_lines(own / ROWS_FILE, part)
         (own / "job.json").write_text(job.model_dump_json(), encoding="utf-8")
         workers.append(
             subprocess.Popen(
-                cluster.command(node, sys.executable, "-P", "-m", MODULE, str(own)),
+                cluster.command(node, sys.executable, "-P", "-m", PREDICTION.module, str(own)),
                 env=cluster.environment,
                 stdin=subprocess.PIPE,
             )
@@ -226,7 +225,7 @@ def _predict_on_cluster(place: str, _address: str, settings: str) -> None:
     choice = PluginChoice.model_validate_json(settings)
     model = PackagedModel(folder / "model.onnx", folder / "model.json")
     with worker_start.using_launcher("ray", lambda: built_launcher(choice, folder)) as launcher:
-        launcher.slots(RESOURCES)
+        launcher.slots(Resources())
         began = time.perf_counter()
         out = folder / "out.parquet"
         predict_images(model, "benchmark", [folder / "photos"] * REPEATED, out, restart=True)

@@ -41,11 +41,10 @@ from patchline.pipeline.models.probing.linear_fit import fit_head
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.initial_weights.starting_point import starting_point
-from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.job import TRAINING
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.worker_process import run_worker
 from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]
@@ -243,7 +242,7 @@ def _train(
     config: RunConfig, data: IngestedData, prepared: PreparedData, folder: Path
 ) -> TrainResult:
     job = job_of(config, data, prepared, folder, "benchmark", folder.parent / "work")
-    return run_worker(MODULE, job.folder, job, TrainResult, _show)
+    return TRAINING.run(job.folder, job, _show)
 
 
 def _show(event: Event) -> None:

@@ -53,15 +53,13 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.device import make_repeatable, wait_for
-from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.machine import MODULE, choose_device, detect_machine
+from patchline.pipeline.training.job import TRAINING, TrainingJob
+from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.speed.precision import Chooser, certain_reason
 from patchline.pipeline.training.speed.training_speed import forward_flops, matrix_product_rate
 from patchline.pipeline.training.speed.trial_steps import AUGMENTATION, TrialSettings, trial_steps
-from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workers.worker_start import environment
 
 BATCH, SIDE, CLASSES = 128, 32, 10
@@ -189,7 +187,7 @@ def our_steps(job: TrainingJob, number: int) -> tuple[str, Steps]:
             seen.append((event["done"], event["time"], _cpu_seconds_of_children()))
 
     job = job.model_copy(update={"folder": folder})
-    result = run_worker(MODULE, folder, job, TrainResult, see)
+    result = TRAINING.run(folder, job, see)
     pairs = itertools.pairwise(seen)
     seconds = [(after - began) / (done - step) for (step, began, _), (done, after, _) in pairs]
     if len(seen) < _FEWEST_REPORTS:
@@ -420,7 +418,7 @@ def compare_processes(given: argparse.Namespace) -> None:
             for processes, found in rates.items():
                 job = _job(Path(folder), f"{processes}-{number}", processes, given)
                 progress = _Progress(job.config.training.batch_size)
-                run_worker(MODULE, job.folder, job, TrainResult, progress)
+                TRAINING.run(job.folder, job, progress)
                 found.append(progress.rates())
                 print(
                     f"{processes} x {max(1, given.threads // processes)} threads: "

@@ -37,10 +37,9 @@ from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.training.initial_weights import finding, recipe
 from patchline.pipeline.training.initial_weights.starting_point import with_initial_weights
-from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.job import TRAINING
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers.worker_process import run_worker
 
 CHAMPION = "first@champion"
 
@@ -129,7 +128,7 @@ class Comparison:
         prepared = ingestion.prepare(config, data, workspace)
         folder = self.folder / f"{name.replace(' ', '-').replace('/', '-')}-{seed}"
         job = job_of(config, data, prepared, folder, "benchmark", workspace)
-        result = run_worker(MODULE, folder, job, TrainResult, lambda _: None)
+        result = TRAINING.run(folder, job)
         rows = manifests.usable(manifests.load(data.manifest_file))
         tests = np.flatnonzero(rows["split"] == "test")
         stored = open_images(prepared.store)

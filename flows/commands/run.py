@@ -301,7 +301,7 @@ def _print_plan(config: RunConfig) -> None:
 
     with shown(), worker_start.prepared_workers():
         if config.preset:
-            worker_start.prepare(MODULE)
+            worker_start.LocalLauncher().prepare(MODULE)
         result = dry_run(config, place())
     for line in result.plan.lines() if result.plan else ():
         print(f"# {visible(line)}")

@@ -32,8 +32,7 @@ from patchline.pipeline.waiting import Periodic, at_end_of_input, wait_until
 from patchline.pipeline.web import gate
 from patchline.pipeline.web.gate import App, Guarded, Limited
 from patchline.pipeline.workers import supervised_process
-from patchline.pipeline.workers.supervised_process import ending
-from patchline.pipeline.workers.worker_start import stop_group
+from patchline.pipeline.workers.worker_start import ending, stop_group
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 

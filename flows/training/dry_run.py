@@ -74,7 +74,7 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     memory = SharedStageMemory(workspace, shared=chosen.shared())
     context = Context(config, memory, reporting(), workspace, remembers=False)
     with chosen_launcher(config.launcher):
-        worker_start.prewarm_at_start(engine.workers(stages, config))
+        engine.prewarm_at_start(stages, config)
         list(engine.check(stages, config, workspace))
         engine.run_stages(stages, context)
     data = context.get(IngestedData)
@@ -123,7 +123,7 @@ def rehearse(config: RunConfig) -> Rehearsal:
         tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as scratch,
     ):
         stages = [stage for stage in line_of(config).stages if stage.rehearsal is not None]
-        worker_start.prewarm_at_start(engine.workers(stages, config))
+        engine.prewarm_at_start(stages, config)
         whole = dry_run(config, workspace)
         for line in whole.plan.lines() if whole.plan else ():
             display().note(line)

@@ -83,9 +83,7 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
                 new = _new_run(config, fresh=fresh)
                 run = _continued(interrupted, new, by_hand=bool(resume)) if interrupted else new
                 with chosen_launcher(run.context.config.launcher):
-                    worker_start.prewarm_at_start(
-                        engine.workers(run.line.stages, run.context.config)
-                    )
+                    engine.prewarm_at_start(run.line.stages, run.context.config)
                     return run.finish()
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             return failed(error)  # type: ignore[return-value]  # Prefect raises it

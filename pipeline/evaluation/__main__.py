@@ -17,6 +17,7 @@ from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.evaluation.prediction_job import (
+    EVALUATION,
     EvaluationJob,
     Explanations,
     HeldOut,
@@ -40,7 +41,6 @@ from patchline.pipeline.models.probing.chosen_features import ChosenFeatures, ch
 from patchline.pipeline.models.stored_features import save_features
 from patchline.pipeline.models.stored_logits import logits_of
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.worker_process import worker_main
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 Array = np.ndarray[Any, Any]
@@ -184,4 +184,4 @@ def _report(events: EventWriter, before: int, total: int, done: int, _of_part: i
 
 
 if __name__ == "__main__":
-    worker_main(EvaluationJob, predict)
+    EVALUATION.main(predict)

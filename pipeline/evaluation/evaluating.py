@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import corrupted_images
 from patchline.pipeline.evaluation.html_report import ReportPage
 from patchline.pipeline.evaluation.prediction_job import (
+    EVALUATION,
     EvaluationJob,
     ExplanationJob,
     HeldOut,
@@ -55,17 +56,14 @@ from patchline.pipeline.terminal_words import epochs_in_words
 from patchline.pipeline.training.initial_weights.recipe import display_name
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.event_log import OnEvent
 from patchline.pipeline.workers.launcher import Resources
-from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients, result_files
 
 Array = np.ndarray[Any, Any]
-MODULE = "patchline.pipeline.evaluation"
-"""Of the worker that predicts."""
 FOLDER = "report"
 """Folder of the report inside the run's folder."""
 _NO_FEATURES = "the model does not end in a linear layer, whose input is the features"
@@ -114,7 +112,7 @@ def _own_values(config: RunConfig, data: IngestedData) -> Ingredients:
     return {"columns": hashlib.sha256(values.to_numpy().tobytes()).hexdigest()}
 
 
-def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None]) -> Evaluated:
+def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
     """Predict validation and test with the best weights and write the report.
 
     Args:
@@ -123,11 +121,9 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None
         on_event: receives the progress of the prediction.
     """
     config, data, trained = run.config, run.data, run.trained
-    predicted = run_worker(
-        MODULE,
+    predicted = EVALUATION.run(
         folder.parent / "prediction",
         _job(run, folder),
-        PredictionResult,
         on_event,
         Resources.for_device(trained.device, _devices(run)).on_one_machine(),
     )
@@ -410,7 +406,7 @@ def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
     )
 
 
-def _job(run: TrainedRun, folder: Path) -> FrozenModel:
+def _job(run: TrainedRun, folder: Path) -> EvaluationJob:
     data, trained = run.data, run.trained
     alone = trained.refit is None and trained.ensemble is None
     return EvaluationJob(
@@ -433,7 +429,7 @@ def _job(run: TrainedRun, folder: Path) -> FrozenModel:
 
 
 def _averaging(
-    run: TrainedRun, predicted: PredictionResult, on_event: Callable[[Event], None]
+    run: TrainedRun, predicted: PredictionResult, on_event: OnEvent
 ) -> TestTimeAveraging | None:
     """Return what was decided on test-time averaging, and say it; None if it was not asked for."""
     averaging = predicted.averaging or _not_tried(run)

@@ -15,6 +15,7 @@ from patchline.pipeline.evaluation.visual_guide.covering_result import CoveringT
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import Calibration
 from patchline.pipeline.training.train_result import EnsembleResult
+from patchline.pipeline.workers.worker_process import Worker
 
 Array = np.ndarray[Any, Any]
 
@@ -119,3 +120,6 @@ class PredictionResult(FrozenModel):
     """Features of some validation and test images by the final model; None if it has none."""
     robustness: AnyRobustness | None = None
     averaging: TestTimeAveraging | None = None
+
+
+EVALUATION = Worker("patchline.pipeline.evaluation", EvaluationJob, PredictionResult)

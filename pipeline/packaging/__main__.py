@@ -24,7 +24,7 @@ from patchline.pipeline.packaging.agreement import (
     reported_difference,
 )
 from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel, export_onnx
-from patchline.pipeline.packaging.job import Package, PackagingJob
+from patchline.pipeline.packaging.job import PACKAGING, Package, PackagingJob
 from patchline.pipeline.packaging.model_card import model_card
 from patchline.pipeline.packaging.package_digests import write_digests
 from patchline.pipeline.packaging.package_files import (
@@ -42,7 +42,6 @@ from patchline.pipeline.packaging.package_latency import (
 )
 from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.worker_process import worker_main
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 
@@ -167,4 +166,4 @@ def _rehearse() -> str:
 
 
 if __name__ == "__main__":
-    worker_main(PackagingJob, package, _rehearse)
+    PACKAGING.main(package, _rehearse)

@@ -11,6 +11,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.packaging.model_card import CardFacts
 from patchline.pipeline.packaging.package_latency import PackageLatency
+from patchline.pipeline.workers.worker_process import Worker
 
 
 class PackagingJob(FrozenModel):
@@ -53,3 +54,6 @@ class Package(FrozenModel):
     """How long batches take on this machine; None without an image to measure with."""
     reported_sha256: str = ""
     """Of the table of predictions that the package was compared with; empty for an encoder."""
+
+
+PACKAGING = Worker("patchline.pipeline.packaging", PackagingJob, Package, accelerator=False)

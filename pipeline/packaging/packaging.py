@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
@@ -10,13 +9,9 @@ from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
-from patchline.pipeline.packaging.job import Package, PackagingJob
+from patchline.pipeline.packaging.job import PACKAGING, Package, PackagingJob
 from patchline.pipeline.packaging.model_card import CardFacts
-from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.worker_process import run_worker
-
-MODULE = "patchline.pipeline.packaging"
-"""Of the worker."""
+from patchline.pipeline.workers.event_log import OnEvent
 
 
 def package_model(
@@ -24,7 +19,7 @@ def package_model(
     evaluated: Evaluated | None,
     card: CardFacts,
     folder: Path,
-    on_event: Callable[[Event], None],
+    on_event: OnEvent,
 ) -> Package:
     """Write the package of a trained model, and compare its outputs on all test images.
 
@@ -57,4 +52,4 @@ def package_model(
         and report.averaging.is_on,
         card=card,
     )
-    return run_worker(MODULE, folder.parent / "packaging", job, Package, on_event)
+    return PACKAGING.run(folder.parent / "packaging", job, on_event)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 
 from patchline.pipeline.planning.measuring import measure
-from patchline.pipeline.planning.measuring_job import MeasuringJob
-from patchline.pipeline.workers.worker_process import worker_main
+from patchline.pipeline.planning.measuring_job import MEASURING
 
 
 def _get_ready() -> str:
@@ -16,4 +15,4 @@ def _get_ready() -> str:
 
 
 if __name__ == "__main__":
-    worker_main(MeasuringJob, measure, _get_ready)
+    MEASURING.main(measure, _get_ready)

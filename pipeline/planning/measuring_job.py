@@ -7,9 +7,7 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import PlanFacts, Speed
-
-MODULE = "patchline.pipeline.planning"
-"""Of the measuring process."""
+from patchline.pipeline.workers.worker_process import Worker
 
 
 class MeasuredCandidate(FrozenModel):
@@ -70,3 +68,6 @@ class Measurement(FrozenModel):
             "teacher_per_second": self.teacher_per_second,
         }
         return facts.model_copy(update=update)
+
+
+MEASURING = Worker("patchline.pipeline.planning", MeasuringJob, Measurement, from_start=True)

@@ -31,7 +31,7 @@ from patchline.pipeline.planning.facts import (
     PlanFacts,
 )
 from patchline.pipeline.planning.measuring_job import (
-    MODULE,
+    MEASURING,
     MeasuredCandidate,
     Measurement,
     MeasuringJob,
@@ -56,7 +56,6 @@ from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.host.processors import this_processor
 from patchline.pipeline.workers.launcher import Resources
-from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import cache_limit
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.run_memory import stage_keys
@@ -65,8 +64,8 @@ from patchline.pipeline.workspace.workspace import workspace_of
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
 CODE = (
-    *(f"{MODULE}.{name}" for name in ("__main__", "planner", "rules", "weights_choice")),
-    "patchline.pipeline.models.layers",
+    *MEASURING.code,
+    *(f"{MEASURING.module}.{name}" for name in ("planner", "rules", "weights_choice")),
 )
 """Where the code begins that decides a plan."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
@@ -80,7 +79,7 @@ def measured_apart(job: MeasuringJob, workspace: Path) -> Measurement:
     with tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as folder:
         resources = Resources.for_device("auto")
         job = job.model_copy(update={"workspace": workspace.resolve()})
-        return run_worker(MODULE, Path(folder), job, Measurement, lambda _: None, resources)
+        return MEASURING.run(Path(folder), job, resources=resources)
 
 
 def may_choose_weights(config: RunConfig) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages.stage import AnyStage, Context
-from patchline.pipeline.workers.worker_start import Worker
+from patchline.pipeline.workers.worker_process import Worker
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
@@ -109,11 +109,18 @@ def check(stages: Iterable[AnyStage], config: RunConfig, workspace: Path) -> Ite
                 yield sentence
 
 
-def workers(stages: Iterable[AnyStage], config: RunConfig) -> Iterator[Worker]:
+def workers(stages: Iterable[AnyStage], config: RunConfig) -> Iterator[Worker[Any, Any]]:
     """Yield the workers of the stages that a run with these settings has."""
     for stage in stages:
         if stage.worker and stage.applies(config):
             yield stage.worker
+
+
+def prewarm_at_start(stages: Iterable[AnyStage], config: RunConfig) -> None:
+    """Start the workers that a run with these settings needs first."""
+    for worker in workers(stages, config):
+        if worker.from_start:
+            worker.prepare()
 
 
 def run_stages(

@@ -16,7 +16,8 @@ from patchline.pipeline.evaluation.cost import (
     evaluation_seconds,
     predicted_images,
 )
-from patchline.pipeline.evaluation.evaluating import FOLDER, MODULE, Evaluated
+from patchline.pipeline.evaluation.evaluating import FOLDER, Evaluated
+from patchline.pipeline.evaluation.prediction_job import EVALUATION
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
@@ -26,7 +27,6 @@ from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.pretraining import evaluating as encoder_evaluating
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.tracking import tracked_run
@@ -71,12 +71,8 @@ class Evaluate(EvaluateStage[Evaluated]):
 
     task = "Evaluate on the test images"
     output = Evaluated
-    worker = Worker(MODULE)
-    code = (
-        f"{MODULE}.__main__",
-        "patchline.pipeline.evaluation.evaluating",
-        "patchline.pipeline.models.layers",
-    )
+    worker = EVALUATION
+    code = (*EVALUATION.code, "patchline.pipeline.evaluation.evaluating")
 
     def title(self, context: Context, inputs: EvaluateInputs) -> str:
         """Return how many images are predicted, and about how long that takes."""
@@ -138,12 +134,8 @@ class EncoderTest(EvaluateStage[PretrainingEvaluated]):
 
     task = "Test the encoder"
     output = PretrainingEvaluated
-    worker = Worker(encoder_evaluating.MODULE)
-    code = (
-        f"{encoder_evaluating.MODULE}.__main__",
-        "patchline.pipeline.training.pretraining.evaluating",
-        "patchline.pipeline.models.layers",
-    )
+    worker = encoder_evaluating.TESTING
+    code = (*worker.code, "patchline.pipeline.training.pretraining.evaluating")
 
     def title(self, context: Context, inputs: EvaluateInputs) -> str:
         """Return how many images are used."""

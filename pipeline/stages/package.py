@@ -18,9 +18,9 @@ from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
-from patchline.pipeline.packaging.job import Package
+from patchline.pipeline.packaging.job import PACKAGING, Package
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel
-from patchline.pipeline.packaging.packaging import MODULE, package_model
+from patchline.pipeline.packaging.packaging import package_model
 from patchline.pipeline.registry import registration
 from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.initial_weights.recipe import display_name
@@ -28,7 +28,6 @@ from patchline.pipeline.training.initial_weights.starting_point import StartingP
 from patchline.pipeline.training.parts import run_parts
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
@@ -69,12 +68,8 @@ class PackageStage(Stage[Inputs, Package]):
 
     name = "package"
     output = Package
-    worker = Worker(MODULE, accelerator=False)
-    code = (
-        f"{MODULE}.__main__",
-        "patchline.pipeline.packaging.mlflow_classifier",
-        "patchline.pipeline.models.layers",
-    )
+    worker = PACKAGING
+    code = (*PACKAGING.code, "patchline.pipeline.packaging.mlflow_classifier")
     rehearsal: ClassVar[str]
 
     def title(self, context: Context, inputs: Inputs) -> str:

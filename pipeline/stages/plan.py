@@ -13,12 +13,11 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import Plan
-from patchline.pipeline.planning.measuring_job import MODULE
+from patchline.pipeline.planning.measuring_job import MEASURING
 from patchline.pipeline.planning.weights_choice import WeightsChoice
 from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.initial_weights.record import InitialWeights
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
-from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.tracking import tracked_run
@@ -48,7 +47,7 @@ class PlanStage(Stage[PlanInputs, Plan]):
     task = "Plan the training"
     reads = PlanInputs
     output = Plan
-    worker = Worker(MODULE, from_start=True)
+    worker = MEASURING
     code = planner.CODE
     shared = at_once = True
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.worker_start import Worker
+from patchline.pipeline.workers.event_log import OnEvent
+from patchline.pipeline.workers.worker_process import Worker
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients, StageMemory
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Reporting:
     """Called with a sentence."""
     progress: Callable[[str, int, int], None]
     """Called with what is counted, how many are done, and how many there are."""
-    event: Callable[[Event], None]
+    event: OnEvent
     """Called with an event of a worker process."""
 
 
@@ -64,7 +64,7 @@ class Context:
     """Duration of each stage."""
     tags: dict[str, str] = field(default_factory=dict)
     """Of the MLflow run and of the registered version: who computes."""
-    next_workers: tuple[Worker, ...] = ()
+    next_workers: tuple[Worker[Any, Any], ...] = ()
     """Of the later stages, which may be started before they are needed."""
     unrecorded: dict[str, Ingredients] = field(default_factory=dict)
     """The keys of the stages whose results are recorded once the MLflow run is open."""
@@ -161,7 +161,7 @@ class Stage(ABC, Generic[Inputs, Result]):
     task: ClassVar[str]
     reads: type[Inputs]
     output: type[Result]
-    worker: ClassVar[Worker | None] = None
+    worker: ClassVar[Worker[Any, Any] | None] = None
     code: ClassVar[tuple[str, ...]] = ()
     retried: ClassVar[bool] = False
     shared: ClassVar[bool] = False

@@ -11,7 +11,12 @@ from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
 from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.distillation.class_columns import class_columns
-from patchline.pipeline.training.distillation.job import MODULE, ImagesToTeach, Taught, TeachingJob
+from patchline.pipeline.training.distillation.job import (
+    TEACHING,
+    ImagesToTeach,
+    Taught,
+    TeachingJob,
+)
 from patchline.pipeline.training.distillation.teacher import (
     Teacher,
     check_teacher,
@@ -22,8 +27,6 @@ from patchline.pipeline.training.distillation.teacher import (
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.workers.launcher import Resources
-from patchline.pipeline.workers.worker_process import run_worker
-from patchline.pipeline.workers.worker_start import Worker
 from patchline.pipeline.workspace.files.workspace_folder import PREDICTIONS
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
@@ -109,8 +112,8 @@ class Teach(Stage[TeachInputs, Taught]):
     task = "Predict with the teacher"
     reads = TeachInputs
     output = Taught
-    worker = Worker(MODULE)
-    code = (f"{MODULE}.__main__", "patchline.pipeline.models.layers")
+    worker = TEACHING
+    code = TEACHING.code
     shared = True
     rehearsal = "Predicting two batches with the teacher"
 
@@ -157,7 +160,7 @@ class Teach(Stage[TeachInputs, Taught]):
         write_list(job, folder)
         resources = Resources.for_device(context.config.training.device)
         with launcher_for(job):
-            return run_worker(MODULE, folder, job, Taught, context.reporting.event, resources)
+            return TEACHING.run(folder, job, context.reporting.event, resources)
 
     def reuse(self, config: RunConfig) -> str:
         """Return what is used again."""

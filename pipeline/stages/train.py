@@ -12,16 +12,14 @@ from patchline.pipeline.stages.stage import Context, Stage
 from patchline.pipeline.training.distillation.job import Taught
 from patchline.pipeline.training.distillation.teacher import Teacher
 from patchline.pipeline.training.initial_weights.recipe import display_name
-from patchline.pipeline.training.job import TeacherPredictions
-from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources_of
+from patchline.pipeline.training.job import TRAINING, TeacherPredictions
+from patchline.pipeline.training.machine import resources_of
 from patchline.pipeline.training.parts import launching, run_parts
 from patchline.pipeline.training.parts.launching import TrainingInputs, job_of
 from patchline.pipeline.training.parts.run_parts import RunParts
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.worker_process import run_worker
-from patchline.pipeline.workers.worker_start import Worker
+from patchline.pipeline.workers.worker_process import prewarm_before_the_end
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 _REHEARSED_STEPS = 2
@@ -62,8 +60,8 @@ class Train(Stage[TrainInputs, TrainResult]):
     task = "Train the model"
     reads = TrainInputs
     output = TrainResult
-    worker = Worker(MODULE, from_start=True)
-    code = launching.CODE
+    worker = TRAINING
+    code = TRAINING.code
     rehearsal = f"Training {_REHEARSED_STEPS} steps"
 
     def title(self, context: Context, inputs: TrainInputs) -> str:
@@ -77,7 +75,7 @@ class Train(Stage[TrainInputs, TrainResult]):
     def compute(self, context: Context, inputs: TrainInputs) -> TrainResult:
         """Train in separate processes; towards the end, the later stages' workers start."""
         on_event, note = context.reporting.event, context.reporting.note
-        follow = worker_start.prewarm_before_the_end(on_event, context.next_workers)
+        follow = prewarm_before_the_end(on_event, context.next_workers)
         needs = TrainingInputs(
             context.config,
             inputs.data,
@@ -92,7 +90,8 @@ class Train(Stage[TrainInputs, TrainResult]):
     def rehearse(self, context: Context, inputs: TrainInputs) -> TrainResult:
         """Train two steps, of the first training."""
         training, note = context.config.training, context.reporting.note
-        worker_start.prewarm_while_others_compute(context.next_workers)
+        for worker in context.next_workers:
+            worker.prewarm()
         if training.folds or training.refit:
             note("folds and a refit repeat this fit and are not rehearsed")
         length = {"time_limit": None, "step_plan": ((0, 0.0, _REHEARSED_STEPS),)}
@@ -109,8 +108,7 @@ class Train(Stage[TrainInputs, TrainResult]):
             if event["kind"] == "warning":  # the progress of two steps is not worth a line
                 context.reporting.event(event)
 
-        resources = resources_of(config.training)
-        return run_worker(MODULE, job.folder, job, TrainResult, show, resources, MEMBER_MODULE)
+        return TRAINING.run(job.folder, job, show, resources_of(config.training))
 
     def reuse(self, config: RunConfig) -> str:
         """Return what is used again; a time limit may have allowed more on another day."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 import importlib
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import TRAINING, TrainingJob
 from patchline.pipeline.training.machine import detect_machine
 from patchline.pipeline.training.processes.process_launch import ProcessGroup
 from patchline.pipeline.training.train_result import RefitResult, TrainResult
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.worker_process import worker_main
 
 
 def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
@@ -41,10 +40,8 @@ def _is_one_fit(job: TrainingJob) -> bool:
 
 
 def _train_here(job: TrainingJob, events: EventWriter) -> FrozenModel:
-    from patchline.pipeline.training.loop import Training
     from patchline.pipeline.training.out_of_memory import explain_out_of_memory
-    from patchline.pipeline.training.parts.after_folds import Refit, combine_members
-    from patchline.pipeline.training.parts.fine_tuning import fit_head_first
+    from patchline.pipeline.training.parts.after_folds import combine_members, fit_all_weights
     from patchline.pipeline.training.parts.probe import probe, refit_head
 
     part, trainable = job.part, job.config.training.trainable
@@ -55,9 +52,7 @@ def _train_here(job: TrainingJob, events: EventWriter) -> FrozenModel:
             return _train_last_blocks(job, events)
         if trainable in ("head", "last_blocks"):
             return (refit_head if part.refit else probe)(job, events)
-        if trainable == "head_then_all":
-            fit_head_first(job, events)
-        return Refit(job, events).refit() if part.refit else Training(job, events).run()
+        return fit_all_weights(job, events)
 
 
 def _train_last_blocks(job: TrainingJob, events: EventWriter) -> FrozenModel:
@@ -87,4 +82,4 @@ def _get_ready() -> str:
 
 
 if __name__ == "__main__":
-    worker_main(TrainingJob, train, _get_ready)
+    TRAINING.main(train, _get_ready)

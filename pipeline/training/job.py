@@ -15,7 +15,10 @@ import numpy as np
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE
 from patchline.pipeline.training.step_plan import Knot, StepPlan
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.worker_process import Worker
 from patchline.plugin_api import ImageSpec
 
 if TYPE_CHECKING:
@@ -238,3 +241,6 @@ class TrainingJob(FrozenModel):
     """What the last blocks are trained from; None to train from images."""
     extends: ExtendedTraining | None = None
     """The finished training whose final state this one starts from."""
+
+
+TRAINING = Worker(MODULE, TrainingJob, TrainResult, MEMBER_MODULE, from_start=True)

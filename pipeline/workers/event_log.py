@@ -14,21 +14,28 @@ Each line is a JSON object: `seq` counts from 0 without gaps, `time` is in secon
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from patchline.pipeline.workspace.files.json_lines import AppendLog
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
 Event = dict[str, Any]
+OnEvent = Callable[[Event], None]
+Value = TypeVar("Value")
 
 
 class EventWriter:
-    """Append events to a file, one whole line at a time."""
+    """Append events to a file, one whole line at a time.
+
+    Attributes:
+        folder: of the file, which is that of the worker.
+    """
 
     def __init__(self, file: Path, *, progress_interval_seconds: float = 0.5) -> None:
-        make_folder(file.parent)
+        self.folder = file.parent
+        make_folder(self.folder)
         self._log = AppendLog(file)
         self.catch_up()
         self._interval = progress_interval_seconds
@@ -61,6 +68,12 @@ class EventWriter:
         if done >= total or now - self._last_progress >= self._interval:
             self._last_progress = now
             self.write("progress", done=done, total=total, unit=unit, **values, **details())
+
+    def counted(self, results: Iterable[Value], total: int, unit: str) -> Iterator[Value]:
+        """Yield the results of some units of work, and append the progress."""
+        for done, result in enumerate(results, 1):
+            self.progress(done, total, unit)
+            yield result
 
     def catch_up(self) -> None:
         """Number the next events after those that another process has appended and ended."""

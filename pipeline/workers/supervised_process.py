@@ -29,6 +29,7 @@ from patchline.pipeline.errors import OrchestrationError, PipelineError
 from patchline.pipeline.local_services import HOST, services_folder
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workers.host import interruption
+from patchline.pipeline.workers.worker_start import end_own_group, ending, signal_group
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
 
 _SILENT_SECONDS = 60.0
@@ -165,16 +166,7 @@ class SupervisedProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if self.popen:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.popen.pid, number)
-
-
-def ending(code: int) -> str:
-    """Return how a process ended, from its exit code."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-
-_FAILURE = 1
+            signal_group(self.popen.pid, number)
 
 
 def hold_lifeline(file: Path) -> int:
@@ -199,9 +191,7 @@ def _wait_and_end(file: Path) -> None:
         handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(handle, fcntl.LOCK_SH)
     finally:  # a missing lifeline means the same as a released one
-        if os.getpgid(0) == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)
-        os._exit(_FAILURE)
+        end_own_group()
 
 
 _served: dict[Path, tuple[int, int]] = {}

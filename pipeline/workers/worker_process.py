@@ -21,18 +21,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
+
+import psutil
 
 from patchline.pipeline import redaction
 from patchline.pipeline.errors import WorkerError, error_class
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.waiting import at_end_of_input
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workers.event_log import Event, EventWriter, read_events
+from patchline.pipeline.workers.event_log import Event, EventWriter, OnEvent, read_events
 from patchline.pipeline.workers.host import interruption
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workers.job_paths import paths_of
@@ -75,7 +78,6 @@ def check_cancelled() -> None:
 
 Result = TypeVar("Result", bound=FrozenModel)
 Job = TypeVar("Job", bound=FrozenModel)
-OnEvent = Callable[[Event], None]
 
 JOB_FILE, EVENTS_FILE, RESULT_FILE, LOCK_FILE = (
     "job.json",
@@ -84,8 +86,13 @@ JOB_FILE, EVENTS_FILE, RESULT_FILE, LOCK_FILE = (
     "worker.lock",
 )
 _POLL_SECONDS = 0.1
+_FREE_GIB = 3.0
+"""Free memory with which a worker may be started while another one computes. It takes 0.4 GB
+as long as it waits, and the training must not run out of memory because of it."""
 _LAST_WORKER_SECONDS = 60.0
 _LONGEST_LINE = 2000
+_AHEAD_SECONDS = 15.0
+"""Imports take 3 to 6 seconds on an idle machine; this one is busy training."""
 
 
 # -- the parent's side -------------------------------------------------------------------------
@@ -104,7 +111,7 @@ class WorkerFolder:
         self._folder = folder
         self._events, self._log = AppendLog(folder / EVENTS_FILE), AppendLog(folder / LOG_FILE)
         self._log.skip()
-        with storage_errors(folder), _last_worker_gone(folder):
+        with storage_errors(folder), last_worker_gone(folder):
             for left in (RESULT_FILE, GROUP_FILE):
                 (folder / left).unlink(missing_ok=True)
             job.to_file(folder / JOB_FILE)
@@ -117,13 +124,12 @@ class WorkerFolder:
             if text := line.decode(errors="replace").strip():
                 yield {"kind": "log", "message": text[:_LONGEST_LINE]}
 
-    def result(self, code: int, module: str, result_class: type[Result]) -> Result:
+    def result(self, code: int, worker: Worker[Any, Result]) -> Result:
         """Return the result of a worker once nothing is left of it.
 
         Args:
             code: with which the worker has ended.
-            module: of the worker.
-            result_class: of the result.
+            worker: what was started.
 
         Raises:
             PipelineError: the error that the worker reported, by class and message.
@@ -131,78 +137,154 @@ class WorkerFolder:
         """
         file, log = self._folder / RESULT_FILE, self._folder / LOG_FILE
         if file.exists():
-            return reported(file, result_class)
-        how = f"exited with code {code}"
-        if code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-        hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
-        raise WorkerError(
-            f"The process {module} {how} before it finished.{hint} Its last log line: "
-            f"{last_line(log)!r}. See {log}."
+            return reported(file, worker.result_class)
+        raise ended_early(f"The process {worker.module}", code, log)
+
+
+@dataclass(frozen=True)
+class Worker(Generic[Job, Result]):
+    """A function that computes in a process of its own: what it takes, returns and needs.
+
+    The module of the process ends with a call of `main`; the parent calls `run`.
+    """
+
+    module: str
+    """Run as `python -P -m MODULE FOLDER`."""
+    job_class: type[Job]
+    """Of `job.json`."""
+    result_class: type[Result]
+    """Of the result in `result.json`."""
+    member_module: str | None = None
+    """What other machines run if a group of processes is spread over several; see `WorkerTask`."""
+    accelerator: bool = True
+    """Whether it computes on the device of the run; otherwise on CPU cores alone."""
+    from_start: bool = False
+    """Whether it is started as soon as a run begins, before anything else needs memory."""
+
+    @property
+    def resources(self) -> Resources:
+        """What the launcher of the run reserves for it while it waits for its job."""
+        return Resources(gpus=None if self.accelerator else 0, memory_gib=_FREE_GIB)
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Modules in which the code begins that decides its result, if it computes with a model."""
+        return f"{self.module}.__main__", "patchline.pipeline.models.layers"
+
+    def prepare(self, resources: Resources | None = None) -> None:
+        """Start it ahead of its job.
+
+        Args:
+            resources: that the job will need, if they are known.
+        """
+        worker_start.current_launcher().prepare(self.module, resources or self.resources)
+
+    def prewarm(self, resources: Resources | None = None) -> None:
+        """Start it while another one computes, if there is memory for both; see `prepare`."""
+        if psutil.virtual_memory().available >= _FREE_GIB * 2**30:
+            self.prepare(resources)
+
+    def run(
+        self,
+        folder: Path,
+        job: Job,
+        on_event: OnEvent = lambda _: None,
+        resources: Resources = Resources(),  # noqa: B008 - a frozen value
+    ) -> Result:
+        """Run it to its end and return its result; `on_event` gets every event once, in order.
+
+        Events of an earlier worker in the same folder are not included: see `earlier_events`. On
+        any exception in the parent (a signal, an error in `on_event`) the worker's whole group is
+        stopped before the exception propagates.
+
+        Raises:
+            PipelineError: the error that the worker reported, by class and message.
+            WorkerError: if the worker ended without a report.
+        """
+        task, shared = self.task(folder, job, resources), WorkerFolder(folder, job)
+        worker, code = worker_start.current_launcher().start(task), None
+        try:
+            while code is None:
+                code = worker.poll()
+                for event in shared.new_events():
+                    on_event(event)
+                if code is None:
+                    check_cancelled()
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            worker.stop()
+        return shared.result(code, self)
+
+    def task(self, folder: Path, job: Job, resources: Resources) -> WorkerTask:
+        """Return what a launcher is told of it, with the files that its job names."""
+        return WorkerTask(
+            self.module, folder.absolute(), resources, self.member_module, *paths_of(job)
         )
 
+    def main(
+        self,
+        work: Callable[[Job, EventWriter], FrozenModel],
+        introduced: Callable[[], str] = lambda: "{}",
+    ) -> NoReturn:
+        """In the process: do the job in the folder that the parent names, and write its result.
 
-def run_worker(
-    module: str,
-    folder: Path,
-    job: FrozenModel,
-    result_class: type[Result],
-    on_event: OnEvent,
-    resources: Resources = Resources(),  # noqa: B008 - a frozen value
-    member_module: str | None = None,
-) -> Result:
-    """Run a worker to its end and return its result; `on_event` gets every event once, in order.
-
-    Events of an earlier worker in the same folder are not included: see `earlier_events`. On any
-    exception in the parent (a signal, an error in `on_event`) the worker's whole group is stopped
-    before the exception propagates.
-
-    Raises:
-        PipelineError: the error that the worker reported, by class and message.
-        WorkerError: if the worker ended without a report.
-    """
-    task, shared = task_of(module, folder, job, resources, member_module), WorkerFolder(folder, job)
-    worker, code = worker_start.current_launcher().start(task), None
-    try:
-        while code is None:
-            code = worker.poll()
-            for event in shared.new_events():
-                on_event(event)
-            if code is None:
-                check_cancelled()
-                time.sleep(_POLL_SECONDS)
-    finally:
-        worker.stop()
-    return shared.result(code, module, result_class)
+        Args:
+            work: does the job.
+            introduced: returns the introduction of a prepared worker, a JSON object.
+        """
+        redaction.install(streams=True)
+        folder = _own_folder(introduced)
+        at_end_of_input(worker_start.end_own_group)
+        interruption.exit_on_sigterm()
+        interruption.ignore_ctrl_c()
+        job = self.job_class.from_file(folder / JOB_FILE)
+        with last_worker_gone(folder):
+            events = EventWriter(folder / EVENTS_FILE)
+            content = report(folder, lambda: work(job, events))
+            write_text(folder / RESULT_FILE, content)
+        leave()
 
 
-def task_of(
-    module: str,
-    folder: Path,
-    job: FrozenModel,
-    resources: Resources,
-    member_module: str | None = None,
-) -> WorkerTask:
-    """Return what a launcher is told of a worker, with the files that its job names."""
-    return WorkerTask(module, folder.absolute(), resources, member_module, *paths_of(job))
+def prewarm_before_the_end(show: OnEvent, workers: Sequence[Worker[Any, Any]]) -> OnEvent:
+    """Return a function that shows training events and starts the next workers before the end."""
+    first: Event | None = None
+
+    def see(event: Event) -> None:
+        nonlocal first
+        show(event)
+        if event["kind"] != "progress":
+            return
+        first = first or event
+        steps = event["done"] - first["done"]
+        if steps > 0:
+            seconds = (event["time"] - first["time"]) / steps
+            soon = seconds * (event["total"] - event["done"]) <= _AHEAD_SECONDS
+            for worker in workers if soon else ():
+                worker.prewarm()
+
+    return see
 
 
 def earlier_events(folder: Path) -> list[Event]:
     """Return the events of earlier attempts in a folder, once their workers have ended."""
     if not (folder / EVENTS_FILE).exists():
         return []
-    with _last_worker_gone(folder):
+    with last_worker_gone(folder):
         return read_events(folder / EVENTS_FILE)
 
 
 @contextmanager
-def _last_worker_gone(folder: Path) -> Iterator[None]:
+def last_worker_gone(folder: Path, lock: str = LOCK_FILE) -> Iterator[None]:
     """Wait for the worker of a parent that was killed, which ends by itself a moment later.
+
+    Args:
+        folder: of the worker.
+        lock: name of the file in it that the worker holds.
 
     Raises:
         WorkerError: if it does not end within a minute.
     """
-    with try_lock(folder / LOCK_FILE, _LAST_WORKER_SECONDS) as locked:
+    with try_lock(folder / lock, _LAST_WORKER_SECONDS) as locked:
         if not locked:
             raise WorkerError(
                 f"A process of an earlier attempt is still running in {folder}. End it, then retry."
@@ -222,7 +304,26 @@ def reported(file: Path, result_class: type[Result]) -> Result:
     return result_class.model_validate(content["result"])
 
 
-def last_line(file: Path) -> str:
+def ended_early(
+    process: str, code: int, log: Path, after: str = "", remedy: str = ""
+) -> WorkerError:
+    """Return the error for a process that ended without a report.
+
+    Args:
+        process: what it is called.
+        code: with which it ended.
+        log: its file, whose last line is shown.
+        after: a clause that says what was tried before.
+        remedy: a sentence that says what to do, after a space.
+    """
+    hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
+    return WorkerError(
+        f"{process} {worker_start.ending(code)} before it finished{after}.{hint}{remedy} Its last "
+        f"log line: {_last_line(log)!r}. See {log}."
+    )
+
+
+def _last_line(file: Path) -> str:
     """Return the beginning of the last line of a log file; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -231,31 +332,6 @@ def last_line(file: Path) -> str:
 
 
 # -- the worker's side -------------------------------------------------------------------------
-
-
-def worker_main(
-    job_class: type[Job],
-    work: Callable[[Job, EventWriter], FrozenModel],
-    introduced: Callable[[], str] = lambda: "{}",
-) -> NoReturn:
-    """Do the job in the folder that the parent names, and write its result.
-
-    Args:
-        job_class: the class of `job.json`.
-        work: does the job.
-        introduced: returns the introduction of a prepared worker, a JSON object.
-    """
-    redaction.install(streams=True)
-    folder = _own_folder(introduced)
-    at_end_of_input(end_own_group)
-    interruption.exit_on_sigterm()
-    interruption.ignore_ctrl_c()
-    job = job_class.from_file(folder / JOB_FILE)
-    with _last_worker_gone(folder):
-        events = EventWriter(folder / EVENTS_FILE)
-        content = report(folder, lambda: work(job, events))
-        write_text(folder / RESULT_FILE, content)
-    leave()
 
 
 def _own_folder(introduced: Callable[[], str]) -> Path:
@@ -301,10 +377,3 @@ def leave() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def end_own_group() -> NoReturn:
-    """End this process, and its group if it leads one."""
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os._exit(1)

@@ -20,15 +20,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
-import psutil
-
-from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Launcher, Resources, WorkerTask
 
 LOG_FILE = "worker.log"
@@ -50,6 +47,7 @@ _ENVIRONMENT = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 _GRACE_SECONDS = 10.0
+_ALONE = Resources()
 
 
 @dataclass
@@ -84,34 +82,11 @@ def prepared_workers() -> Iterator[None]:
             _close_output(each.process)
 
 
-def prepare(module: str, *, to_lead: bool = False) -> None:
-    """Start a worker of a module ahead of its job; outside `prepared_workers`, do nothing.
-
-    Only one worker of each module waits.
-
-    Args:
-        module: of the worker.
-        to_lead: whether it will leave the work to a group of processes that it starts, so that it
-            imports less and has no introduction.
-    """
-    key = (module, WAIT_TO_LEAD if to_lead else WAIT)
-    if _prepared is not None and key not in _prepared:
-        _prepared[key] = _Prepared(_started(*key, subprocess.PIPE, subprocess.DEVNULL))
-
-
-def introduction(module: str) -> str:
-    """Return the introduction of the prepared worker of a module, once its imports are done.
-
-    Empty if none was prepared, or if it died.
-    """
-    waiting = (_prepared or {}).get((module, WAIT))
-    return _introduction(waiting).decode() if waiting else ""
-
-
 def _introduction(waiting: _Prepared) -> bytes:
     with waiting.reading:
         if waiting.introduction is None:
-            waiting.introduction = _first_line(waiting.process)
+            lines = waiting.process.stdout or ()  # a library may have printed some before it
+            waiting.introduction = next((line for line in lines if line.startswith(b"{")), b"")
     return waiting.introduction
 
 
@@ -132,13 +107,23 @@ class LocalLauncher:
         if keeps_prepared:
             self._stack.enter_context(prepared_workers())
 
-    def prepare(self, module: str, resources: Resources) -> None:
-        """Start a worker that imports what its module needs; see `prepare`."""
-        prepare(module, to_lead=resources.processes > 1)
+    def prepare(self, module: str, resources: Resources = _ALONE) -> None:
+        """Start a worker of a module ahead of its job; outside `prepared_workers`, do nothing.
 
-    def introduction(self, module: str, _resources: Resources) -> str:
-        """Return what the prepared worker of a module has printed; empty if there is none."""
-        return introduction(module)
+        Only one worker of each module waits; one that will leave the work to a group of processes
+        that it starts imports less, and has no introduction.
+        """
+        key = (module, WAIT_TO_LEAD if resources.processes > 1 else WAIT)
+        if _prepared is not None and key not in _prepared:
+            _prepared[key] = _Prepared(_started(*key, subprocess.PIPE, subprocess.DEVNULL))
+
+    def introduction(self, module: str, _resources: Resources = _ALONE) -> str:
+        """Return what the prepared worker of a module has printed, once its imports are done.
+
+        Empty if none was prepared, or if it died.
+        """
+        waiting = (_prepared or {}).get((module, WAIT))
+        return _introduction(waiting).decode() if waiting else ""
 
     def slots(self, _resources: Resources) -> int:
         """Return one, because each worker uses the whole machine."""
@@ -151,11 +136,11 @@ class LocalLauncher:
     def start(self, task: WorkerTask) -> LocalWorker:
         """Pass the folder to the prepared worker of the module, or to a new one."""
         with _taking:
-            of_module = [key for key in _prepared or () if key[0] == task.module]
-            waiting = _prepared[max(of_module)] if _prepared and of_module else None
+            prepared = _prepared or {}
+            key = max((each for each in prepared if each[0] == task.module), default=("", ""))
+            waiting = prepared.get(key)
             said = bool(waiting and _introduction(waiting))
-            if _prepared and of_module:
-                del _prepared[max(of_module)]
+            prepared.pop(key, None)
         if waiting:
             taken = said and _given(waiting.process, task.folder)
             _close_output(waiting.process)
@@ -219,14 +204,26 @@ def stop_group(process: subprocess.Popen[bytes]) -> None:
     """End a process that leads its own group, with the whole group, and wait for it."""
     try:
         if process.poll() is None:
-            _signal_group(process.pid, signal.SIGTERM)
+            signal_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):  # then SIGKILL follows
                 process.wait(_GRACE_SECONDS)
     finally:
-        _signal_group(process.pid, signal.SIGKILL)  # also ends what the leader left behind
+        signal_group(process.pid, signal.SIGKILL)  # also ends what the leader left behind
         process.wait()
         if process.stdin:
             process.stdin.close()
+
+
+def end_own_group() -> NoReturn:
+    """End this process, and its group if it leads one."""
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, from its exit code."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
 def _started(
@@ -248,11 +245,6 @@ def environment() -> dict[str, str]:
     return {**_ENVIRONMENT, **os.environ}
 
 
-def _first_line(process: subprocess.Popen[bytes]) -> bytes:
-    """Return the introduction; a library may have printed lines before it."""
-    return next((line for line in process.stdout or () if line.startswith(b"{")), b"")
-
-
 def _given(process: subprocess.Popen[bytes], folder: Path) -> bool:
     """Send a worker its folder, and where relative paths begin; return whether it was alive."""
     line = json.dumps([str(folder.absolute()), str(Path.cwd())]).encode() + b"\n"
@@ -266,66 +258,7 @@ def _close_output(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to a process group, if there still is one."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-OnEvent = Callable[[Event], None]
-_AHEAD_SECONDS = 15.0
-"""Imports take 3 to 6 seconds on an idle machine; this one is busy training."""
-
-
-@dataclass(frozen=True)
-class Worker:
-    """The process in which a stage computes, and what it needs."""
-
-    module: str
-    """Run as `python -m MODULE`, see `patchline.pipeline.workers`."""
-    accelerator: bool = True
-    """Whether it computes on the device of the run; otherwise on CPU cores alone."""
-    free_gib: float = 3.0
-    """Free memory in GiB with which it may be started while another stage computes. It takes 0.4 as
-    long as it waits, and the training must not run out of memory because of it."""
-    from_start: bool = False
-    """Whether it is started as soon as a run begins, before anything else needs memory."""
-
-    @property
-    def resources(self) -> Resources:
-        """What the launcher of the run reserves for it."""
-        return Resources(gpus=None if self.accelerator else 0, memory_gib=self.free_gib)
-
-
-def prewarm_at_start(workers: Iterable[Worker]) -> None:
-    """Start the workers that are needed first."""
-    for worker in workers:
-        if worker.from_start:
-            current_launcher().prepare(worker.module, worker.resources)
-
-
-def prewarm_while_others_compute(workers: Iterable[Worker]) -> None:
-    """Start workers for which there is memory."""
-    for worker in workers:
-        if psutil.virtual_memory().available >= worker.free_gib * 2**30:
-            current_launcher().prepare(worker.module, worker.resources)
-
-
-def prewarm_before_the_end(show: OnEvent, workers: Iterable[Worker]) -> OnEvent:
-    """Return a function that shows training events and starts the next workers before the end."""
-    first: Event | None = None
-    following = tuple(workers)
-
-    def see(event: Event) -> None:
-        nonlocal first
-        show(event)
-        if event["kind"] != "progress":
-            return
-        first = first or event
-        steps = event["done"] - first["done"]
-        if steps > 0:
-            seconds = (event["time"] - first["time"]) / steps
-            soon = seconds * (event["total"] - event["done"]) <= _AHEAD_SECONDS
-            if soon:
-                prewarm_while_others_compute(following)
-
-    return see

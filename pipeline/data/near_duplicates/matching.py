@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,6 @@ from patchline.pipeline.data.near_duplicates.thumbnails import (
 )
 from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
 from patchline.pipeline.data.reading.child_processes import processors
-from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workers.launcher import Resources
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
@@ -173,27 +170,3 @@ def _places(search: Search, side: float) -> Iterator[tuple[float, float]]:
         for first in (search.view.top, search.view.left)
     )
     yield from ((top, left) for top in tops for left in lefts)
-
-
-MODULE = "patchline.pipeline.data.near_duplicates.comparing_worker"
-RESOURCES = Resources()
-"""All cores of one machine."""
-FEWEST_IMAGES_OF_PART = 20_000
-"""With fewer, they are compared before the workers would have started."""
-
-
-class ComparingJob(FrozenModel):
-    """The views that are looked up, and among which images."""
-
-    images: Path
-    """The thumbnails, and which of them are new: NumPy's archive."""
-    views: tuple[int, ...]
-    """Places in the list of all searches."""
-    pairs: Path
-    """The array to write, int64 (2, P): rows of images that nearly show the same."""
-
-
-class PartCompared(FrozenModel):
-    """The array is there."""
-
-    pairs: int

@@ -11,9 +11,6 @@ one image of each unit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,20 +26,8 @@ from patchline.pipeline.data.manifests.same_images import (
     pixel_digest,
     united,
 )
-from patchline.pipeline.data.near_duplicates.matching import (
-    FEWEST_IMAGES_OF_PART,
-    LABEL,
-    MODULE,
-    RESOURCES,
-    SEARCHES,
-    ComparingJob,
-    PartCompared,
-    matches,
-)
+from patchline.pipeline.data.near_duplicates.comparing_worker import matching_pairs
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
-from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts
-from patchline.pipeline.workspace.files import workspace_folder
 
 if TYPE_CHECKING:
     from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
@@ -77,7 +62,7 @@ def near_duplicates(
     keys = column_of(rows, PIXELS).where(lambda pixels: pixels != "", rows[FILE]).to_numpy()
     keys = keys[first[large]].astype(np.bytes_)
     new, pairs = memory.recall(keys) if memory else (None, np.zeros((2, 0), np.int64))
-    matched = _matching_pairs(thumbnails.take(first[large]), on_progress, new)
+    matched = matching_pairs(thumbnails.take(first[large]), on_progress, new)
     pairs = np.concatenate([pairs, matched], axis=1)
     if memory and len(keys):
         memory.keep(keys, pairs)
@@ -86,51 +71,6 @@ def near_duplicates(
     _, numbers = connected_components(graph, directed=False)
     numbers_N: Array = numbers[contents]
     return numbers_N
-
-
-def _matching_pairs(
-    thumbnails: Thumbnails, on_progress: Progress | None = None, new: Array | None = None
-) -> Array:
-    """Return the pairs of rows (2, P) that nearly show the same; see `matches`."""
-    divided = number_of_parts(RESOURCES, len(thumbnails.luma_NHW), FEWEST_IMAGES_OF_PART)
-    if divided > 1:
-        found = _by_workers(thumbnails, new, min(divided, len(SEARCHES)), on_progress)
-    else:
-        found = [pairs for pairs, _ in matches(thumbnails, on_progress, new=new)]
-    pairs_2P: Array = np.concatenate([np.zeros((2, 0), np.int64), *found], axis=1)
-    return pairs_2P
-
-
-def _by_workers(
-    thumbnails: Thumbnails, new: Array | None, divided: int, on_progress: Progress | None
-) -> list[Array]:
-    """Return the pairs that workers find, each for some of the views; these differ in cost."""
-    done = [0] * divided
-
-    def tell(number: int, event: Event) -> None:
-        if on_progress and event["kind"] == "progress":
-            done[number] = event["done"]
-            on_progress(LABEL, sum(done), len(SEARCHES))
-
-    place = workspace_folder.place()
-    workspace_folder.make_folder(place)
-    with TemporaryDirectory(dir=place, prefix=".building-") as scratch:
-        images = Path(scratch) / "images.npz"
-        luma, chroma = thumbnails
-        if new is None:
-            np.savez(images, luma=luma, chroma=chroma)
-        else:
-            np.savez(images, luma=luma, chroma=chroma, new=new)
-        parts = []
-        for number in range(divided):
-            folder = Path(scratch) / f"part-{number}"
-            views = tuple(range(len(SEARCHES))[number::divided])
-            job = ComparingJob(images=images, views=views, pairs=folder / "pairs.npy")
-            parts.append(JobPart[PartCompared](folder, job))
-        with closing(run_parts(MODULE, parts, PartCompared, tell, RESOURCES)) as results:
-            for _ in results:
-                pass
-        return [np.load(part.folder / "pairs.npy", allow_pickle=False) for part in parts]
 
 
 _MOST_ALIKE = 0.5

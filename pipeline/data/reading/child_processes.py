@@ -1,8 +1,8 @@
 """Child processes that answer questions about images, so that every core decodes.
 
 A child is a module run with `python -m`. It reads a JSON line with its job, then one for each
-question, and answers each with a line; `answer_parent` is its loop. It ends when its input does,
-also if the parent was killed.
+question, which is a batch of items, and answers each with a line; `answer_parent` is its loop. It
+ends when its input does, also if the parent was killed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 FEWEST_FILES = 4000
 """For fewer files, threads are done before child processes would have started."""
 _MOST_PROCESSES = 16
+_BATCH = 50
+"""Items in a question."""
 _MOST_THREADS = 8
 
 CORES_VARIABLE = "PATCHLINE_CORES"
@@ -50,48 +54,44 @@ def pay_off(files: int, fewest: int = FEWEST_FILES) -> bool:
     return processors() > 1 and files >= fewest
 
 
-class ChildProcesses:
-    """One child process for each processor.
+@contextmanager
+def reading_map(
+    module: str, job: object, here: Callable[[Any], Any], *, divided: bool
+) -> Iterator[Callable[[Sequence[Any]], Iterator[Any]]]:
+    """Return what maps a function over items, in their order, by all cores.
 
     Args:
-        module: what they run.
+        module: what child processes run, one for each processor.
         job: the first line of their input.
+        here: does in this process what no child has done.
+        divided: whether child processes do it, of items that JSON can hold; otherwise threads.
     """
+    if not divided:
+        with threads() as pool:
+            yield partial(pool.map, here)
+        return
+    free: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+    with contextlib.ExitStack() as stack:
+        for _ in range(min(processors(), _MOST_PROCESSES)):
+            free.put(stack.enter_context(_Child(module, job)))
+        pool = stack.enter_context(ThreadPoolExecutor(free.qsize()))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # after an error, some wait
 
-    def __init__(self, module: str, job: object) -> None:
-        self._children = [_Child(module, job) for _ in range(min(processors(), _MOST_PROCESSES))]
-        self._free: queue.SimpleQueue[_Child] = queue.SimpleQueue()
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            for child in self._children:
-                self._free.put(stack.enter_context(child))
-            self._threads = stack.enter_context(ThreadPoolExecutor(len(self._children)))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)  # after an error, some are waiting
-        self._stack.close()
-
-    def answers(self, questions: Sequence[Any], otherwise: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield the answer to each question, in their order.
-
-        Args:
-            questions: what JSON can hold.
-            otherwise: answers a question whose child has ended.
-        """
-
-        def answer(question: Any) -> Any:
-            child = self._free.get()
+        def answers(batch: Sequence[Any]) -> list[Any]:
+            child = free.get()
             try:
-                line = child.ask(question)
+                line = child.ask(batch)
             finally:
-                self._free.put(child)
-            return json.loads(line) if line else otherwise(question)
+                free.put(child)
+            return json.loads(line) if line else [None] * len(batch)
 
-        yield from self._threads.map(answer, questions)
+        def results(items: Sequence[Any]) -> Iterator[Any]:
+            batches = [items[at : at + _BATCH] for at in range(0, len(items), _BATCH)]
+            for batch, own in zip(batches, pool.map(answers, batches), strict=True):
+                for item, result in zip(batch, own, strict=True):
+                    yield here(item) if result is None else result
+
+        yield results
 
 
 class _Child:
@@ -138,8 +138,10 @@ def answer_parent(prepared: Callable[[Any], Callable[[Any], Any]]) -> None:
     """Answer the parent's questions until there are no more.
 
     Args:
-        prepared: takes the job, and returns what answers a question.
+        prepared: takes the job, and returns the function that does an item; it returns None for one
+            that is left to the parent.
     """
     answer = prepared(json.loads(sys.stdin.readline()))
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)  # noqa: T201 - to the parent
+        answers = list(map(answer, json.loads(line)))
+        print(json.dumps(answers), flush=True)  # noqa: T201 - to the parent

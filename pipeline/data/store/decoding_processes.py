@@ -6,19 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any
 
 import numpy as np
 
 from patchline.pipeline.data.manifests.describing import FEW_PIXELS
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.child_processes import (
-    ChildProcesses,
     answer_parent,
     pay_off,
-    threads,
+    reading_map,
 )
-from patchline.pipeline.data.reading.resizing import ResizePolicy
 from patchline.pipeline.data.store.store_decoding import (
     LargeImageError,
     StoredImage,
@@ -26,49 +24,9 @@ from patchline.pipeline.data.store.store_decoding import (
 )
 from patchline.pipeline.data.store.store_shards import Pixels, StoreSpec
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workers.job_paths import SAME_PLACE
-from patchline.pipeline.workers.launcher import Resources
-
-MODULE = "patchline.pipeline.data.store.decoding_worker"
-RESOURCES = Resources()
-"""All cores of one machine."""
-FEWEST_IMAGES_OF_PART = 2000
-"""With fewer, a part is decoded before its worker would have started."""
-
-
-class DecodingJob(FrozenModel):
-    """The images of a part, and the format that they get."""
-
-    root: Annotated[Path, SAME_PLACE]
-    """The folder or archive that the paths are relative to, absolute."""
-    files: Path
-    """Lines of JSON: path and SHA-256 of each image, in their order."""
-    images: Path
-    """The array to write, uint8 (N, H, W, C)."""
-    shape: tuple[int, int, int]
-    """Height, width and channels."""
-    resize: ResizePolicy
-    mapping: dict[str, Any]
-    """What becomes of values that are not of 8 bits, as JSON."""
-
-    @property
-    def spec(self) -> StoreSpec:
-        """The format of an image."""
-        height, width, channels = self.shape
-        return StoreSpec(channels, height, width, self.resize, PixelMapping.of(self.mapping))
-
-
-class PartDecoded(FrozenModel):
-    """The array is there."""
-
-    images: int
-
 
 Decode = Callable[[Sequence[StoredImage]], Iterator[None]]
 """Decodes images into their rows; yields for each that is done."""
-_BATCH = 50
-_LARGE = "large"
 
 
 def decode_into(
@@ -95,46 +53,6 @@ def decode_into(
         images[stored.row] = image.resized_HWC
 
 
-class DecodingProcesses:
-    """Child processes that decode into one store.
-
-    Args:
-        images_file: the store's array, which has its full size.
-        root: the folder or archive that the paths are relative to.
-        spec: how an image becomes a row.
-    """
-
-    def __init__(self, images_file: Path, root: Path, spec: StoreSpec) -> None:
-        self._root, self._spec = root, spec
-        self._images: Pixels = np.load(images_file, mmap_mode="r+", allow_pickle=False)
-        self._children = ChildProcesses(
-            __name__, [str(images_file), str(root), spec.resize, spec.mapping.json()]
-        )
-
-    def __enter__(self) -> Self:
-        self._children.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._children.__exit__()
-
-    def decode(self, images: Sequence[StoredImage]) -> Iterator[None]:
-        """Decode images into their rows; yields for each that is done.
-
-        Raises:
-            DataError: if a file has changed since it was described.
-        """
-        batches = [images[first : first + _BATCH] for first in range(0, len(images), _BATCH)]
-        answers = self._children.answers(batches, lambda batch: [_LARGE] * len(batch))
-        for batch, results in zip(batches, answers, strict=True):
-            for each, result in zip(batch, results, strict=True):
-                if result == _LARGE:
-                    decode_into(self._images, self._root, each, self._spec)
-                elif result:
-                    raise DataError(result)
-                yield
-
-
 @contextmanager
 def decoder(
     file: Path, images: Pixels, root: Path, spec: StoreSpec, count: int, fewest: int
@@ -149,24 +67,25 @@ def decoder(
         count: number of images.
         fewest: child processes decode so many or more.
     """
-    if pay_off(count, fewest):
-        with DecodingProcesses(file, root, spec) as children:
-            yield children.decode
-        return
-    with threads() as pool:
+    here = partial(decode_into, images, root, spec=spec)
+    job = [str(file), str(root), spec.resize, spec.mapping.json()]
+    with reading_map(__name__, job, here, divided=pay_off(count, fewest)) as errors:
 
         def decode(batch: Sequence[StoredImage]) -> Iterator[None]:
-            return pool.map(partial(decode_into, images, root, spec=spec), batch)
+            for error in errors(batch):
+                if error:
+                    raise DataError(error)
+                yield
 
         yield decode
 
 
-def _result(images: Pixels, root: Path, spec: StoreSpec, image: StoredImage) -> str:
-    """Decode an image; return what went wrong, or an empty text."""
+def _error(images: Pixels, root: Path, spec: StoreSpec, image: list[Any]) -> str | None:
+    """Decode an image; return what went wrong, an empty text, or None if it is too large here."""
     try:
-        decode_into(images, root, image, spec, FEW_PIXELS)
+        decode_into(images, root, StoredImage(*image), spec, FEW_PIXELS)
     except LargeImageError:
-        return _LARGE
+        return None
     except DataError as error:
         return str(error)
     return ""
@@ -177,8 +96,7 @@ def _prepared(job: list[Any]) -> Callable[[Any], Any]:
     images = np.load(file, mmap_mode="r+", allow_pickle=False)
     _, height, width, channels = images.shape
     spec = StoreSpec(channels, height, width, resize, PixelMapping.of(mapping))
-    result = partial(_result, images, Path(root), spec)
-    return lambda question: [result(StoredImage(*each)) for each in question]
+    return partial(_error, images, Path(root), spec)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,14 +25,8 @@ import pandas as pd
 from patchline.pipeline.data.manifests.manifest import Progress
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoder_version import decoder_version
-from patchline.pipeline.data.store.decoding_processes import (
-    FEWEST_IMAGES_OF_PART,
-    MODULE,
-    RESOURCES,
-    DecodingJob,
-    PartDecoded,
-    decoder,
-)
+from patchline.pipeline.data.store import decoding_worker
+from patchline.pipeline.data.store.decoding_processes import decoder
 from patchline.pipeline.data.store.packed_files import PackedFiles, packed
 from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
 from patchline.pipeline.data.store.store_shards import (
@@ -48,7 +39,7 @@ from patchline.pipeline.data.store.store_shards import (
 )
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workers.missing_data import stays_here
-from patchline.pipeline.workers.worker_parts import JobPart, number_of_parts, run_parts, write_lines
+from patchline.pipeline.workers.worker_parts import number_of_parts
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.resumable_work import EarlierResult, EarlierRows, Piece
 
@@ -94,7 +85,6 @@ def remove_drafts(stores: Path) -> None:
 
 
 _PACKED = "-packed"
-_FILES_FILE, _IMAGES_FILE = "files.jsonl", "images.npy"
 
 
 @dataclass(frozen=True)
@@ -219,7 +209,7 @@ class DecodedBuild(StoreBuild):
         files.begin(self.contents, incomplete)
         images: Pixels = files.images.opened("r+")
         left = sum(shard.rows for shard in incomplete)
-        divided = number_of_parts(RESOURCES, left, FEWEST_IMAGES_OF_PART) > 1
+        divided = number_of_parts(left, decoding_worker.FEWEST_IMAGES_OF_PART) > 1
         if divided and not stays_here(self.root, self._paths):
             self._write_by_workers(files, images, incomplete, earlier, count)
             return
@@ -256,39 +246,14 @@ class DecodedBuild(StoreBuild):
             for _ in copied:
                 count()
         waiting = list(incomplete)
-        divided = number_of_parts(RESOURCES, len(rows), FEWEST_IMAGES_OF_PART) if rows else 0
-        with TemporaryDirectory(dir=self.stores.parent, prefix=BUILDING) as scratch:
-            bounds = [len(rows) * each // max(1, divided) for each in range(divided + 1)]
-            ranges = [rows[first:stop] for first, stop in itertools.pairwise(bounds)]
-            parts = [
-                self._part(Path(scratch) / f"part-{number}", each)
-                for number, each in enumerate(ranges)
-            ]
-            results = run_parts(MODULE, parts, PartDecoded, lambda *_: None, RESOURCES)
-            with closing(results):
-                for part, own, _ in zip(parts, ranges, results, strict=True):
-                    decoded = np.load(part.folder / _IMAGES_FILE, mmap_mode="r")
-                    for place, row in enumerate(own):
-                        images[row] = decoded[place]
-                        count()
-                    del decoded
-                    (part.folder / _IMAGES_FILE).unlink()
-                    while waiting and own and waiting[0].stop <= own[-1] + 1:
-                        files.finished.add(waiting.pop(0))
+        stored = [self._stored_image(row) for row in rows]
+        for row, image in decoding_worker.decoded(self.root, stored, self.spec) if rows else ():
+            images[row] = image
+            count()
+            while waiting and waiting[0].stop <= row + 1:
+                files.finished.add(waiting.pop(0))
         for shard in waiting:  # whose last rows were copied
             files.finished.add(shard)
-
-    def _part(self, folder: Path, rows: Sequence[int]) -> JobPart[PartDecoded]:
-        spec, stored = self.spec, map(self._stored_image, rows)
-        job = DecodingJob(
-            root=self.root.absolute(),
-            files=write_lines(folder / _FILES_FILE, ([e.path, e.sha256] for e in stored)),
-            images=folder / _IMAGES_FILE,
-            shape=(spec.height, spec.width, spec.channels),
-            resize=spec.resize,
-            mapping=spec.mapping.json(),
-        )
-        return JobPart(folder, job)
 
 
 class PackedBuild(StoreBuild):

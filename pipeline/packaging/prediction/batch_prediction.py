@@ -9,6 +9,7 @@ R: readable images in a batch, K: classes.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
@@ -16,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
 import cv2
@@ -47,36 +47,30 @@ from patchline.pipeline.packaging.prediction.prediction_parts import (
     part_schema,
     parts_folder,
 )
-from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.job_paths import SAME_PLACE
-from patchline.pipeline.workers.launcher import Resources
-from patchline.pipeline.workers.missing_data import stays_here
+from patchline.pipeline.workers.missing_data import missing_data, stays_here
 from patchline.pipeline.workers.worker_parts import (
-    JobPart,
+    ROWS_FILE,
+    PartDone,
+    map_rows,
     number_of_parts,
     read_lines,
-    run_parts,
-    write_lines,
 )
-from patchline.pipeline.workspace.files import workspace_folder
+from patchline.pipeline.workers.worker_process import Worker
 from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.pipeline.workspace.files.table_cells import printable, table_cell
 
-MODULE = "patchline.pipeline.packaging.prediction"
-RESOURCES = Resources()
-"""All cores of one machine: a packaged model computes on CPU cores alone."""
 FEWEST_IMAGES = 500
 """With fewer images, a part is done before its worker would have started."""
 
 
 class PredictionJob(FrozenModel):
-    """The images of a part, and the packaged model."""
+    """The packaged model that predicts the images of a part, and what its rows have."""
 
     onnx_file: Path
     description_file: Path
     model_id: str
-    files: Path
-    """Lines of JSON: the images in their order, with absolute paths."""
     archives: Annotated[tuple[Path, ...], SAME_PLACE] = ()
     """Those that images are in, absolute."""
     top_k: int
@@ -86,18 +80,9 @@ class PredictionJob(FrozenModel):
     """Whether the rows have a column of probabilities for each label of a multi-label model."""
     coverage: float | None = None
     """Of the prediction sets; None for the package's own."""
-    rows: Path
-    """The Parquet file to write."""
 
 
-class PredictedPart(FrozenModel):
-    """What a worker has written."""
-
-    images: int
-    warning: str = ""
-    """Which images have values outside of the range that the model was trained with."""
-
-
+PREDICTION = Worker("patchline.pipeline.packaging.prediction", PredictionJob, PartDone)
 SUFFIXES = (".csv", ".parquet")
 _BATCH = 16
 _MOST_THREADS = 8
@@ -105,7 +90,7 @@ _AHEAD = 2
 """Batches per thread that may be in flight or waiting to be written."""
 _PART_IMAGES = 4096
 _MOST_IMAGES_OF_WORKER = 50_000
-_FILES_FILE, _ROWS_FILE = "files.jsonl", "rows.parquet"
+_TABLE_FILE = "rows.parquet"
 _PART_PROBABILITIES = 4_000_000
 """The most probabilities in a part: 16 MB."""
 
@@ -210,12 +195,19 @@ def predict_images(
             left = sum(1 for _ in parts.without_done(find_images(images, left_out)))
         answered = before - parts.changed
         files = parts.without_done(find_images(images, left_out))
-        progress, warnings = _Progress(on_progress, answered, answered + left), [""]
-        divided = number_of_parts(RESOURCES, left, FEWEST_IMAGES)
+        progress, warnings = _reporter(on_progress, answered, answered + left), [""]
+        divided = number_of_parts(left, FEWEST_IMAGES)
         listed = list(files) if divided > 1 else []
         if listed and not any(stays_here(each, ()) for each in _archives_of(listed)):
-            job = _job(model, model_id, top_k, whole=whole, coverage=coverage).model_copy(
-                update={"spread": spread}
+            onnx_file, description_file = (file.resolve() for file in model.files)
+            job = PredictionJob(
+                onnx_file=onnx_file,
+                description_file=description_file,
+                model_id=model_id,
+                top_k=top_k,
+                whole=whole,
+                spread=spread,
+                coverage=coverage,
             )
             warnings = _fill_by_workers(parts, job, listed, divided, progress)
         else:
@@ -233,29 +225,12 @@ def predict_images(
     )
 
 
-def _job(
-    model: PackagedModel, model_id: str, top_k: int, *, whole: bool, coverage: float | None
-) -> PredictionJob:
-    """Return the job of a part without its images."""
-    onnx_file, description_file = (file.resolve() for file in model.files)
-    return PredictionJob(
-        onnx_file=onnx_file,
-        description_file=description_file,
-        model_id=model_id,
-        files=Path(),
-        top_k=top_k,
-        whole=whole,
-        coverage=coverage,
-        rows=Path(),
-    )
-
-
 def _fill_by_workers(
     parts: PredictionParts,
     job: PredictionJob,
     files: list[ImageFile],
     divided: int,
-    progress: _Progress,
+    progress: Callable[[int], None],
 ) -> list[str]:
     """Let workers predict, each a range of the files, and add their rows in order.
 
@@ -263,37 +238,51 @@ def _fill_by_workers(
         The warnings of the workers.
     """
     divided = max(divided, -(-len(files) // _MOST_IMAGES_OF_WORKER))
-    place = workspace_folder.place()
-    workspace_folder.make_folder(place)
-    warnings = []
-    with TemporaryDirectory(dir=place, prefix=".building-") as scratch:
-        jobs = []
-        for number in range(divided):
-            part = slice(*(len(files) * each // divided for each in (number, number + 1)))
-            folder = Path(scratch) / f"part-{number}"
-            images = list(map(_absolute, files[part]))
-            own = {
-                "files": write_lines(folder / _FILES_FILE, images),
-                "archives": tuple(_archives_of(images)),
-                "rows": folder / _ROWS_FILE,
-            }
-            jobs.append(JobPart[PredictedPart](folder, job.model_copy(update=own)))
-        done = [0] * divided
 
-        def see(number: int, event: Event) -> None:
-            if event["kind"] == "progress":
-                progress.advance(event["done"] - done[number])
-                done[number] = event["done"]
+    def job_of(_: Path, images: Sequence[ImageFile]) -> PredictionJob:
+        return job.model_copy(update={"archives": tuple(_archives_of(images))})
 
-        results = run_parts(MODULE, jobs, PredictedPart, see, RESOURCES)
-        with closing(results):
-            for number, result in enumerate(results):
-                for table in _rows_in(Path(scratch) / f"part-{number}" / _ROWS_FILE):
-                    parts.add(table.cast(parts.schema))
-                parts.flush()
-                progress.advance(result.images - done[number])
-                warnings.append(result.warning)
+    warnings, images = list[str](), list(map(_absolute, files))
+    with map_rows(PREDICTION, images, divided, job_of, progress) as results:
+        for folder, _, result in results:
+            for table in _rows_in(folder / _TABLE_FILE):
+                parts.add(table.cast(parts.schema))
+            parts.flush()
+            warnings.append(result.warning)
     return warnings
+
+
+def predict_part(job: PredictionJob, events: EventWriter) -> PartDone:
+    """Predict the images of a part, in their order, into a Parquet file.
+
+    Raises:
+        DataError: if this machine does not have the data.
+    """
+    files = [ImageFile(*each) for each in read_lines(events.folder / ROWS_FILE)]
+    _check_data(files)
+    model = PackagedModel(job.onnx_file, job.description_file)
+    schema = part_schema(_schema(model, job.model_id, whole=job.whole, spread=job.spread))
+    done = 0
+    with (
+        replacing(events.folder / _TABLE_FILE) as temporary,
+        pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
+        closing(_predictions(model, iter(files), job.coverage)) as batches,
+    ):
+        for batch in batches:
+            writer.write_table(_table(batch, schema, model, job.top_k))
+            done += len(batch.files)
+            events.progress(done, len(files), "images")
+    return PartDone(warning=model.fits.words())
+
+
+def _check_data(files: Sequence[ImageFile]) -> None:
+    """Refuse a part of which nothing is here: its rows would be errors, and final."""
+    missing = [each for each in _archives_of(files) if not os.access(each, os.F_OK)]
+    plain = [each.path for each in files if not each.archive and not each.error]
+    if plain and not any(os.access(each, os.F_OK) for each in plain):
+        missing.append(Path(plain[0]))
+    if missing:
+        raise missing_data(missing[0])
 
 
 def _archives_of(files: Iterable[ImageFile]) -> list[Path]:
@@ -313,58 +302,36 @@ def _rows_in(file: Path) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
-def _files_of(job: PredictionJob) -> Iterator[ImageFile]:
-    return (ImageFile(*each) for each in read_lines(job.files))
-
-
-def write_rows(job: PredictionJob, model: PackagedModel, on_done: Callable[[int], None]) -> None:
-    """Write the rows of a part's images, in their order, into a Parquet file."""
-    own = _schema(model, job.model_id, whole=job.whole, spread=job.spread)
-    schema = part_schema(own)
-    done = 0
-    with (
-        replacing(job.rows) as temporary,
-        pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
-        closing(_predictions(model, _files_of(job), job.coverage)) as batches,
-    ):
-        for batch in batches:
-            writer.write_table(_table(batch, schema, model, job.top_k))
-            done += len(batch.files)
-            on_done(done)
-
-
 def _fill(
     parts: PredictionParts,
     model: PackagedModel,
     files: Iterator[ImageFile],
     top_k: int,
     coverage: float | None,
-    progress: _Progress,
+    progress: Callable[[int], None],
 ) -> None:
+    done = 0
     try:
         with closing(_predictions(model, files, coverage)) as batches:
             for batch in batches:
                 parts.add(_table(batch, parts.schema, model, top_k))
-                progress.advance(len(batch.files))
+                done += len(batch.files)
+                progress(done)
     except (KeyboardInterrupt, SystemExit):
         parts.flush()
         raise
 
 
-class _Progress:
-    """Counts images and reports the rate."""
+def _reporter(on_progress: OnProgress | None, before: int, total: int) -> Callable[[int], None]:
+    """Return what reports how many images are done, besides those of before, and the rate."""
+    began = time.monotonic()
 
-    def __init__(self, on_progress: OnProgress | None, done: int, total: int) -> None:
-        self._on_progress = on_progress
-        self._before, self._done, self._total = done, done, total
-        self._began = time.monotonic()
+    def report(done: int) -> None:
+        if on_progress:
+            seconds = max(time.monotonic() - began, 1e-9)
+            on_progress(before + done, max(before + done, total), done / seconds)
 
-    def advance(self, images: int) -> None:
-        self._done += images
-        if self._on_progress:
-            seconds = max(time.monotonic() - self._began, 1e-9)
-            rate = (self._done - self._before) / seconds
-            self._on_progress(self._done, max(self._done, self._total), rate)
+    return report
 
 
 def _predictions(

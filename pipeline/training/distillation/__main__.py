@@ -16,11 +16,16 @@ from patchline.pipeline.models.calibrated_models import CalibratedModel
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.distillation.class_columns import class_columns
-from patchline.pipeline.training.distillation.job import Taught, TeachingJob, rows_of, views_of
+from patchline.pipeline.training.distillation.job import (
+    TEACHING,
+    Taught,
+    TeachingJob,
+    rows_of,
+    views_of,
+)
 from patchline.pipeline.training.distillation.predictions import ImageToTeach, TeacherOutputs
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import missing_data
-from patchline.pipeline.workers.worker_process import worker_main
 
 
 def teach(job: TeachingJob, events: EventWriter) -> Taught:
@@ -87,4 +92,4 @@ def _agreement(file: Path, labelled: pd.DataFrame, job: TeachingJob) -> float:
 
 
 if __name__ == "__main__":
-    worker_main(TeachingJob, teach)
+    TEACHING.main(teach)

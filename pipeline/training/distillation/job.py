@@ -18,6 +18,7 @@ from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.job_paths import SAME_PLACE
 from patchline.pipeline.workers.missing_data import missing_data, stays_here
 from patchline.pipeline.workers.worker_parts import write_lines
+from patchline.pipeline.workers.worker_process import Worker
 from patchline.pipeline.workers.worker_start import LocalLauncher
 from patchline.pipeline.workspace import remote_data
 
@@ -49,10 +50,6 @@ augmentation keeps at least."""
 def views_of(count: int, *, mirrored: bool) -> tuple[View, ...]:
     """Return the first views; without mirror images, one less where there is one among them."""
     return tuple(view for view in VIEWS[:count] if mirrored or not view.mirrored)
-
-
-MODULE = "patchline.pipeline.training.distillation"
-"""Of the worker."""
 
 
 class ImagesToTeach(FrozenModel):
@@ -146,6 +143,7 @@ class Taught(FrozenModel):
         return f"the teacher has predicted {labelled}{further}{views}; {self._agrees}{own}"
 
 
+TEACHING = Worker("patchline.pipeline.training.distillation", TeachingJob, Taught)
 LIST_FILE = "images.jsonl"
 
 

@@ -34,8 +34,10 @@ from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.machine import choose_device, detect_machine
+from patchline.pipeline.training.parts.fine_tuning import fit_head_first
+from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.recipe.optimizer import averages_itself
-from patchline.pipeline.training.train_result import EnsembleResult, RefitResult
+from patchline.pipeline.training.train_result import EnsembleResult, RefitResult, TrainResult
 from patchline.pipeline.training.trained_model import provenance_of_job, save_model_of
 from patchline.pipeline.workers.event_log import EventWriter
 
@@ -98,6 +100,23 @@ class Refit(Training):
         self.clock.read()
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()
+
+
+def fit_all_weights(
+    job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
+) -> TrainResult | RefitResult:
+    """Train all weights, from a fitted head on if the settings ask for one.
+
+    Args:
+        job: of a fit, or of a refit.
+        events: gets metrics and progress.
+        ranks: that train together; by default, this process is alone.
+    """
+    if job.config.training.trainable == "head_then_all":
+        fit_head_first(job, events, ranks)
+    if job.part.refit:
+        return Refit(job, events, ranks).refit()
+    return Training(job, events, ranks).run()
 
 
 Array = np.ndarray[Any, Any]

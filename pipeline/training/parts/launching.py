@@ -10,18 +10,16 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
-from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training import extended_run
 from patchline.pipeline.training.initial_weights.record import weights_folder
 from patchline.pipeline.training.job import (
+    TRAINING,
     TeacherPredictions,
     TrainingJob,
     TrainingPart,
@@ -35,9 +33,9 @@ from patchline.pipeline.training.machine import (
     resources_of,
 )
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.event_log import Event, OnEvent
 from patchline.pipeline.workers.host.processors import this_processor
-from patchline.pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
+from patchline.pipeline.workers.worker_process import JOB_FILE, Result, Worker, earlier_events
 from patchline.pipeline.workspace.files.paths import safe_join, unsafe_reason
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.run_memory import stage_keys
@@ -53,10 +51,6 @@ logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
 _RESUMES = re.compile(r"resuming from step \d+")
-CODE = (f"{MODULE}.__main__", "patchline.pipeline.models.layers")
-"""Where the code begins that decides the weights."""
-OnEvent = Callable[[Event], None]
-Result = TypeVar("Result", bound=FrozenModel)
 
 
 @dataclass(frozen=True)
@@ -117,8 +111,8 @@ def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingI
             logger.log(level, event["message"])
 
     with tracked_run.system_metrics(run):
-        needs = resources_of(inputs.config.training)
-        result = run_worker(MODULE, folder, job, result_class, forward, needs, MEMBER_MODULE)
+        worker = Worker(MODULE, TrainingJob, result_class, MEMBER_MODULE)
+        result = worker.run(folder, job, forward, resources_of(inputs.config.training))
     log.flush()
     if not part.is_continued:
         keys = [own_ingredients]
@@ -225,7 +219,7 @@ def _ingredients(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:
         **_provenance(data),
         **stage_keys.settings(config, *sections),
         **_part_ingredients(config, part),
-        "code": stage_keys.code(*CODE),
+        "code": stage_keys.code(*TRAINING.code),
         **stage_keys.software(config, "augmentation", "model", "patch_embedding", "objective"),
         "machine": f"{this_processor().name}, {machine.cpu_capability}",
         "device": machine.devices[choose_device(config.training, machine)],

@@ -13,17 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import psutil
-
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean_of_repeats
 from patchline.pipeline.terminal_words import epochs_in_words
 from patchline.pipeline.training.config import duration_seconds
-from patchline.pipeline.training.job import TrainingPart, images_of_fits
-from patchline.pipeline.training.machine import MODULE, resources_of
+from patchline.pipeline.training.job import TRAINING, TrainingPart, images_of_fits
+from patchline.pipeline.training.machine import resources_of
 from patchline.pipeline.training.parts import launching
-from patchline.pipeline.training.parts.launching import OnEvent, TrainingInputs, replayable
+from patchline.pipeline.training.parts.launching import TrainingInputs, replayable
 from patchline.pipeline.training.train_result import (
     EnsembleResult,
     FoldRecord,
@@ -31,13 +29,10 @@ from patchline.pipeline.training.train_result import (
     RefitResult,
     TrainResult,
 )
-from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.event_log import Event, OnEvent
 from patchline.pipeline.workspace.tracking import nested_runs, tracked_run
 from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
 
-ROOM_BYTES = 3 * 2**30
-"""Free memory with which the next process is started early; it takes 0.4 GB."""
 OnNote = Callable[[str], None]
 STAGE = "train"
 
@@ -216,10 +211,8 @@ class RunParts:
     def _prepare_next(self, event: Event) -> None:
         """Show an event, and start the process of the next part while this one still trains."""
         self.inputs.on_event(event)
-        room = psutil.virtual_memory().available >= ROOM_BYTES
-        if event["kind"] == "progress" and room:
-            resources = resources_of(self.inputs.config.training)
-            worker_start.current_launcher().prepare(MODULE, resources)
+        if event["kind"] == "progress":
+            TRAINING.prewarm(resources_of(self.inputs.config.training))
 
     def _first(self) -> RunConfig:
         """Return the config of the first part, which knows nothing of the others."""

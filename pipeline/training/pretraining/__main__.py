@@ -21,6 +21,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.pretraining.evaluating import (
+    TESTING,
     PicturedImage,
     PretrainingJob,
     PretrainingResult,
@@ -28,7 +29,6 @@ from patchline.pipeline.training.pretraining.evaluating import (
 )
 from patchline.pipeline.training.recipe.objectives import build_objective, load_trained
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.worker_process import worker_main
 from patchline.pipeline.workspace.files.atomic_files import replacing
 from patchline.plugin_api import ImageSpec, Objective
 
@@ -110,4 +110,4 @@ def _pixels(view_CHW: torch.Tensor, image: ImageSpec) -> np.ndarray[Any, np.dtyp
 
 
 if __name__ == "__main__":
-    worker_main(PretrainingJob, evaluate_objective)
+    TESTING.main(evaluate_objective)

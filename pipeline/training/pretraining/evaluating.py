@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean
 from patchline.pipeline.evaluation.plots import training_curves
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.event_log import OnEvent
 from patchline.pipeline.workers.launcher import Resources
-from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workers.worker_process import Worker
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
@@ -127,7 +127,7 @@ def write_report(
     return folder / HTML_FILE
 
 
-MODULE = "patchline.pipeline.training.pretraining"
+TESTING = Worker("patchline.pipeline.training.pretraining", PretrainingJob, PretrainingResult)
 _PATHS: dict[str, Any] = {"best": True}
 _UNLIMITED = (0.0, float("inf"))
 
@@ -151,9 +151,7 @@ def ingredients(run: TrainedRun) -> Ingredients:
     }
 
 
-def evaluate_encoder(
-    run: TrainedRun, folder: Path, on_event: Callable[[Event], None]
-) -> PretrainingEvaluated:
+def evaluate_encoder(run: TrainedRun, folder: Path, on_event: OnEvent) -> PretrainingEvaluated:
     """Test what was pre-trained and write the report.
 
     Args:
@@ -173,9 +171,7 @@ def evaluate_encoder(
         folder=folder.resolve(),
     )
     resources = Resources.for_device(trained.device)
-    tested = run_worker(
-        MODULE, folder.parent / "testing", job, PretrainingResult, on_event, resources
-    )
+    tested = TESTING.run(folder.parent / "testing", job, on_event, resources)
     report = PretrainingReport(
         name=str(config.name),
         objective=config.objective.name,

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.machine import MEMBER_MODULE
 from patchline.pipeline.training.processes import process_launch
 from patchline.pipeline.training.processes.machines import Machines
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.worker_process import JOB_FILE, worker_main
+from patchline.pipeline.workers.worker_process import JOB_FILE, Worker
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -73,4 +74,4 @@ def _told(store: Store, key: str) -> str:
 
 
 if __name__ == "__main__":
-    worker_main(MemberJob, take_part)
+    Worker(MEMBER_MODULE, MemberJob, MemberDone).main(take_part)

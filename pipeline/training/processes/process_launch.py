@@ -33,7 +33,7 @@ from patchline.pipeline.training.processes.rank import (
     RESULT_FILE,
     take_words,
 )
-from patchline.pipeline.workers.worker_process import JOB_FILE, last_line, reported
+from patchline.pipeline.workers.worker_process import JOB_FILE, ended_early, reported
 from patchline.pipeline.workers.worker_start import LOG_FILE
 
 if TYPE_CHECKING:
@@ -165,7 +165,14 @@ def run_agent(job: TrainingJob, machines: Machines, name: str, node: int, logs: 
             launch(*command)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        raise WorkerError(_how_it_ended(job, rank, failure.exitcode)) from error
+        raise ended_early(
+            f"Training process {rank + 1} of {job.config.training.processes}",
+            failure.exitcode,
+            job.folder / LOG_FILE,
+            f", even after {_RESTARTS} restarts",
+            " `patchline run --resume last` continues the run, in fewer processes with "
+            "--training.processes.",
+        ) from error
     except RendezvousError as error:
         raise WorkerError(
             f"The processes of the training on {', '.join(machines.nodes)} did not meet within "
@@ -215,16 +222,4 @@ def _launch_config(
         logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
         max_restarts=_RESTARTS,
         shutdown_timeout=_GRACE_SECONDS,
-    )
-
-
-def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
-    log = job.folder / LOG_FILE
-    return (
-        f"Training process {rank + 1} of {job.config.training.processes} {how} before it "
-        f"finished, even after {_RESTARTS} restarts.{hint} `patchline run --resume last` continues "
-        "the run, in fewer processes with --training.processes. "
-        f"Its last log line: {last_line(log)!r}. See {log}."
     )

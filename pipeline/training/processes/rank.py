@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from patchline.pipeline import redaction
-from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.processes.machines import Machines, own_rank
 from patchline.pipeline.waiting import Periodic
@@ -24,12 +22,12 @@ from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import (
     EVENTS_FILE,
     JOB_FILE,
-    end_own_group,
+    last_worker_gone,
     leave,
     report,
 )
+from patchline.pipeline.workers.worker_start import end_own_group
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.file_locks import try_lock
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -46,7 +44,6 @@ RESTART_FILE = "restart"
 """Tells that all ranks have to start again."""
 _LOCK_FILE = ".first.lock"
 _PARENT_POLL_SECONDS = 0.2
-_EARLIER_SECONDS = 60.0
 
 
 def main(folder: Path, parent: int) -> NoReturn:
@@ -108,7 +105,8 @@ def take_words(shared: Path, folder: Path, words: str) -> None:
 def _fit(job: TrainingJob, folder: Path, machines: Machines, *, is_first: bool) -> FrozenModel:
     from patchline.pipeline.training.processes.ranks import stopped_ranks_named
 
-    with _only_first(folder) if is_first else nullcontext(), stopped_ranks_named():
+    alone = last_worker_gone(folder, _LOCK_FILE) if is_first else nullcontext()
+    with alone, stopped_ranks_named():
         events = EventWriter(job.folder / EVENTS_FILE if is_first else Path(os.devnull))
         if is_first:
             _say_what_happened(events, _restarts(machines))
@@ -123,10 +121,8 @@ def fit(job: TrainingJob, events: EventWriter, ranks: Ranks) -> FrozenModel:
         events: those of other ranks than the first are not read.
         ranks: that train together.
     """
-    from patchline.pipeline.training.loop import Training
     from patchline.pipeline.training.out_of_memory import explain_out_of_memory
-    from patchline.pipeline.training.parts.after_folds import Refit
-    from patchline.pipeline.training.parts.fine_tuning import fit_head_first
+    from patchline.pipeline.training.parts.after_folds import fit_all_weights
     from patchline.pipeline.training.parts.last_blocks import tokens_together
     from patchline.pipeline.training.parts.probe import probe_together
     from patchline.pipeline.training.parts.stored_tokens import fit_together
@@ -137,28 +133,7 @@ def fit(job: TrainingJob, events: EventWriter, ranks: Ranks) -> FrozenModel:
             return (tokens_together if job.tokens is None else fit_together)(job, events, ranks)
         if trainable == "head":
             return probe_together(job, events, ranks)
-        if trainable == "head_then_all":
-            fit_head_first(job, events, ranks)
-        return (
-            Refit(job, events, ranks).refit()
-            if job.part.refit
-            else Training(job, events, ranks).run()
-        )
-
-
-@contextmanager
-def _only_first(folder: Path) -> Iterator[None]:
-    """Write to a folder only after a rank 0 of an earlier attempt has ended.
-
-    Raises:
-        WorkerError: if it does not end within a minute.
-    """
-    with try_lock(folder / _LOCK_FILE, _EARLIER_SECONDS) as locked:
-        if not locked:
-            raise WorkerError(
-                f"A process of an earlier attempt is still running in {folder}. End it, then retry."
-            )
-        yield
+        return fit_all_weights(job, events, ranks)
 
 
 def _restarts(machines: Machines) -> int:

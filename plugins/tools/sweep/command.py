@@ -165,7 +165,7 @@ def _outline(
 
     with shown(), worker_start.prepared_workers():
         if config.preset:
-            worker_start.prepare(MODULE)
+            worker_start.LocalLauncher().prepare(MODULE)
         plan, outline = search_dry_run(config, sweep, space, place())
     lines = [*(plan.lines() if plan else ()), *outline.notes, "", *outline.lines()]
     emit(outline, *lines, as_json=as_json)

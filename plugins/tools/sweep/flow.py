@@ -182,7 +182,7 @@ class _Sweep:
         """Search, compare and register."""
         context, line = self.context, self.line
         try:
-            worker_start.prewarm_at_start(engine.workers(line.before_run, context.config))
+            engine.prewarm_at_start(line.before_run, context.config)
             engine.run_stages(line.before_run, context, as_task, self._check_data)
             check_test_labels(context.get(IngestedData))
             start = whole_fit(context.config, context.find(Plan), context.get(IngestedData))

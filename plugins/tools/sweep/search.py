@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.errors import (
@@ -28,14 +26,12 @@ from patchline.pipeline.errors import (
 )
 from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.training.config import duration_seconds
-from patchline.pipeline.training.job import TeacherPredictions, TrainingPart
-from patchline.pipeline.training.machine import MODULE, resources_of
+from patchline.pipeline.training.job import TRAINING, TeacherPredictions, TrainingPart
+from patchline.pipeline.training.machine import resources_of
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.launching import TrainingInputs
-from patchline.pipeline.training.parts.run_parts import ROOM_BYTES
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.event_log import Event, OnEvent
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import LAST_WEIGHTS
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
@@ -51,7 +47,6 @@ TRIAL_TAG, STATE_TAG = "patchline.sweep.trial", "patchline.sweep.state"
 _COMMAND, _TRIAL = "patchline sweep (trial)", "trial"
 _NOT_OF_THE_TRIAL = (TakenOverError, TrackingError, StorageError)
 """Errors that would meet any trial: the search ends, and can be resumed."""
-OnEvent = Callable[[Event], None]
 
 
 class SearchTimeOverError(Exception):
@@ -262,7 +257,7 @@ def _fit(
     def watch(event: Event) -> None:
         on_event(event)
         if event["kind"] == "progress" and inputs.prepares_next:
-            _prepare_next(config)
+            TRAINING.prewarm(resources_of(config.training))
         if clock.is_over:
             raise SearchTimeOverError
 
@@ -298,11 +293,6 @@ def _remove_checkpoints(folder: Path) -> None:
     for file in training.glob("*.safetensors"):
         file.unlink(missing_ok=True)
     shutil.rmtree(training / LAST_WEIGHTS, ignore_errors=True)
-
-
-def _prepare_next(config: RunConfig) -> None:
-    if psutil.virtual_memory().available >= ROOM_BYTES:
-        worker_start.current_launcher().prepare(MODULE, resources_of(config.training))
 
 
 def table_of(records: list[TrialRecord], keys: list[str]) -> dict[str, list[Any]]:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchline.pipeline.data.manifests import describing_processes
-from patchline.pipeline.data.manifests.describing_processes import KeptImageArray, rows_of
-from patchline.pipeline.data.store import store_builds
+from patchline.pipeline.data.manifests import describing_worker
+from patchline.pipeline.data.manifests.describing_processes import KeptImageArray
+from patchline.pipeline.data.manifests.describing_worker import rows_of
+from patchline.pipeline.data.store import decoding_worker
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 from patchline.pipeline.data.store.store_shards import IMAGES_FILE
 from patchline.pipeline.errors import DataError
@@ -26,8 +27,8 @@ SPEC = StoreSpec(channels=3, height=12, width=16, resize="pad")
 def _small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let a part need three images."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(describing_processes, "FEWEST_FILES_OF_PART", 3)
-    monkeypatch.setattr(store_builds, "FEWEST_IMAGES_OF_PART", 3)
+    monkeypatch.setattr(describing_worker, "FEWEST_FILES_OF_PART", 3)
+    monkeypatch.setattr(decoding_worker, "FEWEST_IMAGES_OF_PART", 3)
 
 
 def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:

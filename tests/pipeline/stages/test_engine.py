@@ -14,7 +14,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Pipeline
 from patchline.pipeline.stages.stage import Context, Reporting, Stage
-from patchline.pipeline.workers.worker_start import Worker
+from patchline.pipeline.workers.worker_process import Worker
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
@@ -72,7 +72,7 @@ class Bake(Stage[BakeInputs, Bread]):
     """Leaves bread."""
 
     name, task, reads, output = "bake", "Bake", BakeInputs, Bread
-    worker = Worker("patchline.pipeline.packaging")
+    worker = Worker("patchline.pipeline.packaging", Flour, Bread)
     rehearsal = "Warming the oven"
 
     def title(self, context: Context, inputs: BakeInputs) -> str:

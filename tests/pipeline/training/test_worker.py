@@ -17,23 +17,18 @@ from torch.utils.data import DataLoader
 
 from patchline.pipeline.errors import WorkerError
 from patchline.pipeline.training.faults import dead_workers_named
-from patchline.pipeline.training.machine import MODULE
-from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.training.job import TRAINING
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import until
 from tests.pipeline.training.trained_jobs import Make
-from tests.pipeline.workers.family_worker import Idle
+from tests.pipeline.workers.family_worker import FAMILY, Idle
 
-FAMILY = "tests.pipeline.workers.family_worker"
-"""A worker with a process of its own, which takes no seconds to start."""
-PARENT = f"""
+PARENT = """
 import sys
 from pathlib import Path
-from patchline.pipeline.workers.worker_process import run_worker
-from tests.pipeline.workers.family_worker import Idle
+from tests.pipeline.workers.family_worker import FAMILY, Idle
 
-run_worker({FAMILY!r}, Path(sys.argv[1]), Idle(), Idle, lambda event: print(event["kind"]))
+FAMILY.run(Path(sys.argv[1]), Idle(), lambda event: print(event["kind"]))
 """
 
 
@@ -79,7 +74,7 @@ def test_a_killed_worker_is_an_error_that_names_the_signal(make: Make) -> None:
 
     def kill(event: Event) -> None:
         if event["kind"] in ("progress", "metrics") and not groups:
-            groups.append(_group_of(MODULE, psutil.Process()))
+            groups.append(_group_of(TRAINING.module, psutil.Process()))
             for process in _members(groups[0]):
                 maps = Path(f"/proc/{process.pid}/maps").read_text()
                 found = re.findall(r"/dev/shm/sem\.\S+", maps)  # noqa: S108 - no file of ours
@@ -87,7 +82,7 @@ def test_a_killed_worker_is_an_error_that_names_the_signal(make: Make) -> None:
             os.kill(groups[0], signal.SIGKILL)
 
     with pytest.raises(WorkerError, match=r"pipeline\.training was killed by SIGKILL .*memory"):
-        run_worker(MODULE, job.folder, job, TrainResult, kill)
+        TRAINING.run(job.folder, job, kill)
     _wait_for_end(groups[0])
     assert semaphores, "the workers' queues are semaphores"
     until(lambda: not [each for each in semaphores if each.exists()], "semaphores are left")
@@ -98,11 +93,11 @@ def test_an_error_in_the_parent_stops_the_whole_group(tmp_path: Path) -> None:
     groups: list[int] = []
 
     def fail(_: Event) -> None:
-        groups.append(_group_of(FAMILY, psutil.Process()))
+        groups.append(_group_of(FAMILY.module, psutil.Process()))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_worker(FAMILY, tmp_path / "job", Idle(), Idle, fail)
+        FAMILY.run(tmp_path / "job", Idle(), fail)
     assert len(groups) == 1
     _wait_for_end(groups[0])
 
@@ -114,7 +109,7 @@ def test_a_killed_parent_leaves_nothing_behind(tmp_path: Path) -> None:
     try:
         assert parent.stdout is not None
         assert parent.stdout.readline().strip() == "progress"
-        group = _group_of(FAMILY, psutil.Process(parent.pid))
+        group = _group_of(FAMILY.module, psutil.Process(parent.pid))
     finally:
         parent.kill()
         parent.communicate()

@@ -9,7 +9,7 @@ from pathlib import Path
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.worker_process import worker_main
+from patchline.pipeline.workers.worker_process import Worker
 
 _COLLECTED = gc.isenabled()
 
@@ -30,6 +30,9 @@ class Answer(FrozenModel):
     collects: bool
     """Whether it is collected while the work is done."""
     working_directory: Path
+
+
+ECHO = Worker("tests.pipeline.workers.echo_worker", Question, Answer)
 
 
 def _echo(job: Question, events: EventWriter) -> Answer:
@@ -54,4 +57,4 @@ def _introduce() -> str:
 
 
 if __name__ == "__main__":
-    worker_main(Question, _echo, _introduce)
+    ECHO.main(_echo, _introduce)

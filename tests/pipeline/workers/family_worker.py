@@ -10,11 +10,14 @@ import sys
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.worker_process import worker_main
+from patchline.pipeline.workers.worker_process import Worker
 
 
 class Idle(FrozenModel):
     """Its job, and its result."""
+
+
+FAMILY = Worker("tests.pipeline.workers.family_worker", Idle, Idle)
 
 
 def _work_for_ever(job: Idle, events: EventWriter) -> Idle:
@@ -25,4 +28,4 @@ def _work_for_ever(job: Idle, events: EventWriter) -> Idle:
 
 
 if __name__ == "__main__":
-    worker_main(Idle, _work_for_ever)
+    FAMILY.main(_work_for_ever)

@@ -9,12 +9,9 @@ import pytest
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.launcher import Resources, WorkerTask
-from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workers.worker_start import LocalLauncher, LocalWorker
 from patchline.pipeline.workspace.run_memory import stage_keys
-from tests.pipeline.workers.echo_worker import Answer, Question
-
-MODULE = "tests.pipeline.workers.echo_worker"
+from tests.pipeline.workers.echo_worker import ECHO, Question
 
 
 class Recording(LocalLauncher):
@@ -61,11 +58,9 @@ def test_a_worker_is_run_by_the_launcher_of_the_block(tmp_path: Path) -> None:
     """It gets the module, the absolute folder and what the worker needs, and is closed."""
     made, needs = Recording(), Resources(gpus=2, processes=2)
     with worker_start.using_launcher("recording", lambda: made):
-        answer = run_worker(
-            MODULE, tmp_path / "job", Question(words="a"), Answer, lambda _: None, needs
-        )
+        answer = ECHO.run(tmp_path / "job", Question(words="a"), resources=needs)
     assert answer.words == "a"
-    assert made.told == [WorkerTask(MODULE, tmp_path / "job", needs), "closed"]
+    assert made.told == [WorkerTask(ECHO.module, tmp_path / "job", needs), "closed"]
     assert not isinstance(worker_start.current_launcher(), Recording)
 
 

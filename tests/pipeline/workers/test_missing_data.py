@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config_files import requested
-from patchline.pipeline.data.manifests.describing_processes import DescribingJob, rows_in_process
-from patchline.pipeline.data.manifests.describing_worker import describe_part
+from patchline.pipeline.data.manifests.describing_processes import rows_in_process
+from patchline.pipeline.data.manifests.describing_worker import DescribingJob, describe_part
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import stays_here
-from patchline.pipeline.workers.worker_parts import read_lines, write_lines
+from patchline.pipeline.workers.worker_parts import ROWS_FILE, read_lines, write_lines
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.files.placeholders import FOLDER
@@ -43,7 +43,7 @@ from tests.plugins.test_webdataset_source import samples, shard_of
 )
 def test_a_node_without_the_data_says_what_to_do(tmp_path: Path, root: str, words: str) -> None:
     """A folder can be mounted; an index or an unpacked tar of another machine cannot be named."""
-    job = DescribingJob(root=Path(root), files=tmp_path / "files", rows=tmp_path / "rows")
+    job = DescribingJob(root=Path(root))
     with pytest.raises(DataError, match=words):
         describe_part(job, EventWriter(tmp_path / "events.jsonl"))
 
@@ -66,7 +66,7 @@ def described(name: str) -> list[Any]:
     job = DescribingJob.model_validate_json((received.folder / "job.json").read_text())
     assert job.root.is_relative_to(WORKSPACE.resolve())
     describe_part(job, EventWriter(received.folder / "events.jsonl"))
-    return list(read_lines(job.rows))
+    return list(read_lines(received.folder / "described.jsonl"))
 
 
 @pytest.mark.parametrize(("mode", "suffix"), [("w", ""), ("w:gz", ".gz")])
@@ -98,9 +98,8 @@ def test_a_node_reads_the_shards_of_its_part(
         prefix = f"{number:06d}.tar"
         files = [(each, True) for each in there.images if each.path.startswith(prefix)]
         expected.append(json.loads(json.dumps(list(rows_in_process(there.root, files)))))
-        part = write_lines(folder / "files.jsonl", files)
-        job = DescribingJob(root=there.root, files=part, rows=folder / "rows.jsonl")
-        jobs.append(sent_job(folder, job).name)
+        write_lines(folder / ROWS_FILE, files)
+        jobs.append(sent_job(folder, DescribingJob(root=there.root)).name)
     with node(f"s3://{bucket}/team") as place:
         for most in (2.2 if suffix else 1.3, 0.1):
             connection.received = 0

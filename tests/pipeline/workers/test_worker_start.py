@@ -17,17 +17,17 @@ import pytest
 from patchline.pipeline.errors import RunError, WorkerError
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workers.worker_start import LocalLauncher
 from tests.patience import patient
-from tests.pipeline.workers.echo_worker import Answer, Question
+from tests.pipeline.workers.echo_worker import ECHO, Answer, Question
 
-MODULE = "tests.pipeline.workers.echo_worker"
+MODULE = ECHO.module
 PARENT = f"""
 import time
-from patchline.pipeline.workers import worker_start
-with worker_start.prepared_workers():
-    worker_start.prepare({MODULE!r})
-    print(worker_start.introduction({MODULE!r}), flush=True)
+from patchline.pipeline.workers.worker_start import LocalLauncher, prepared_workers
+with prepared_workers():
+    LocalLauncher().prepare({MODULE!r})
+    print(LocalLauncher().introduction({MODULE!r}), flush=True)
     time.sleep(600)
 """
 
@@ -41,7 +41,7 @@ def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _prepared() -> Iterator[None]:
     with worker_start.prepared_workers():
-        worker_start.prepare(MODULE)
+        LocalLauncher().prepare(MODULE)
         yield
 
 
@@ -61,7 +61,7 @@ def _words(child: psutil.Process) -> list[str]:
 
 def _ask(folder: Path, words: str) -> tuple[Answer, list[Event]]:
     events: list[Event] = []
-    answer = run_worker(MODULE, folder, Question(words=words), Answer, events.append)
+    answer = ECHO.run(folder, Question(words=words), events.append)
     return answer, events
 
 
@@ -77,7 +77,7 @@ def test_a_prepared_worker_does_the_job(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     with ThreadPoolExecutor(2) as pool:
         for _ in range(2):
-            pool.submit(worker_start.introduction, MODULE)
+            pool.submit(LocalLauncher().introduction, MODULE)
         answer, events = _ask(tmp_path / "job", "hello")
     assert answer == Answer(
         words="hello",
@@ -113,19 +113,19 @@ def test_what_nobody_took_ends_with_the_outer_block() -> None:
 
     def stopped() -> None:
         with worker_start.prepared_workers():
-            worker_start.prepare(MODULE)
+            LocalLauncher().prepare(MODULE)
             before = _children()
             with worker_start.prepared_workers():
-                worker_start.prepare(MODULE)
+                LocalLauncher().prepare(MODULE)
             assert _children() == before
             assert len(before) == 1
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         stopped()
-    worker_start.prepare(MODULE)
+    LocalLauncher().prepare(MODULE)
     assert not _children()
-    assert worker_start.introduction(MODULE) == ""
+    assert LocalLauncher().introduction(MODULE) == ""
 
 
 @pytest.mark.usefixtures("_prepared")

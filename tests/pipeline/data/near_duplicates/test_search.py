@@ -13,7 +13,7 @@ from PIL import Image
 from patchline.pipeline.config_files import validated
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.near_duplicates import search, vector_search
+from patchline.pipeline.data.near_duplicates import comparing_worker, vector_search
 from patchline.pipeline.data.near_duplicates.grouping import with_near_groups
 from patchline.pipeline.data.near_duplicates.matching import SEARCHES
 from patchline.pipeline.data.near_duplicates.search import (
@@ -89,12 +89,12 @@ def test_workers_find_what_one_process_finds(
 ) -> None:
     """Each looks up some of the views, here of new images; nothing of them is left."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(search, "FEWEST_IMAGES_OF_PART", 20)
+    monkeypatch.setattr(comparing_worker, "FEWEST_IMAGES_OF_PART", 20)
     thumbnails, new = thumbnails_of(pictures()), np.arange(IMAGES, IMAGES + 7)
-    alone = search._matching_pairs(thumbnails, new=new)
+    alone = comparing_worker.matching_pairs(thumbnails, new=new)
     wide, done = Wide(), list[int]()
     with worker_start.using_launcher("wide", lambda: wide):
-        divided = search._matching_pairs(thumbnails, lambda *at: done.append(at[1]), new)
+        divided = comparing_worker.matching_pairs(thumbnails, lambda *at: done.append(at[1]), new)
     assert (len(wide.parts), done[-1]) == (2, len(SEARCHES))
     assert alone.shape[1] >= 6
     assert {*zip(*divided.tolist(), strict=True)} == {*zip(*alone.tolist(), strict=True)}

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from PIL import Image
 
-from patchline.pipeline.data.manifests.describing_processes import KeptImageArray, rows_of
+from patchline.pipeline.data.manifests.describing_processes import KeptImageArray
+from patchline.pipeline.data.manifests.describing_worker import rows_of
 from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading import child_processes
@@ -76,7 +77,7 @@ def test_processes_end_with_a_killed_parent() -> None:
     root = two_classes(3)
     code = f"""
 from pathlib import Path
-from patchline.pipeline.data.manifests.describing_processes import rows_of
+from patchline.pipeline.data.manifests.describing_worker import rows_of
 from tests.pipeline.data.reading.test_child_processes import files_of
 root = Path({str(root)!r})
 rows = rows_of(root, files_of(root, times=20000), fewest=1)

@@ -26,16 +26,16 @@ from patchline.pipeline.evaluation.metrics.classification import softmax
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.prediction import batch_prediction
-from patchline.pipeline.packaging.prediction.__main__ import predict_part
 from patchline.pipeline.packaging.prediction.batch_prediction import (
-    MODULE,
+    PREDICTION,
     PredictionJob,
     predict_images,
+    predict_part,
 )
 from patchline.pipeline.packaging.prediction.image_files import ImageFile
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workers.worker_parts import write_lines
+from patchline.pipeline.workers.worker_parts import ROWS_FILE, write_lines
 from patchline.pipeline.workers.worker_start import LocalLauncher
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES, SIDE, Exported
@@ -205,11 +205,12 @@ def test_parts_give_the_table_of_one_process(
     archive = Path(shutil.make_archive(str(tmp_path / "more"), "zip", folder / "a"))
     images, seen = [folder, archive], list[int]()
     wide.broken = "part-3"
-    with pytest.raises(WorkerError, match=MODULE):
+    with pytest.raises(WorkerError, match=PREDICTION.module):
         predict_images(package, "m/1", images, Path("a.parquet"))
     assert sorted(wide.parts) == ["part-0", "part-1", "part-2", "part-3"]
     assert wide.same_place == {archive}  # a node may have to fetch it
-    assert [each for each in psutil.Process().children() if MODULE in each.cmdline()] == []
+    children = psutil.Process().children()
+    assert [each for each in children if PREDICTION.module in each.cmdline()] == []
     wide.broken = ""
     table = predict_images(
         package, "m/1", images, Path("a.parquet"), on_progress=lambda done, *_: seen.append(done)
@@ -232,14 +233,13 @@ def test_a_node_without_the_images_writes_no_rows(tmp_path: Path) -> None:
             onnx_file=tmp_path / "model.onnx",
             description_file=tmp_path / "model.json",
             model_id="m/1",
-            files=write_lines(tmp_path / "files.jsonl", files),
             top_k=1,
             whole=False,
-            rows=tmp_path / "rows.parquet",
         )
+        write_lines(tmp_path / ROWS_FILE, files)
         with pytest.raises(DataError, match=rf"has no {archive or '/mnt/a/0.png'}, .* same path"):
             predict_part(job, EventWriter(tmp_path / "events.jsonl"))
-        assert not job.rows.exists()
+        assert not list(tmp_path.glob("*.parquet"))
 
 
 @pytest.mark.parametrize(

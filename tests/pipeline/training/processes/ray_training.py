@@ -13,13 +13,11 @@ from typing import Any
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.plugin_system.plugin_settings import built_launcher
-from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE, resources_of
-from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.training.job import TRAINING, TrainingJob
+from patchline.pipeline.training.machine import resources_of
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
-from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
@@ -42,8 +40,8 @@ def attempt(job: TrainingJob, settings: dict[str, Any]) -> dict[str, Any]:
             str(settings), lambda: built_launcher(choice, WORKSPACE.resolve())
         ) as launcher:
             if looks:
-                return {"code": 0, "message": launcher.introduction(MODULE, Resources())}
-            result = run_worker(MODULE, job.folder, job, TrainResult, show, needs, MEMBER_MODULE)
+                return {"code": 0, "message": launcher.introduction(TRAINING.module, Resources())}
+            result = TRAINING.run(job.folder, job, show, needs)
     except PipelineError as error:
         return {"code": error.exit_code, "message": str(error)}
     return {"code": 0, "threads": result.threads}

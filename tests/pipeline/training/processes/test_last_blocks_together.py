@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.training.machine import MODULE
-from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.training.job import TRAINING
 from patchline.pipeline.workers.launcher import GROUP_FILE
-from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace.files.workspace_folder import FEATURES
 from tests.pipeline.training.parts.test_last_blocks import (
     assert_moved_alike,
@@ -36,7 +34,7 @@ def test_two_processes_train_the_blocks_as_one_does(
     fold = Path("held_out/1.safetensors")
     (job.folder / fold).parent.mkdir(parents=True)
     shutil.copy(alone.folder / fold, job.folder / fold)
-    several = run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
+    several = TRAINING.run(job.folder, job)
     ours, theirs = (
         sorted((each / FEATURES).rglob("*.npy")) for each in (tmp_path, job.folder.parent)
     )

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from patchline.pipeline.errors import ConfigError, WorkerError
-from patchline.pipeline.training.job import ExtendedTraining, TrainingJob, TrainingPart
-from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.job import TRAINING, ExtendedTraining, TrainingJob, TrainingPart
 from patchline.pipeline.training.parts import last_blocks, probe, stored_tokens
 from patchline.pipeline.training.parts.fine_tuning import between_both
 from patchline.pipeline.training.processes.rank import MODULE as RANK
@@ -23,7 +22,6 @@ from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.training.training_data import open_data
 from patchline.pipeline.workers.event_log import Event, read_events
-from patchline.pipeline.workers.worker_process import run_worker
 from patchline.pipeline.workspace.files.sealed_files import write_tensors
 from patchline.pipeline.workspace.files.workspace_folder import FEATURES
 from tests.patience import until
@@ -339,7 +337,7 @@ def test_whatever_is_killed_no_process_is_left_and_the_weights_are_the_same(
             os.kill(agent, signal.SIGKILL)
 
     with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-        run_worker(MODULE, killed.folder, killed, TrainResult, kill)
+        TRAINING.run(killed.folder, killed, kill)
     until(lambda: not any(each.is_running() for each in family), "a process is left")
     assert len(family) >= 4
     again = "A training process ended unexpectedly: all 2 were started again (restart 1 of 3)."
@@ -347,5 +345,5 @@ def test_whatever_is_killed_no_process_is_left_and_the_weights_are_the_same(
     assert restarted == again
     assert resumed.startswith("resuming from step ")
     killed = make("killed", **changes)  # now without those workers
-    run_worker(MODULE, killed.folder, killed, TrainResult, lambda _: None)
+    TRAINING.run(killed.folder, killed)
     assert same(*(load_file(job.folder / last.name) for job in (whole, killed)))
