@@ -112,6 +112,15 @@ def _without_record(schema: dict[str, Any]) -> None:
     del schema["additionalProperties"]
 
 
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested settings by keys such as `training.epochs`."""
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = isinstance(value, Mapping) and value
+        values |= dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return values
+
+
 class RunConfig(FrozenModel):
     """All settings of a run."""
 
@@ -208,14 +217,5 @@ class RunConfig(FrozenModel):
 
         A preset and `record.set_by_user` are left out: a resolved config has all settings instead.
         """
-        pairs: dict[str, str] = {}
-
-        def walk(prefix: str, value: Any) -> None:
-            if isinstance(value, dict) and value:
-                for key, inner in value.items():
-                    walk(f"{prefix}.{key}" if prefix else key, inner)
-            else:
-                pairs[prefix] = "" if value is None else str(value)
-
-        walk("", self.model_dump(mode="json", exclude={"preset": True, "record": {"set_by_user"}}))
-        return pairs
+        dump = self.model_dump(mode="json", exclude={"preset": True, "record": {"set_by_user"}})
+        return {key: "" if value is None else str(value) for key, value in dotted(dump).items()}

@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from patchline.pipeline import config_errors, presets
-from patchline.pipeline.config import AUTO, NO_WEIGHTS, RunConfig
+from patchline.pipeline.config import AUTO, NO_WEIGHTS, RunConfig, dotted
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import (
@@ -175,8 +175,8 @@ def _given(settings: Settings, flags: Settings, preset: object) -> set[str]:
     if listed is None and isinstance(preset, Mapping):
         listed = preset.get("keep", ())
     if isinstance(listed, list | tuple):
-        return {*map(str, listed), *dotted_keys(flags)}
-    return set(dotted_keys(merged(settings, flags))) - {_GIVEN}
+        return {*map(str, listed), *dotted(flags)}
+    return set(dotted(merged(settings, flags))) - {_GIVEN}
 
 
 def _is_labelled(settings: Settings) -> bool:
@@ -201,20 +201,6 @@ def _in_section(settings: Settings, section: str, key: str) -> Any:
     """Return a value that has not been checked yet; None if its section is no mapping."""
     value = settings.get(section)
     return value.get(key) if isinstance(value, Mapping) else None
-
-
-def dotted(settings: Mapping[str, Any], prefix: str = "") -> Settings:
-    """Return the values of nested settings by keys such as `training.epochs`."""
-    values: Settings = {}
-    for key, value in settings.items():
-        inner = isinstance(value, Mapping) and value
-        values |= dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return values
-
-
-def dotted_keys(settings: Mapping[str, Any]) -> list[str]:
-    """Return the keys of nested settings, such as `training.epochs`."""
-    return list(dotted(settings))
 
 
 def _assembled(settings: Settings, flags: Settings) -> Settings:

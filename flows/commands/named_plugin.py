@@ -21,7 +21,7 @@ from patchline.flows.commands.switches import (
     without_needless_negatives,
 )
 from patchline.pipeline import config_files
-from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config import RunConfig, dotted
 from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.composed_config import ComposedModel, composed_config
@@ -91,7 +91,7 @@ class NamedPlugin:
         path = _NAME_FLAGS[self.entry.kind][:-1]
         prefix = "data.options" if self.entry.kind == "data_source" else ".".join(path)
         allowed = {f"{prefix}.{key}" for key in own} | {".".join(_NAME_FLAGS[self.entry.kind])}
-        for key in _dotted(self.given(settings)):
+        for key in dotted(self.given(settings)):
             if not any(key == name or key.startswith(f"{name}.") for name in allowed):
                 raise ConfigError(
                     f"{key} is not a setting of {self.entry.name}; the checks use only its own "
@@ -102,14 +102,6 @@ class NamedPlugin:
     def config(self, settings: BaseModel | None) -> RunConfig:
         """Return the validated config with the plugin and the flags."""
         return config_files.validated(self.given(settings))
-
-
-def _dotted(settings: dict[str, Any], prefix: str = "") -> list[str]:
-    names = []
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        names += _dotted(value, f"{name}.") if isinstance(value, dict) and value else [name]
-    return names
 
 
 def words_of(arguments: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 
 from patchline.pipeline import config_files
-from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config import RunConfig, dotted
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.labels import label_sets
@@ -232,7 +232,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     dump = config.model_dump(mode="json")
     sections = {name: dump[name] for name in _KEPT_SECTIONS}
     sections["data"] = {key: dump["data"][key] for key in _KEPT_OF_DATA}
-    return config_files.dotted(sections)
+    return dotted(sections)
 
 
 def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:

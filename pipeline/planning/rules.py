@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import Settings, dotted, merged
+from patchline.pipeline.config import RunConfig, dotted
+from patchline.pipeline.config_files import Settings, merged
 from patchline.pipeline.planning import recipes, tiers
 from patchline.pipeline.planning.draft import (
     FULL_SIZE_FROM,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config import RunConfig, dotted
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.training.config import OptimizerConfig, duration_seconds
 from patchline.pipeline.training.record import RunRecord
@@ -57,3 +57,12 @@ def test_durations_are_seconds_minutes_or_hours() -> None:
     for text in ("", "90", "0s", "-5m", "5 m", "5d", "1e3s", "5m\n"):
         with pytest.raises(ValueError, match="90s, 20m or 2h"):
             duration_seconds(text)
+
+
+def test_nested_settings_are_read_by_dotted_keys() -> None:
+    """An empty section is a value; MLflow params hold all values as text."""
+    settings = {"data": {"path": "photos", "options": {}}, "seed": None}
+    assert dotted(settings) == {"data.path": "photos", "data.options": {}, "seed": None}
+    flat = RunConfig().flat()
+    assert (flat["training.epochs"], flat["training.time_limit"]) == ("60", "")
+    assert not any(key.startswith("preset") for key in flat)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline import config_files
-from patchline.pipeline.config import AUTO, RunConfig
+from patchline.pipeline.config import AUTO, RunConfig, dotted
 from patchline.pipeline.config_files import Settings
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.data.ingested_data import SeenBefore
@@ -80,7 +80,7 @@ def with_initial_weights(
     if start.head_only and trainable not in (None, "head"):
         settings = config_files.merged(settings, _fine_tuning(config))
     settings = config_files.merged({**settings, "model": model}, changes)
-    return config_files.validated(_keeping(settings, config_files.dotted_keys(implied)))
+    return config_files.validated(_keeping(settings, dotted(implied)))
 
 
 def _last_blocks(config: RunConfig, start: InitialWeights) -> Settings:
@@ -181,7 +181,7 @@ def _listed_with(config: RunConfig, chosen: Settings) -> list[str] | None:
     """Return the listed keys and those that the user has chosen besides, in a form."""
     if config.record.init_sha256:  # resolved before; its values also differ because of the weights
         return None if config.record.set_by_user is None else list(config.record.set_by_user)
-    return sorted({*_keys_set_by_user(config), *config_files.dotted_keys({"model": chosen})})
+    return sorted({*_keys_set_by_user(config), *dotted({"model": chosen})})
 
 
 def _with_suitable_head(start: InitialWeights, classes: tuple[str, ...] | None) -> Settings:
@@ -286,7 +286,7 @@ def _for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]
     return (sum(values) / len(values),) * channels
 
 
-def _keeping(settings: Settings, keys: list[str]) -> Settings:
+def _keeping(settings: Settings, keys: Collection[str]) -> Settings:
     """Name the settings that a preset's plan must keep."""
     preset = settings.get("preset")
     if preset is None:

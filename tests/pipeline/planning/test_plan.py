@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import dotted_keys, merged, validated
+from patchline.pipeline.config import RunConfig, dotted
+from patchline.pipeline.config_files import merged, validated
 from patchline.pipeline.planning.draft import drafted
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.planner import with_plan
@@ -165,7 +165,7 @@ def test_what_the_user_sets_is_never_changed(user: dict[str, Any]) -> None:
     for limit in ({}, FIFTEEN_MINUTES):
         asked = {**user, **limit}
         made = plan(facts(rate=2_000.0), asked)
-        assert not set(dotted_keys(made.settings)) & set(asked)
+        assert not set(dotted(made.settings)) & set(asked)
         config = whole(made, asked).model_dump(mode="json")
         for key, value in user.items():
             found: Any = config
