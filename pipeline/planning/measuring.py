@@ -174,7 +174,7 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     began, speeds, others = time.monotonic(), [], _other_programs()
     _choose_threads(job, job.candidates[0])
     threads = torch.get_num_threads()
-    on_cpu, used = _is_on_cpu(job.candidates[0]), 0.0
+    on_cpu, used = _device(job.candidates[0]) == _CPU, 0.0
     for number, candidate in enumerate(job.candidates):
         measured = _features_seconds if candidate.features_only else _step_seconds
         step = measured(job, candidate)
@@ -202,7 +202,7 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
             break
     return Measurement(
         speeds=tuple(speeds),
-        threads=threads if _is_on_cpu(job.candidates[0]) else None,
+        threads=threads if on_cpu else None,
         busy_cores=others.cores(),
         teacher_per_second=_teacher_per_second(job),
         accelerator_gib=_accelerator_gib(),
@@ -215,16 +215,17 @@ def _other_programs() -> OtherPrograms:
     return OtherPrograms(psutil.Process(os.getppid()))
 
 
-def _is_on_cpu(candidate: MeasuredCandidate) -> bool:
-    return choose_device(candidate.config.training, detect_machine()) == "cpu"
+def _device(candidate: MeasuredCandidate) -> torch.device:
+    return torch.device(choose_device(candidate.config.training, detect_machine()))
 
 
 def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> None:
     """Use fewer threads on a busy machine if that is faster."""
     training = candidate.config.training
-    make_repeatable(training.threads, torch.device(choose_device(training, detect_machine())))
+    device = _device(candidate)
+    make_repeatable(training.threads, device)
     most = torch.get_num_threads()
-    is_free = _is_on_cpu(candidate) and not threads_are_set(training) and training.processes == 1
+    is_free = device == _CPU and not threads_are_set(training) and training.processes == 1
     if most == 1 or not is_free:
         return
     trial, images = _trial(job, candidate)
@@ -324,7 +325,7 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     just that batch; of several processes with a GPU each, one has a part of it. On a CPU they share
     the cores, and one that has all of them, and the whole batch, stands for all.
     """
-    devices = 1 if _is_on_cpu(candidate) else candidate.config.training.processes
+    devices = 1 if _device(candidate) == _CPU else candidate.config.training.processes
     images = max(2, batch_of_images(job.images) // devices)
     while True:
         try:
@@ -338,9 +339,9 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
 
 def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int) -> _Step:
     config, image = candidate.config, _image(candidate)
-    device = torch.device(choose_device(config.training, detect_machine()))
+    device = _device(candidate)
     most = min(most_images, job.images)
-    batch = max(2, min(_BATCH, most) if device.type == "cpu" else most)
+    batch = max(2, min(_BATCH, most) if device == _CPU else most)
     torch.manual_seed(0)
     model = build_model(config.model, image, job.num_classes).to(device)
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
@@ -354,19 +355,19 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
         return trial_steps(settings, model, images, together_seconds=together, scale=scale)
 
     steps = steps_of(batch)
-    for _ in range(1 if device.type == "cpu" else _WARM_UP_STEPS):
+    for _ in range(1 if device == _CPU else _WARM_UP_STEPS):
         next(steps)  # the first steps warm up caches, and load and choose kernels
     larger = min(_LARGER_BATCH, most)
     affordable = _SHARE_OF_ONE * job.budget_seconds / (_FEWEST_STEPS + 1)
-    if device.type == "cpu" and larger > batch and next(steps) * larger / batch <= affordable:
+    if device == _CPU and larger > batch and next(steps) * larger / batch <= affordable:
         # the update of the weights takes the same for any number of images
         batch = larger
         steps = steps_of(batch)
         next(steps)
     taken: list[float] = []
     began = time.monotonic()
-    used, most = 0.0, _MOST_STEPS if device.type == "cpu" else _MOST_TOGETHER
-    least = _LEAST_SECONDS if device.type == "cpu" else 0.0
+    used, most = 0.0, _MOST_STEPS if device == _CPU else _MOST_TOGETHER
+    least = _LEAST_SECONDS if device == _CPU else 0.0
     while len(taken) < most or sum(taken) < least:
         taken.append(next(steps))
         used = time.monotonic() - began
@@ -374,7 +375,7 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
             break
     seconds, smaller_share = sum(taken) / len(taken), 0.0
     pairs = min(_MOST_PAIRS, int((_SHARE_OF_ONE * job.budget_seconds / seconds - 1) / 2))
-    if device.type == "cpu" and _may_begin_smaller(candidate) and pairs >= _FEWEST_STEPS:
+    if device == _CPU and _may_begin_smaller(candidate) and pairs >= _FEWEST_STEPS:
         smaller_share = _share_of_smaller(steps, steps_of(batch, SMALLER), pairs)
     end = _epoch_end(job, settings, model, batch / seconds)
     return _Step(batch, seconds, precision, used, smaller_share=smaller_share, end=end)
@@ -410,7 +411,7 @@ def _epoch_end(
 def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     """Measure an image's pass without gradients."""
     config, image = candidate.config, _image(candidate)
-    device = torch.device(choose_device(config.training, detect_machine()))
+    device = _device(candidate)
     model = _features_model(job, candidate, device)
     seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
     chooser = Chooser(
@@ -424,9 +425,7 @@ def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
         again=True,
     )
     precision = chooser.choose(seconds)
-    images = np.zeros((_BATCH, image.height, image.width, image.channels), np.uint8)
-    rows = np.arange(_BATCH, dtype=np.int64)
-    each = seconds_per_image(model, images, rows, image, device, precision.name)
+    each = _seconds_per_image(model, image, device, precision.name)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return _Step(1, each, precision, parameters=parameters)
 
@@ -445,11 +444,17 @@ def _teacher_per_second(job: MeasuringJob) -> float:
     if job.teacher is None:
         return 0.0
     model, description = load_model(job.teacher)
-    image, training = description.image, job.candidates[0].config.training
-    device = torch.device(choose_device(training, detect_machine()))
+    device = _device(job.candidates[0])
+    return 1 / _seconds_per_image(model.to(device), description.image, device, "float32")
+
+
+def _seconds_per_image(
+    model: nn.Module, image: ImageSpec, device: torch.device, precision: str
+) -> float:
+    """Return how long an image takes without gradients."""
     images = np.zeros((_BATCH, image.height, image.width, image.channels), np.uint8)
     rows = np.arange(_BATCH, dtype=np.int64)
-    return 1 / seconds_per_image(model.to(device), images, rows, image, device, "float32")
+    return seconds_per_image(model, images, rows, image, device, precision)
 
 
 def _image(candidate: MeasuredCandidate) -> ImageSpec:
