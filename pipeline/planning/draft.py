@@ -125,7 +125,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Draft:
-    """What the rules of a plan go by: its facts, what is set, and what was decided first."""
+    """What the rules of a plan go by: facts, settings of the user, and what is decided first."""
 
     facts: PlanFacts
     own: UserSettings
@@ -269,9 +269,10 @@ class Draft:
 
     @cached_property
     def most_epochs(self) -> int:
-        """Epochs of a fit where there is time for all of them: more of few images.
+        """Epochs of a fit where there is time for all of them.
 
-        Where images are so few that there were few updates; folds make half as many each.
+        There are more where images are so few that there were few updates; with folds, each fit
+        makes half as many.
         """
         user, epochs, images = self.user, PRESETS[self.facts.preset].epochs, self.fits[0]
         if self.start == "unlabelled":
@@ -374,9 +375,9 @@ class Draft:
     @cached_property
     def batch(self) -> int:
         """Images of a step, as set or planned: most with enough steps, overall and in an epoch."""
-        machine, seen, is_set = self.facts.machine, self.length.images_seen, self.user.get
-        if is_set("training.batch_size") or self.start == "unlabelled":
-            return int(is_set("training.batch_size") or TrainingConfig().batch_size)
+        machine, seen, get = self.facts.machine, self.length.images_seen, self.user.get
+        if get("training.batch_size") or self.start == "unlabelled":
+            return int(get("training.batch_size") or TrainingConfig().batch_size)
         accelerator = machine.device == "cuda"
         share = _MEMORY_SHARE_ACCELERATOR if accelerator else _MEMORY_SHARE
         memory = (machine.processes if accelerator else 1) * machine.memory_gib * 2**30 * share
@@ -388,7 +389,7 @@ class Draft:
             and batch * _BYTES * activations(self.chosen.tier, self.chosen.side) <= memory
             and (batch <= REFERENCE_BATCH or seen >= batch * _STEPS_FOR_LARGE_BATCH)
         ]
-        processes = int(is_set("training.processes", 1))  # each of which gets two
+        processes = int(get("training.processes", 1))  # each of which gets two
         return max(*fitting, _BATCHES[0], 2 * processes if processes > 1 else 1)
 
     # -- how much the images are changed -------------------------------------------------------

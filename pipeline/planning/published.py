@@ -105,7 +105,7 @@ class Published:
 
     @cached_property
     def all_weights(self) -> Part:
-        """All weights: for more epochs of few images, which make few updates."""
+        """How long all weights are trained; few images get more epochs, for more updates."""
         images = max(1, self.facts.data.training_images)
         fits = sum(self.user.fits(self.facts.data)) / images
         most = min(_MOST_EPOCHS, math.ceil(_UPDATES / math.ceil(images / _BATCH)))
@@ -118,7 +118,7 @@ class Published:
 
     @cached_property
     def last_blocks(self) -> Part:
-        """The last blocks, in all fits that share an epoch."""
+        """How long the last blocks are trained, in all fits that share an epoch."""
         data, user = self.facts.data, self.user
         share = min(1.0, self.blocks / user.get("model.depth", _DEPTH))
         views = user.get("training.token_views", TrainingConfig().token_views)

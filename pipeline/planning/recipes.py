@@ -148,19 +148,22 @@ def augmentation(draft: Draft) -> tuple[Settings, str]:
     return settings, f"{seen}: {strength} augmentation ({settings['name']}){mixed}"
 
 
-def regularisation(draft: Draft) -> tuple[float, float]:
-    """Return the decay of the moving average, and the stochastic depth.
+def regularisation(draft: Draft) -> Settings:
+    """Return the decay of the moving average, and the stochastic depth of long training.
 
     Muon with a rate that falls to zero ends at a better place than its average does while training
     is short.
     """
-    length = draft.length
-    if draft.user.optimizer == "muon" and length.epochs < STRONGER_EPOCHS:
-        return 0.0, 0.0
+    length, user = draft.length, draft.user
+    if user.optimizer == "muon" and length.epochs < STRONGER_EPOCHS:
+        return {"training": {"ema_decay": 0.0}}
     horizon = max(1.0, length.images_seen / draft.batch * _AVERAGED_SHARE)
     decay = next((each for each in _DECAYS if 1 / (1 - each) <= horizon), _DECAYS[-1])
-    is_deep = draft.chosen.tier.depth > 2  # noqa: PLR2004 - small
-    return decay, 0.1 if length.epochs >= STRONGEST_EPOCHS and is_deep else 0.0
+    settings: Settings = {"training": {"ema_decay": decay}}
+    is_deep = draft.chosen.tier.depth > 2 and user.leaves_model  # noqa: PLR2004 - small
+    if is_deep and length.epochs >= STRONGEST_EPOCHS:
+        settings["model"] = {"stochastic_depth": 0.1}
+    return settings
 
 
 def _times(epochs: float) -> str:

@@ -110,10 +110,6 @@ def _is_averaged(draft: Draft) -> bool:
     return few and bool(draft.chosen.side < tiers.THUMBNAIL or data.unlabelled_images)
 
 
-def _stochastic_depth(draft: Draft) -> bool:
-    return draft.user.leaves_model and bool(recipes.regularisation(draft)[1])
-
-
 def _loader(draft: Draft) -> tuple[int, float]:
     """Return the data-loader workers, and how many images each loads in a second.
 
@@ -403,15 +399,8 @@ RULES = (
         lambda _: {"training": {"initial_image_scale": SMALLER, "full_size_from": FULL_SIZE_FROM}},
     ),
     Rule(sets=lambda d: {"optimizer": recipes.optimizer(d)}),
-    Rule(
-        _stochastic_depth,
-        lambda d: {"model": {"stochastic_depth": recipes.regularisation(d)[1]}},
-    ),
-    Rule(
-        sets=lambda d: {
-            "training": {"batch_size": d.batch, "ema_decay": recipes.regularisation(d)[0]},
-        },
-    ),
+    Rule(sets=recipes.regularisation),
+    Rule(sets=lambda d: {"training": {"batch_size": d.batch}}),
     Rule(_computed, _computed, _why_computed, _ALL),
     Rule(
         lambda d: d.facts.data.labels_per_image is not None, why=_why_loss, starts=_OWN + _PUBLISHED
