@@ -16,6 +16,7 @@ from patchline.pipeline.data.near_duplicates.matching import (
     SEARCHES,
     Array,
     Progress,
+    Search,
     matches,
 )
 from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
@@ -48,13 +49,21 @@ COMPARING = Worker(
 
 
 def matching_pairs(
-    thumbnails: Thumbnails, on_progress: Progress | None = None, new: Array | None = None
+    thumbnails: Thumbnails,
+    on_progress: Progress | None = None,
+    new: Array | None = None,
+    searches: Sequence[Search] = SEARCHES,
 ) -> Array:
-    """Return the pairs of rows (2, P) that nearly show the same; see `matches`."""
+    """Return the pairs of rows (2, P) that nearly show the same; see `matches`.
+
+    A worker has no workers of its own.
+    """
     found = [np.zeros((2, 0), np.int64)]
     divided = number_of_parts(len(thumbnails.luma_NHW), FEWEST_IMAGES_OF_PART)
     if divided == 1:
-        found += [pairs for pairs, _ in matches(thumbnails, on_progress, new=new)]
+        found += [
+            pairs for pairs, _ in matches(thumbnails, on_progress, new=new, searches=searches)
+        ]
     else:
         divided = min(divided, len(SEARCHES))
         views = sorted(range(len(SEARCHES)), key=lambda view: view % divided)  # they differ in cost
@@ -86,8 +95,7 @@ def compare_part(job: ComparingJob, events: EventWriter) -> PartDone:
     def tell(_: str, done: int, total: int) -> None:
         events.progress(done, total, "views")
 
-    found = [pairs for pairs, _ in matches(thumbnails, tell, new=new, searches=searches)]
-    np.save(events.folder / _PAIRS_FILE, np.concatenate([np.zeros((2, 0), np.int64), *found], 1))
+    np.save(events.folder / _PAIRS_FILE, matching_pairs(thumbnails, tell, new, searches))
     return PartDone()
 
 
