@@ -57,8 +57,9 @@ class RemoteIndex(dict[str, str]):
         if self != self._saved:
             write_text(self._file, json.dumps(self))
             self._saved = dict(self)
-        with storage_errors(self._journal.file):
-            self._journal.file.unlink(missing_ok=True)
+        if self._journal.file.exists():  # nothing is removed from a read-only disk
+            with storage_errors(self._journal.file):
+                self._journal.file.unlink(missing_ok=True)
 
 
 @contextmanager
