@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import optimize, stats  # noqa: F401 - their import is not what is measured
 
 from benchmarks.evaluation import class_names, made_table, reported, written
 from patchline.pipeline.evaluation.comparison import ComparisonSubject, compare
