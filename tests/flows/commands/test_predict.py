@@ -136,8 +136,9 @@ def test_an_interrupted_command_goes_on(
     [
         (("photos", "--out", "out.txt"), "must end in .csv or .parquet"),
         (("photos", "--out", "out.csv", "--top-k", "0"), "--top-k is 0"),
+        (("photos", "--out", "empty.csv"), "is a folder"),
         (("none", "--out", "out.csv"), "There is no file or folder none"),
-        (("empty", "--out", "out.csv"), "The folder empty holds no images"),
+        (("empty.csv", "--out", "out.csv"), "The folder empty.csv holds no images"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(
@@ -145,7 +146,7 @@ def test_what_is_wrong_is_one_sentence(
 ) -> None:
     """The exit code is 2, and nothing is left behind."""
     write_photos(tmp_path / "photos", classes=1, images=1)
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.csv").mkdir()
     done = predict("pets", *arguments)
     assert (done.code, words in done.err) == (2, True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "photos"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.csv", "photos"]

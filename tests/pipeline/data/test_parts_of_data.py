@@ -13,7 +13,6 @@ from patchline.pipeline.data.manifests.describing_worker import rows_of
 from patchline.pipeline.data.store import decoding_worker
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 from patchline.pipeline.data.store.store_shards import IMAGES_FILE
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.workers import worker_start
 from patchline.plugin_api import ListedImage
 from tests.conftest import write_photos
@@ -62,14 +61,3 @@ def test_parts_make_the_store_of_one_process() -> None:
         assert prepare(rows, Path("gone"), SPEC, stores) == (store, True)
     assert store.name == alone.name != first.name
     assert np.array_equal(*(np.load(each / IMAGES_FILE) for each in (store, alone)))
-    assert not list(Path("wide").glob(".building-*"))
-
-
-def test_a_machine_without_the_data_is_an_error() -> None:
-    """Not a folder of unreadable images."""
-    files = [(ListedImage(f"{each}.png", "a"), True) for each in range(20)]
-    with (
-        worker_start.using_launcher("wide", Wide),
-        pytest.raises(DataError, match="A node of the cluster has no"),
-    ):
-        list(rows_of(Path("elsewhere"), files))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.probing import stored_rows
 from patchline.pipeline.models.probing.features import (
@@ -26,7 +26,6 @@ from patchline.pipeline.models.probing.linear_head import linear_head
 from tests.patience import patient, until
 from tests.pipeline.models.late_transfers import LateTransfers
 from tests.pipeline.models.probing.tiny_models import MODELS, image_spec, stored_images, tiny_model
-from tests.small_disks import small_disk
 
 CPU = torch.device("cpu")
 IMAGES, BATCH = 22, 4
@@ -199,17 +198,6 @@ def test_features_are_kept_when_images_are_added(tmp_path: Path) -> None:
     file.write_bytes(content)
     assert store("third", rows[1:5]).remaining() == 1  # image 3 was in the damaged piece
     assert store("third", range(20)).remaining() == BATCH
-
-
-def test_a_full_disk_is_an_error_before_the_first_image(tmp_path: Path) -> None:
-    """The space for all features is reserved."""
-    model, rows = Counted(), np.zeros(30_000, np.int64)
-    with (
-        small_disk(tmp_path / "disk", 1) as disk,
-        pytest.raises(StorageError, match="There is no space left"),
-    ):
-        store_of(disk / "features", model, rows).features()
-    assert model.images == 0
 
 
 def test_a_head_of_tokens_is_an_error(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.prediction import batch_prediction
-from patchline.pipeline.packaging.prediction.batch_prediction import PredictedTable, predict_images
+from patchline.pipeline.packaging.prediction.batch_prediction import predict_images
 from tests.pipeline.conftest import Exported
 from tests.pipeline.packaging.prediction.conftest import (
     assert_same,
@@ -40,24 +40,6 @@ def interrupted(package: PackagedModel, folder: Path, out: Path, images: int) ->
     """Predict a folder, and fail once so many images are answered."""
     with pytest.raises(RuntimeError):
         table_of(package, folder, out, on_progress=stop_after(images, RuntimeError()))
-
-
-def test_an_interrupted_table_is_gone_on_with(
-    package: PackagedModel, photos: Path, tmp_path: Path
-) -> None:
-    """After a failure all whole parts are kept, and the finished table is that of one go."""
-    out, done = tmp_path / "out.parquet", list[tuple[int, int]]()
-    interrupted(package, photos, out, 2 * PART + 1)
-    assert not out.exists()
-    summary = predict_images(
-        package, "pets/1", [photos], out, on_progress=lambda d, t, _: done.append((d, t))
-    )
-    assert summary == PredictedTable(
-        images=100, unreadable=0, first_errors=(), answered_before=2 * PART
-    )
-    assert (done[0], done[-1]) == ((2 * PART + 16, 100), (100, 100))
-    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
-    assert_same(pd.read_parquet(out), table_of(package, photos, tmp_path / "one_go.parquet"))
 
 
 def test_ctrl_c_keeps_every_answer(package: PackagedModel, photos: Path, tmp_path: Path) -> None:

@@ -296,7 +296,6 @@ def test_damaged_recorded_traffic_is_named(registry: Registry) -> None:
     [part] = traffic.glob("part-*")
     content = part.read_bytes()
     for old, new, words in (
-        (b'"digest"', b'"dig\xffest"', "line 1 is not UTF-8"),
         (b'{"id"', b'{"id":"a\n{"id"', "line 1 is cut off"),
         (b'"probabilities":[', b'"probabilities":[7,', "line 1, probabilities.0: "),
         (b'"model"', b'"modell"', "line 1, model: field required"),
