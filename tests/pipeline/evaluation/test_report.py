@@ -176,11 +176,8 @@ def test_the_table_of_a_run_has_the_promised_columns(finished_run: Run) -> None:
     )
     table, probabilities = found.table, found.probabilities_NK
     assert (list(table), probabilities.shape) == ([*COLUMNS, "row", "logits"], (len(table), 3))
-    assert probabilities.sum(axis=1) == pytest.approx(1, abs=1e-5)
     assert [CLASSES[each] for each in probabilities.argmax(axis=1)] == list(table["predicted"])
     assert probabilities.max(axis=1) == pytest.approx(table["probability"].to_numpy())
-    assert [CLASSES[index] for index in found.labels] == list(table["label"])
-    assert table["sha256"].str.len().eq(64).all()
 
 
 def test_labels_that_the_model_does_not_know_are_named() -> None:

@@ -267,18 +267,6 @@ def test_no_image_moves_when_the_data_grows(steps: list[int]) -> None:
     assert _misses(found) <= 4
 
 
-def test_groups_and_copies_are_in_one_split() -> None:
-    """Images of one group are never divided, and the shares hold as far as groups allow."""
-    manifest = table(
-        random_sets(300, 6, 3, USUAL), group=[f"g{number // 3}" for number in range(300)]
-    )
-    manifest.loc[[5, 200], "sha256"] = "c" * 64  # a copy ties two groups
-    found, _ = assigned(manifest, task=MULTI_LABEL)
-    assert found.groupby("group")["split"].nunique().max() == 1
-    assert found["split"][5] == found["split"][200]
-    assert _misses(found) <= 5
-
-
 def test_rare_labels_are_in_training_first_then_in_the_test_split() -> None:
     """Labels with fewer images than splits are said; with enough, they are everywhere."""
     sets = [["a"], ["b"], ["a", "b"], []] * 15

@@ -11,7 +11,6 @@ import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, chosen_labels
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.headline import headline_of
@@ -149,14 +148,6 @@ def test_without_validation_images_nothing_is_fitted() -> None:
     report, _ = _report(logits[logits["split"] == "test"])
     assert {row.threshold for row in report.by_label} == {0.5}
     assert any("there is no validation image" in note for note in report.notes)
-
-
-def test_labels_that_the_model_lacks_are_an_error() -> None:
-    """They are named."""
-    logits = logits_table(20)
-    logits.loc[3, "label"] = '["zebra"]'
-    with pytest.raises(DataError, match="no label zebra; its labels are circle, red"):
-        _report(logits)
 
 
 def _write(report: MultiLabelReport, table: pd.DataFrame, folder: Path, **more: Any) -> Path:

@@ -15,7 +15,6 @@ from patchline.pipeline.packaging.prediction.loaded_model import Image as AnyIma
 from patchline.pipeline.packaging.prediction.loaded_model import Model
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES
-from tests.pipeline.packaging.prediction.conftest import table_of
 
 SAID = ["set", "coverage", "warnings"]
 
@@ -23,19 +22,6 @@ SAID = ["set", "coverage", "warnings"]
 @pytest.fixture
 def model(package: PackagedModel) -> Model:
     return Model("photos", "3", package)
-
-
-def test_a_folder_gets_the_probabilities_of_the_command(
-    model: Model, package: PackagedModel, photos: Path, tmp_path: Path
-) -> None:
-    """Names, order, labels and probabilities are those of `patchline predict --out`."""
-    expected = table_of(package, photos, tmp_path / "out.parquet")
-    found = model.predict(photos)
-    assert list(found.index) == expected["image"].tolist()
-    assert found["label"].tolist() == expected["label"].tolist()
-    np.testing.assert_allclose(found["probability"], expected["probability"], atol=1e-6)
-    expected_NK = np.stack(expected["probabilities"].tolist())
-    np.testing.assert_allclose(found[list(model.classes)], expected_NK, atol=1e-6)
 
 
 def test_every_kind_of_image_gets_the_same_answer(model: Model, tmp_path: Path) -> None:
