@@ -112,8 +112,6 @@ def test_gates_come_from_flags_file_and_run_in_this_order(command: Command, tmp_
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["promote", "rosse"], ["rosse", "Did you mean 'roses'"]),
-        (["promote", "roses", "--version", "9"], ["no version 9", "1, 2, 3"]),
         (["promote", "roses", "--promotion.minimum.acuracy", "1"], ["acuracy", "'accuracy'"]),
         (["promote", "roses", "--promotion.minimum.ece", "1"], ["ece", "promotion.maximum"]),
         (["promote", "roses", "--promotion.automatic"], ["Unknown option", "promotion.automatic"]),

@@ -138,8 +138,6 @@ def test_a_schedule_monitors_a_folder_or_a_table(run_here: Command, tmp_path: Pa
     ("arguments", "sentence"),
     [
         (("--interval", "1d", "--monitor", "photos"), "--monitor photos also needs --images"),
-        (("--interval", "1d", "--monitor", "photos", "--images", "inbox", "--out", "a.csv"),
-         "--out is for predictions"),
         (("--interval", "1d", "--config", "a.yaml", "--data.label-column", "b"),
          "--data.label-column is for a table that a tool reads"),
     ],
