@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
@@ -43,9 +44,14 @@ def image_spec(channels: int) -> ImageSpec:
     )
 
 
+def random_pixels(images: int) -> np.ndarray[Any, Any]:
+    """Return images for a small model."""
+    shape = (images, SIDE, SIDE, 3)
+    return np.random.default_rng(images).integers(0, 256, shape, dtype=np.uint8)
+
+
 def random_model(
     channels: int,
-    embedding: str = "conv",
     *,
     seed: int = 0,
     calibration: Calibration | None = None,
@@ -53,16 +59,16 @@ def random_model(
     """Return a small `vit` with weights large enough that images differ in their answers."""
     torch.manual_seed(seed)
     image = image_spec(channels)
-    model = build_model(vit_choice(embedding), image, len(CLASSES))
+    model = build_model(vit_choice(), image, len(CLASSES))
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.25)
     return ProbabilityModel(model, image, calibration or TEMPERATURE).eval()
 
 
-def vit_choice(embedding: str) -> ModelChoice:
+def vit_choice() -> ModelChoice:
     settings: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
-    patch_embedding = {"name": embedding, "patch_size": 4}
+    patch_embedding = {"name": "conv", "patch_size": 4}
     return ModelChoice.model_validate(
         {"name": "vit", "patch_embedding": patch_embedding, **settings}
     )
@@ -95,7 +101,7 @@ def _export(shared: Path, labels: LabelCalibration | None = None) -> Exported:
     with FileLock(shared / f"{name}.lock"):
         if not folder.exists():
             description = ModelDescription(
-                model=vit_choice("conv"), plugins=(), classes=CLASSES, image=model.image,
+                model=vit_choice(), plugins=(), classes=CLASSES, image=model.image,
                 temperature=0.7,
             )  # fmt: skip
             if labels:

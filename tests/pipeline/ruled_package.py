@@ -17,9 +17,9 @@ from tests.pipeline.conftest import Exported
 Array = np.ndarray[Any, Any]
 
 
-def photograph(seed: int, side: int = 48) -> Array:
+def photograph(seed: int) -> Array:
     coarse = np.random.default_rng(seed).integers(0, 256, (12, 12, 3), dtype=np.uint8)
-    return np.asarray(cv2.resize(coarse, (side, side), interpolation=cv2.INTER_NEAREST))
+    return np.asarray(cv2.resize(coarse, (48, 48), interpolation=cv2.INTER_NEAREST))
 
 
 def package_with_rules(exported: Exported, folder: Path, **changed: Any) -> PackagedModel:

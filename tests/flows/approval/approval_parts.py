@@ -57,9 +57,9 @@ def carry_on(asked: ApprovalRequest) -> ApprovalRequest:
     return requests.refreshed(asked)
 
 
-def asked_about(reference: ModelReference, config: PromotionConfig = QUICK) -> ApprovalRequest:
+def asked_about(reference: ModelReference) -> ApprovalRequest:
     """Return a request that waits for its answer."""
-    asked = carry_on(start(reference, config))
+    asked = carry_on(start(reference))
     assert asked.waits, asked
     return asked
 

@@ -108,9 +108,9 @@ def refused(folder: Path, arguments: str) -> str:
     return done.err
 
 
-def write_unlabelled(folder: Path, images: int = 30) -> None:
+def write_unlabelled(folder: Path) -> None:
     """Write a folder of images without labels."""
     folder.mkdir()
-    for number in range(images):
+    for number in range(30):
         image = Image.fromarray(draw_photo(number % 3, 60 + number))
         image.save(folder / f"{number}.png")

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.evaluation import predictions
-from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
 from patchline.pipeline.evaluation.tasks import SINGLE
@@ -43,12 +42,7 @@ def predicted_rows(
     )
 
 
-def report_of(
-    classes: tuple[str, ...],
-    *,
-    config: EvaluationConfig | None = None,
-    **settings: Any,
-) -> EvaluationReport:
+def report_of(classes: tuple[str, ...], **settings: Any) -> EvaluationReport:
     """Return the report of such predictions, and save them as `predictions.parquet`."""
     table, fit = SINGLE.calibrated(predicted_rows(classes, **settings), classes)
     file = Path("predictions.parquet")
@@ -57,7 +51,6 @@ def report_of(
         Predictions.of(pd.read_parquet(file).query("split == 'test'")),
         ReportSubject(name="photos", classes=classes, split="test", data_fingerprint="0123abcd"),
         calibration=fit,
-        config=config,
     )
 
 

@@ -24,7 +24,7 @@ def test_members_have_a_temperature_and_a_bias(tmp_path: Path) -> None:
         TemperatureFit(temperature=2.0, state="fitted"),
     )
     description = ModelDescription(
-        model=vit_choice("conv"), plugins=(), classes=CLASSES, image=image_spec(3), members=2,
+        model=vit_choice(), plugins=(), classes=CLASSES, image=image_spec(3), members=2,
         calibration=by_member(fits),
     )  # fmt: skip
     save_model(tmp_path, Ensemble(members, fits, len(CLASSES)), description)

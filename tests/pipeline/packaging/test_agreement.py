@@ -15,15 +15,10 @@ from patchline.pipeline.packaging.agreement import (
     largest_difference,
     reported_difference,
 )
-from tests.pipeline.conftest import CLASSES, SIDE, Exported
+from tests.pipeline.conftest import CLASSES, Exported, random_pixels
 
 Array = np.ndarray[Any, Any]
 IMAGES = 400  # more than one batch of small images
-
-
-def _images(count: int) -> Array:
-    shape = (count, SIDE, SIDE, 3)
-    return np.random.default_rng(count).integers(0, 256, shape, dtype=np.uint8)
 
 
 def _reported(exported: Exported, images: Array) -> pd.DataFrame:
@@ -42,7 +37,7 @@ def _compared(exported: Exported, images: Array, reported: pd.DataFrame) -> floa
 @pytest.mark.parametrize("count", [1, IMAGES])
 def test_a_faithful_export_differs_by_rounding_alone(exported_rgb: Exported, count: int) -> None:
     """All images are compared, each with its own reported probabilities."""
-    images = _images(count)
+    images = random_pixels(count)
     assert 0 <= _compared(exported_rgb, images, _reported(exported_rgb, images)) < 1e-5
     rows = np.arange(count)
     assert 0 <= largest_difference(exported_rgb.model, exported_rgb.onnx_file, images, rows) < 1e-5
@@ -51,7 +46,7 @@ def test_a_faithful_export_differs_by_rounding_alone(exported_rgb: Exported, cou
 @pytest.mark.parametrize("position", [0, IMAGES - 1])
 def test_one_image_of_many_is_found_and_named(exported_rgb: Exported, position: int) -> None:
     """The sentence has the image, the class, both values, the tolerance and what to do."""
-    images = _images(IMAGES)
+    images = random_pixels(IMAGES)
     reported = _reported(exported_rgb, images)
     probabilities = list(reported["probabilities"])
     changed = probabilities[position].copy()
@@ -70,7 +65,7 @@ def test_one_image_of_many_is_found_and_named(exported_rgb: Exported, position: 
 
 def test_answers_that_are_not_numbers_are_refused(exported_rgb: Exported) -> None:
     """NaN does not count as no difference, and no later image hides it."""
-    images = _images(30)
+    images = random_pixels(30)
     reported = _reported(exported_rgb, images)
     probabilities = list(reported["probabilities"])
     probabilities[4] = np.full(len(CLASSES), np.nan, np.float32)

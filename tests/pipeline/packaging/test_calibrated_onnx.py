@@ -20,7 +20,7 @@ from patchline.pipeline.models.layers.intermediate_values import recorded
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.packaging.agreement import inner_differences
 from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, answering, export_onnx
-from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec
+from tests.pipeline.conftest import CLASSES, Exported, image_spec, random_pixels
 
 Array = np.ndarray[Any, Any]
 ALL = ("probabilities", "features", "attention", "readings")
@@ -48,11 +48,6 @@ def _cct(**settings: Any) -> nn.Module:
     return _model("cct", "cct", size="2", **settings)
 
 
-def _images(count: int) -> Array:
-    shape = (count, SIDE, SIDE, 3)
-    return np.random.default_rng(count).integers(0, 256, shape, dtype=np.uint8)
-
-
 def _run(file: Path, images: Array) -> dict[str, Array]:
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
@@ -62,7 +57,7 @@ def _run(file: Path, images: Array) -> dict[str, Array]:
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_outputs_are_the_models_own_values(exported_rgb: Exported, count: int) -> None:
     """Features, attention and readings equal what torch computes step by step."""
-    images, whole = _images(count), exported_rgb.model
+    images, whole = random_pixels(count), exported_rgb.model
     outputs = _run(exported_rgb.onnx_file, images)
     assert tuple(outputs) == ALL
     model: Any = whole.model
@@ -116,7 +111,7 @@ def test_each_model_has_what_it_can(kind: str) -> None:
     """A model has the outputs that its layers allow; the last reading is its prediction."""
     build, names = MODELS[kind]
     whole = ProbabilityModel(build().eval(), image_spec(3), FITS[0]).eval()
-    images = torch.from_numpy(_images(5))
+    images = torch.from_numpy(random_pixels(5))
     with torch.inference_mode():
         expected = whole(images)
         with answering(whole) as answers:
@@ -141,7 +136,7 @@ def test_the_exported_outputs_equal_torchs(tmp_path: Path, kind: str) -> None:
     file, without = tmp_path / "m.onnx", ["attention"] if kind == "flip" else []
     names = tuple(each for each in names if each not in without)
     assert export_onnx(whole, file, without=without) == names
-    differences = inner_differences(whole, file, _images(5), np.arange(5))
+    differences = inner_differences(whole, file, random_pixels(5), np.arange(5))
     assert set(differences) == set(names[1:])
     assert max(differences.values()) < 1e-4
 
@@ -156,7 +151,7 @@ def test_normalisation_and_temperature_are_inside(exported_rgb: Exported) -> Non
     assert str(Path(__file__).parents[3]).encode() not in content
     names = {file.name for file in exported_rgb.onnx_file.parent.iterdir()}
     assert names == {"model.onnx", "model.json", "model.safetensors"}
-    images, model = _images(5), exported_rgb.model
+    images, model = random_pixels(5), exported_rgb.model
     image = image_spec(3)
     fed = (images / 255 - np.array(image.mean)) / np.array(image.std)
     with torch.inference_mode():

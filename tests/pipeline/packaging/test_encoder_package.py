@@ -22,9 +22,10 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.registry.package_download import open_package
 from patchline.pipeline.registry.registered_models import ModelReference
-from patchline.plugin_api import DataTraits, ImageSpec
+from patchline.plugin_api import DataTraits
+from tests.pipeline.conftest import image_spec
 
-IMAGE = ImageSpec(channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.25,) * 3, resize="crop")
+IMAGE = image_spec(3)
 
 
 def test_an_encoder_answers_with_features(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +18,9 @@ from tests.pipeline.conftest import (
     CLASSES,
     LABEL_CALIBRATION,
     LABEL_THRESHOLDS,
-    SIDE,
     Exported,
     image_spec,
+    random_pixels,
     vit_choice,
 )
 from tests.pipeline.ruled_package import photograph
@@ -32,16 +31,11 @@ def sets(exported_sets: Exported) -> PackagedModel:
     return PackagedModel(exported_sets.onnx_file, exported_sets.description_file, threads=1)
 
 
-def _pixels(images: int) -> np.ndarray[Any, Any]:
-    generator = np.random.default_rng(0)
-    return generator.integers(0, 256, (images, SIDE, SIDE, 3), dtype=np.uint8)
-
-
 def test_the_network_computes_a_calibrated_sigmoid_for_each_label(
     sets: PackagedModel, exported_sets: Exported
 ) -> None:
     """A probability is the sigmoid of the scaled and shifted logit, for batches of any size."""
-    pixels = _pixels(7)
+    pixels = random_pixels(7)
     model = exported_sets.model
     with torch.inference_mode():
         logits = model.model(normalised(torch.from_numpy(pixels), model.image)).numpy()
@@ -104,7 +98,7 @@ def test_the_card_lists_labels_with_thresholds_and_average_precision() -> None:
     labels = tuple(CardLabel(images=7, average_precision=None) for _ in CLASSES)
     facts = CardFacts(name="shapes", labels=labels)
     description = ModelDescription(
-        model=vit_choice("conv"), plugins=(), classes=CLASSES, image=image_spec(3),
+        model=vit_choice(), plugins=(), classes=CLASSES, image=image_spec(3),
         task="multi_label", label_calibration=LABEL_CALIBRATION, thresholds=LABEL_THRESHOLDS,
     )  # fmt: skip
     card = model_card(description, facts, parameters=10, check="equal")

@@ -10,13 +10,10 @@ import pytest
 from safetensors.torch import save_file
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import requested, validated
+from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import WorkerError
-from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.models.provenance import Provenance, SeenImages
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
@@ -31,16 +28,13 @@ from patchline.pipeline.planning.weights_choice import (
     suits,
     weigh,
 )
-from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.initial_weights import CHOOSE_WEIGHTS, INITIAL_WEIGHTS
 from patchline.pipeline.stages.plan import PLAN
-from patchline.pipeline.stages.stage import Context, Reporting
 from patchline.pipeline.training.initial_weights.local_weights import VARIABLE
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
-from patchline.plugin_api import ImageSpec
 from tests.conftest import write_photos
-from tests.pipeline.training.initial_weights.test_finding import registered_encoder
+from tests.pipeline.planning.test_planner import finished
+from tests.pipeline.training.initial_weights.test_finding import registered_encoder, saved_model
 from tests.pipeline.training.initial_weights.test_local_weights import tiny_vit
 
 LIMIT = "training.time_limit"
@@ -60,31 +54,27 @@ def facts(images: int = 1_000, classes: int = 5, side: int = 300, **changes: Any
     return PlanFacts(preset="balanced", data=data)
 
 
-def weighed(speed: float, images: int, classes: int = 5, **user: Any) -> Weighed:
+def weighed(speed: float, images: int, **user: Any) -> Weighed:
     """Return the outcome for photographs and a speed of features."""
     settings = {key.replace("__", "."): value for key, value in user.items()}
-    return weigh(facts(images, classes), settings, speed)
+    return weigh(facts(images), settings, speed)
 
 
 def test_few_photographs_are_better_off_with_trained_weights() -> None:
-    """Also where only a head can be trained; on a faster machine, more than that is."""
-    slow, fast = weighed(0.6, 1_000), weighed(100.0, 1_000)
-    assert slow.wins
-    assert "with 140 training images per class a head on them is better" in slow.why
-    assert fast.wins
-    assert "time to train more than the head" in fast.why
+    """Also where only a head can be trained; on a faster machine, more than that is.
 
-
-def test_many_images_or_little_time_ask_for_random_weights() -> None:
-    """CIFAR-10's 60,000 images on two cores; many images of a class; a minute."""
-    for outcome, words in (
-        (weighed(3.0, 60_000), "more than the 30 min that there are"),
-        (weighed(6.0, 9_000), "no better than a network from scratch"),
-        (weighed(3.0, 1_000, training__time_limit="1m"), "more than the 60 s that there are"),
+    CIFAR-10's 60,000 images on two cores, many images of a class or a minute ask for random ones.
+    """
+    for outcome, wins, words in (
+        (weighed(0.6, 1_000), True, "with 140 training images per class a head on them is better"),
+        (weighed(100.0, 1_000), True, "time to train more than the head"),
+        (weighed(3.0, 60_000), False, "more than the 30 min that there are"),
+        (weighed(6.0, 9_000), False, "no better than a network from scratch"),
+        (weighed(3.0, 1_000, training__time_limit="1m"), False, "more than the 60 s that there"),
+        (weighed(3_000.0, 60_000), True, ""),  # a GPU
     ):
-        assert not outcome.wins
+        assert outcome.wins is wins
         assert words in outcome.why
-    assert weighed(3_000.0, 60_000).wins  # a GPU
 
 
 @pytest.mark.parametrize(
@@ -198,16 +188,10 @@ def test_a_file_that_has_seen_images_of_the_test_is_not_chosen(
     rows = manifests.usable(manifests.load(request_.data.manifest_file))
     nothing, folder = rows.iloc[:0], tmp_path / "trained"
     monkeypatch.setenv(VARIABLE, str(folder))
-    size = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
-    choice = validated({"model": {**size, "patch_embedding": {"name": "conv"}}}).model
-    image = ImageSpec(
-        channels=3, height=16, width=16, mean=(0.4,) * 3, std=(0.2,) * 3, resize="crop"
-    )
-    description = ModelDescription(model=choice, plugins=(), classes=("a", "b"), image=image)
-    model = build_model(choice, image, 2)
     for split, is_chosen in (("test", False), ("validation", False), ("train", True)):
         seen = SeenImages.of(rows[rows["split"] == split].head(3), nothing)
-        save_model(folder, model, description, Provenance(own=seen))
+        given = Provenance(own=seen)
+        saved_model(folder, given, ("a", "b"), patch_embedding={"name": "conv"})
         choice_made = chosen(request_, tmp_path)
         assert bool(choice_made.reference) is is_chosen
         why = "is not used: its weights have seen 3 validation or test images of this run, so"
@@ -255,10 +239,7 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
     monkeypatch.setattr(planner, "measured_apart", here)
 
     def run() -> tuple[RunConfig, Plan]:
-        silent = Reporting(*[lambda *_: None] * 4)
-        context = Context(config, StageMemory(work), silent, work)
-        context.put(data)
-        engine.run_stages((CHOOSE_WEIGHTS, INITIAL_WEIGHTS, PLAN), context)
+        context = finished(config, data, work, CHOOSE_WEIGHTS, INITIAL_WEIGHTS, PLAN)
         return context.config, context.get(Plan)
 
     resolved, made = run()

@@ -17,17 +17,15 @@ from tests.conftest import draw_photo
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def image_of(channels: int = 3, side: int = 32) -> Pixels:
+def image_of(channels: int = 3) -> Pixels:
     """Return one image without any symmetry."""
-    return np.ascontiguousarray(draw_photo(2, 4, side)[:, :, :channels])
+    return np.ascontiguousarray(draw_photo(2, 4)[:, :, :channels])
 
 
 def augmentation(
-    name: str = "light", *, seed: int = 0, channels: int = 3, side: int = 32, **settings: Any
+    *, seed: int = 0, channels: int = 3, side: int = 32, **settings: Any
 ) -> SeededAugmentation:
     """Return an augmentation of images of that size, mirroring included."""
-    if name == "light":
-        settings["horizontal_flip"] = True
     spec = ImageSpec(
         channels=1 if channels == 1 else 3,
         height=side,
@@ -36,7 +34,8 @@ def augmentation(
         std=(0.2,) * channels,
         resize="crop",
     )
-    return SeededAugmentation(PluginChoice.model_validate({"name": name, **settings}), spec, seed)
+    chosen = {"name": "light", "horizontal_flip": True, **settings}
+    return SeededAugmentation(PluginChoice.model_validate(chosen), spec, seed)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -24,9 +24,9 @@ from patchline.pipeline.data.batches.loader import (
     one_ahead,
     training_batches,
 )
-from patchline.plugin_api import ImageSpec
 from tests.conftest import draw_photo
 from tests.patience import until
+from tests.pipeline.conftest import image_spec
 
 ROWS = np.array([0, 2, 3, 5, 6, 7, 8, 11, 12, 14, 15])
 """The training rows of a store of sixteen images."""
@@ -43,9 +43,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> TrainingImages:
         rows=ROWS,
         targets=np.arange(16) % 4,
         augmentation=PluginChoice.model_validate(chosen),
-        image=ImageSpec(
-            channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop"
-        ),
+        image=image_spec(3),
         seed=3,
     )
 

@@ -141,11 +141,11 @@ def _written(
     return file
 
 
-def texture(rng: np.random.Generator, *, down: bool, side: int = 16) -> Values:
-    """Return stripes (side, side) from 0 to 1."""
-    line = np.sin(np.arange(side) * rng.uniform(0.9, 1.3) + rng.uniform(0, 6)) / 2 + 0.5
-    stripes = np.tile(line, (side, 1)) if down else np.tile(line, (side, 1)).T
-    whole: Values = np.clip(stripes * 0.8 + rng.normal(0.1, 0.05, (side, side)), 0, 1)
+def texture(rng: np.random.Generator, *, down: bool) -> Values:
+    """Return stripes (16, 16) from 0 to 1."""
+    line = np.sin(np.arange(16) * rng.uniform(0.9, 1.3) + rng.uniform(0, 6)) / 2 + 0.5
+    stripes = np.tile(line, (16, 1)) if down else np.tile(line, (16, 1)).T
+    whole: Values = np.clip(stripes * 0.8 + rng.normal(0.1, 0.05, (16, 16)), 0, 1)
     return whole
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -28,6 +29,7 @@ from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun
 from patchline.plugin_api import ImageSpec
+from tests.pipeline.conftest import image_spec
 from tests.pipeline.registry.made_versions import made_manifest, made_package, seen_in
 
 CLASSES = tuple("abcdefg")
@@ -67,15 +69,23 @@ def test_a_file_of_another_library_gives_its_logits(tmp_path: Path) -> None:
     assert start.tags()["patchline.initial_weights"].startswith("small.safetensors (")
 
 
-def _saved(folder: Path, provenance: Provenance | None = None) -> Path:
+def saved_model(
+    folder: Path,
+    provenance: Provenance | None = None,
+    classes: tuple[str, ...] = CLASSES,
+    *,
+    channels: int = 3,
+    run_id: str = "0" * 32,
+    **settings: Any,
+) -> Path:
     """Save a small model as a run does, and return its folder."""
-    flags = {"model": {"name": "cct", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}}
-    choice = config_files.validated(flags).model
-    image = ImageSpec(channels=1, height=16, width=16, mean=(0.2,), std=(0.3,), resize="squash")
+    size = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
+    choice = config_files.validated({"model": {**size, **settings}}).model
+    image = image_spec(channels)
     description = ModelDescription(
-        model=choice, plugins=(), classes=CLASSES, image=image, run_id="0" * 32
+        model=choice, plugins=(), classes=classes, image=image, run_id=run_id
     )
-    save_model(folder, build_model(choice, image, 7), description, provenance)
+    save_model(folder, build_model(choice, image, len(classes)), description, provenance)
     return folder
 
 
@@ -104,7 +114,7 @@ def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
 
     It says that the head alone was trained, where no run of this store can.
     """
-    saved = _saved(tmp_path / "saved")
+    saved = saved_model(tmp_path / "saved", name="cct", channels=1)
     found = find(str(saved / "model.safetensors"), tmp_path / "work", "x")
     assert found is not None
     assert (found.settings["name"], found.settings["embed_dim"]) == ("cct", 24)
@@ -125,7 +135,7 @@ def test_a_copied_model_knows_what_it_has_seen(tmp_path: Path) -> None:
     """
     made = seen_in(made_manifest())
     for name, provenance, state in (("known", made, "known"), ("silent", None, "unknown")):
-        saved = _saved(tmp_path / name, provenance)
+        saved = saved_model(tmp_path / name, provenance)
         described = load_description(saved).model_copy(update={"run_id": "f" * 32})
         write_text(saved / "model.json", described.model_dump_json())
         (tmp_path / "copy").mkdir(exist_ok=True)
@@ -143,7 +153,7 @@ def test_a_copied_model_knows_what_it_has_seen(tmp_path: Path) -> None:
 
 def test_weights_without_their_description_are_a_sentence(tmp_path: Path) -> None:
     """The remedy is to copy the other file too, not to use another layout."""
-    copied = shutil.copy(_saved(tmp_path / "saved") / "model.safetensors", tmp_path)
+    copied = shutil.copy(saved_model(tmp_path / "saved") / "model.safetensors", tmp_path)
     with pytest.raises(
         ConfigError, match=r"the model\.json that describes its model is not beside"
     ):
@@ -177,18 +187,10 @@ def test_what_cannot_be_used_is_one_sentence(reference: str, words: str, tmp_pat
 
 def registered_encoder(name: str, folder: Path, provenance: Provenance | None = None) -> str:
     """Register what a pre-training without labels leaves, and return the run's id."""
-    model = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 32}
-    choice = config_files.validated({"model": model}).model
-    image = ImageSpec(
-        channels=3, height=16, width=16, mean=(0.4,) * 3, std=(0.2,) * 3, resize="crop"
-    )
     new = NewRun(experiment=name, name=name, command="patchline run", params={}, tags={})
     with tracked_run.open_run(new, folder / "runs") as run:
         package = made_package(run.folder / "package")
-        description = ModelDescription(
-            model=choice, plugins=(), classes=(), image=image, run_id=run.run_id
-        )
-        save_model(package.folder, build_model(choice, image, 0), description, provenance)
+        saved_model(package.folder, provenance, (), run_id=run.run_id)
         model_id = registration.logged_model(run, name, "image-encoder")
         registration.register(run, model_id, name, package, {})
     return run.run_id
@@ -204,14 +206,11 @@ def test_a_classifier_starts_from_aregistered_encoder(tmp_path: Path) -> None:
     run_id, workspace = registered_encoder("moths-encoder", tmp_path), tmp_path / "work"
     asked = config_files.requested(None, flags={"model": {"init": "moths-encoder/1"}})
     start = starting_point(asked, "moths", workspace, None, CLASSES)
-    found, data = start.weights, start.config.data
+    found, data, image = start.weights, start.config.data, image_spec(3)
     assert found is not None
     assert (found.kind, found.run_id, found.classes) == ("version", run_id, ())
     assert start.tags()["patchline.initial_run_id"] == run_id
-    assert (data.image_size, data.mean, start.config.training.trainable) == (16, (0.4,) * 3, "all")
-    image = ImageSpec(
-        channels=3, height=16, width=16, mean=found.mean, std=found.std, resize="crop"
-    )
+    assert (data.image_size, data.mean, start.config.training.trainable) == (16, image.mean, "all")
     model = build_model(start.config.model, image, len(CLASSES))
     done = load_into(model, found, weights_folder(workspace, found.sha256), CLASSES)
     new = {each.weight for each in done if each.action != "used"}

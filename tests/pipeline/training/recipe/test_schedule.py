@@ -69,10 +69,10 @@ def test_the_probabilities_follow_their_schedules(
     assert model.patch_dropout.rate == patch_dropout
 
 
-def _sizes(scale: float, side: int = 32, *, full_size_from: float = 0.6) -> ProgressiveSize:
+def _sizes(scale: float, *, full_size_from: float = 0.6) -> ProgressiveSize:
     config = TrainingConfig(initial_image_scale=scale, full_size_from=full_size_from)
-    model = built("vit", side, depth=1, embedding={"name": "conv", "patch_size": 4})
-    return ProgressiveSize(config, image_spec(side), model)
+    model = built("vit", 32, depth=1, embedding={"name": "conv", "patch_size": 4})
+    return ProgressiveSize(config, image_spec(32), model)
 
 
 @pytest.mark.parametrize(("scale", "small"), [(1.0, 32), (0.7, 24), (0.65, 20), (0.01, 8)])

@@ -45,9 +45,9 @@ def _no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "certain_reason", lambda _: "")
 
 
-def chooser(workspace: Path | None, asked: str = "auto", batch: int = 4) -> Chooser:
+def chooser(workspace: Path | None, batch: int = 4) -> Chooser:
     """Return the chooser of a tiny model."""
-    changes = {"training": {"batch_size": batch, "precision": asked}}
+    changes = {"training": {"batch_size": batch, "precision": "auto"}}
     config = RunConfig.model_validate({**SETTINGS, **changes})
     return Chooser(config, IMAGE, 3, build_model(config.model, IMAGE, 3), workspace)
 

@@ -51,18 +51,23 @@ def visit(monkeypatch: pytest.MonkeyPatch) -> Visit:
     return enter
 
 
+def used_folder(folder: Path, empty_store: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with a store and a run, which has an artifact; return its workspace."""
+    folder.mkdir()
+    patch.chdir(folder)
+    shutil.copy(empty_store, "mlflow.db")
+    (folder / "note.txt").write_text("seen", encoding="utf-8")
+    with tracked_run.open_run(NEW, folder / ".patchline" / "runs") as run:
+        tracked_run.log_file(run, folder / "note.txt")
+        tracked_run.set_tags(run, {tracked_run.DATA_ROOT_TAG: str(folder / "images")})
+    return folder / ".patchline"
+
+
 @pytest.fixture
 def original(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a workspace with a run, an artifact, a remembered result, and data of its own."""
     folder = tmp_path / "why? 100%25 #1"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    shutil.copy(empty_store, "mlflow.db")
-    (folder / "note.txt").write_text("seen", encoding="utf-8")
-    workspace = folder / ".patchline"
-    with tracked_run.open_run(NEW, workspace / "runs") as run:
-        tracked_run.log_file(run, folder / "note.txt")
-        tracked_run.set_tags(run, {tracked_run.DATA_ROOT_TAG: str(folder / "images")})
+    workspace = used_folder(folder, empty_store, monkeypatch)
     result = workspace / "runs" / "result"
     result.mkdir()
     (result / "best.txt").write_text("weights", encoding="utf-8")

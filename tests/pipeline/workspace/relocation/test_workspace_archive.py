@@ -14,13 +14,11 @@ import pytest
 from patchline.flows.commands import workspace as commands
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.workspace.relocation import exporting, following, importing
-from patchline.pipeline.workspace.tracking import team_stores, tracked_run, tracking_store
+from patchline.pipeline.workspace.tracking import team_stores, tracking_store
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
-from patchline.pipeline.workspace.tracking.tracked_run import NewRun
 from patchline.pipeline.workspace.workspace import CACHE_FILE
 from tests.patience import patient
-
-NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
+from tests.pipeline.workspace.relocation.test_relocation import used_folder
 
 
 def _silent(label: str, done: int, total: int) -> None:
@@ -31,13 +29,7 @@ def _silent(label: str, done: int, total: int) -> None:
 def workspace(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a workspace with a run, and with files that do and do not belong to its archive."""
     folder = tmp_path / "why? 100%25"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    shutil.copy(empty_store, "mlflow.db")
-    (folder / "note.txt").write_text("seen", encoding="utf-8")
-    inside = folder / ".patchline"
-    with tracked_run.open_run(NEW, inside / "runs") as run:
-        tracked_run.log_file(run, folder / "note.txt")
+    inside = used_folder(folder, empty_store, monkeypatch)
     for name in (
         "splits/a.parquet", "prepared/1/images.npy", "services/secret", "services/login.env",
         "live/1.json", "runs/1/worker.log", "runs/1/request.json", "prefect.key",

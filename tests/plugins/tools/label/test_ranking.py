@@ -13,14 +13,14 @@ from patchline.plugins.tools.label.server.image_features import KeptFeatures
 KEYS = [f"{number:016x}" for number in range(1000)]
 
 
-def _clusters(each: int = 40, count: int = 5) -> tuple[np.ndarray, np.ndarray]:
+def _clusters(count: int = 5) -> tuple[np.ndarray, np.ndarray]:
     """Return features in clusters, the last of whose images is far from its centre."""
     random = np.random.default_rng(0)
     centres = np.eye(count, 16)
-    features = np.repeat(centres, each, 0) + 0.05 * random.normal(size=(each * count, 16))
-    features[each - 1 :: each] += 0.4 * random.normal(size=(count, 16))
+    features = np.repeat(centres, 40, 0) + 0.05 * random.normal(size=(40 * count, 16))
+    features[39::40] += 0.4 * random.normal(size=(count, 16))
     features /= np.linalg.norm(features, axis=1, keepdims=True)
-    return features.astype(np.float32), np.repeat(np.arange(count), each)
+    return features.astype(np.float32), np.repeat(np.arange(count), 40)
 
 
 def test_typical_images_cover_every_cluster_and_no_outlier() -> None:
@@ -37,7 +37,7 @@ def test_typical_images_cover_every_cluster_and_no_outlier() -> None:
 
 def test_uncertain_images_follow_once_each_class_has_labels() -> None:
     """The image between two classes is asked about first."""
-    features, cluster = _clusters(count=2)
+    features, cluster = _clusters(2)
     between = np.ones(16, np.float32)
     between[2:] = 0
     features[5] = between / np.linalg.norm(between)

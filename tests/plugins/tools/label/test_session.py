@@ -16,13 +16,13 @@ from patchline.plugins.tools.label.session import Person, Session, TakenError
 ONE, OTHER, THIRD = "window-00001", "window-00002", "window-00003"
 
 
-def _session(folder: Path, images: int, advisor: type[Advisor] = Advisor) -> Session:
+def _session(folder: Path, images: int) -> Session:
     for number in range(images):
         (folder / f"{number:03d}.png").touch()  # nobody looks at them
     pool, answers = Pool(folder, folder), AnswersTable(folder / "labels.csv")
     answers.add_classes(("rose", "tulip"))
     order = ImageOrder(list(pool.images), 0)
-    return Session(pool, answers, order, advisor(pool, answers, order, None))
+    return Session(pool, answers, order, Advisor(pool, answers, order, None))
 
 
 def _answered(session: Session, client: str, name: str, label: str) -> str:

@@ -32,13 +32,11 @@ from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 Array = np.ndarray[Any, Any]
 
 
-def draw(
-    images: int, labels: int, *, seed: int, digits: int = 9, skill: float = 0.4
-) -> tuple[Array, Array]:
+def draw(images: int, labels: int, *, seed: int, digits: int = 9) -> tuple[Array, Array]:
     """Return probabilities and labels, the first label the rarest; some images have none."""
     generator = np.random.default_rng(seed)
     truth = generator.random((images, labels)) < np.linspace(0.1, 0.6, labels)
-    scores = (1 - skill) * generator.random((images, labels)) + skill * truth
+    scores = 0.6 * generator.random((images, labels)) + 0.4 * truth
     return scores.round(digits), truth.astype(np.uint8)
 
 
