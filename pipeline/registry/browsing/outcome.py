@@ -13,7 +13,7 @@ from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.packaging.model_card import escaped
+from patchline.pipeline.markdown import escaped
 from patchline.pipeline.registry.browsing import saved_views
 from patchline.pipeline.registry.promotion import Promotion
 from patchline.pipeline.registry.registration import Registered

@@ -18,7 +18,7 @@ from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.evaluation import plots
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.packaging.model_card import escaped
+from patchline.pipeline.markdown import escaped
 from patchline.pipeline.registry.browsing import saved_views
 from patchline.pipeline.registry.browsing.outcome import (
     EncoderOutcome,
