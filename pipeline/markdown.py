@@ -35,7 +35,12 @@ def _environment(package: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"escaped": escaped, "count": "{:,}".format, "sentence": sentence}
+    environment.filters |= {
+        "escaped": escaped,
+        "count": "{:,}".format,
+        "sentence": sentence,
+        "cell": cell,
+    }
     return environment
 
 
@@ -49,3 +54,8 @@ def escaped(text: str) -> str:
 def sentence(clause: str) -> str:
     """Return a clause with a capital letter and a full stop."""
     return f"{clause[:1].upper()}{clause[1:]}."
+
+
+def cell(text: str) -> str:
+    """Return text for a cell of a table, in one line and otherwise as Markdown."""
+    return " ".join(text.split()).replace("|", "\\|")
