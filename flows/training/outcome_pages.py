@@ -31,16 +31,11 @@ from patchline.pipeline.registry.browsing import pages
 from patchline.pipeline.registry.browsing.outcome import (
     EncoderOutcome,
     Outcome,
-    lineage,
     links,
-    metrics_table,
+    outcome_text,
     recipe,
-    verdict,
 )
-from patchline.pipeline.registry.browsing.pages import (
-    encoder_verdict,
-    write_encoder_pages,
-)
+from patchline.pipeline.registry.browsing.pages import write_encoder_pages
 from patchline.pipeline.registry.browsing.run_summary import RunSummary, summary_of
 from patchline.pipeline.registry.registration import Registered
 from patchline.pipeline.stages.promote import Promoted
@@ -136,9 +131,9 @@ def outcome_of(context: Context) -> Outcome | EncoderOutcome:
 
 def _write_artifacts(outcome: Outcome | EncoderOutcome) -> None:
     if isinstance(outcome, EncoderOutcome):
-        text = "\n\n".join((f"## {outcome.run_name}", encoder_verdict(outcome), lineage(outcome)))
+        text = f"## {outcome.run_name}\n\n{outcome_text(outcome, '')}\n"
         create_markdown_artifact(
-            key="summary", markdown=f"{text}\n", description="The encoder of this run"
+            key="summary", markdown=text, description="The encoder of this run"
         )
         return
     lasting = tracking_store.use_store().startswith("http")  # a file's server has no address yet
@@ -146,15 +141,11 @@ def _write_artifacts(outcome: Outcome | EncoderOutcome) -> None:
         f"Run `{outcome.run.run_id}` in the experiment *{outcome.config.name}* of this folder's "
         "MLflow; `patchline up` prints a link to its UI, and `mlflow ui` starts it without `up`."
     )
-    parts = (
-        f"## {outcome.run_name}",
-        verdict(outcome),
-        links(outcome, f"{addresses.server()}/") if lasting else where,
-        metrics_table(outcome),
-        lineage(outcome),
-    )
+    text = outcome_text(outcome, links(outcome, f"{addresses.server()}/") if lasting else where)
     create_markdown_artifact(
-        key="summary", markdown="\n\n".join(parts) + "\n", description="The results of this run"
+        key="summary",
+        markdown=f"## {outcome.run_name}\n\n{text}\n",
+        description="The results of this run",
     )
     create_table_artifact(
         key="test-metrics",

@@ -14,19 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.evaluation import plots
 from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.packaging.model_card import escaped
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.registry.browsing import saved_views
 from patchline.pipeline.registry.browsing.outcome import (
     EncoderOutcome,
     Outcome,
-    lineage,
     links,
-    metrics_table,
-    verdict,
+    outcome_text,
 )
 from patchline.pipeline.registry.browsing.saved_views import (
     AUGMENTATION,
@@ -159,7 +156,7 @@ def write_pages(outcome: Outcome) -> bool:
         _write_version(outcome)
         saved_views.write_views(
             outcome.run.experiment_id,
-            _experiment_text(outcome),
+            _text("experiment.md.j2", outcome),
             outcome.evaluated.report.headline.name,
         )
         log_grids(outcome)
@@ -179,12 +176,11 @@ def _write_run(outcome: Outcome) -> None:
         "train/parameters": float(outcome.trained.parameters),
     }
     promoted = outcome.promotion is not None and outcome.promotion.promoted
-    parts = (verdict(outcome), links(outcome), metrics_table(outcome), lineage(outcome))
     store.log_batch(
         run_id,
         metrics=[Metric(key, value, moment, step) for key, value in numbers.items()],
         tags=[
-            RunTag(NOTE_TAG, "\n\n".join(parts)),
+            RunTag(NOTE_TAG, outcome_text(outcome, links(outcome))),
             RunTag(f"test {outcome.evaluated.report.headline.name}", _main_metric_text(outcome)),
             RunTag(PROMOTED_TAG, str(promoted).lower()),
         ],
@@ -202,42 +198,22 @@ def _main_metric_text(outcome: Outcome) -> str:
 def _write_version(outcome: Outcome) -> None:
     store, registered = client(), outcome.registered
     if not store.get_registered_model(registered.name).description:
-        store.update_registered_model(registered.name, _model_text(outcome))
+        store.update_registered_model(registered.name, _text("model.md.j2", outcome))
     run = f"[Run in MLflow]({addresses.run_path(outcome.run)})"
     report = f"[Report]({addresses.report_path(outcome.run)})"
-    parts = (verdict(outcome), f"{run} · {report}", metrics_table(outcome), lineage(outcome))
-    store.update_model_version(registered.name, registered.version, "\n\n".join(parts))
+    text = outcome_text(outcome, f"{run} · {report}")
+    store.update_model_version(registered.name, registered.version, text)
 
 
-def _model_text(outcome: Outcome) -> str:
-    classes, name = outcome.data.classes, outcome.registered.name
-    listed = few_names(map(escaped, classes), 30)
-    return (
-        f"{_task_text(outcome)}: {listed}.\n\n"
-        "The alias **champion** is the version to use; **challenger** is the newest version, which "
-        "may replace it. Each version below shows its origin and its test metrics.\n\n"
-        f"```sh\npatchline predict {name}@champion IMAGE\npatchline models {name}\n"
-        f"patchline promote {name}\n```\n\n"
-        f"[All training runs, best first]({saved_views.path(outcome.run.experiment_id)})"
-    )
-
-
-def _task_text(outcome: Outcome) -> str:
-    number = len(outcome.data.classes)
-    if outcome.config.data.task == MULTI_LABEL:
-        return f"Finds which of {number:,} labels an image has, if any"
-    return f"Labels an image with one of {number:,} classes"
-
-
-def _experiment_text(outcome: Outcome) -> str:
-    experiment, name = outcome.run.experiment_id, outcome.registered.name
-    questions = "\n".join(
-        f"- [{view.question}]({saved_views.path(experiment, view)})" for view in saved_views.VIEWS
-    )
-    return (
-        f"All Patchline training runs for **{escaped(name)}**. The menu *Views* "
-        f"answers common questions:\n\n{questions}\n\n"
-        f"The [registered model]({addresses.model_path(name)}) holds the versions."
+def _text(template: str, outcome: Outcome) -> str:
+    return render_markdown(
+        template,
+        __package__,
+        outcome=outcome,
+        model=addresses.model_path(outcome.registered.name),
+        views=saved_views.VIEWS,
+        path=saved_views.path,
+        few_names=few_names,
     )
 
 
@@ -251,25 +227,13 @@ def write_encoder_pages(outcome: EncoderOutcome) -> None:
     """
     try:
         store, run, registered = client(), outcome.run, outcome.registered
-        parts = (encoder_verdict(outcome), links(outcome), lineage(outcome))
-        store.set_tag(run.run_id, NOTE_TAG, "\n\n".join(parts))
+        text = outcome_text(outcome, links(outcome))
+        store.set_tag(run.run_id, NOTE_TAG, text)
         store.update_run(run.run_id, name=outcome.run_name)
-        store.update_model_version(registered.name, registered.version, "\n\n".join(parts))
+        store.update_model_version(registered.name, registered.version, text)
         _log_pictures(outcome)
     except Exception as error:  # noqa: BLE001 - the store can fail in many ways
         logger.warning("The run's pages in MLflow could not be written: %s", error)
-
-
-def encoder_verdict(outcome: EncoderOutcome) -> str:
-    """Return the loss, the registered version, and the command that trains a classifier from it."""
-    loss, registered = outcome.evaluated.report.loss, outcome.registered
-    return (
-        f"Mean loss **{loss.value:.4g}** on {outcome.evaluated.report.images:,} test images under "
-        f"the objective {escaped(outcome.config.objective.name)} (95% interval {loss.low:.4g} to "
-        f"{loss.high:.4g}).\n\nRegistered as the encoder **{escaped(registered.name)}, version "
-        f"{registered.version}**. Train a classifier from it:\n\n```sh\npatchline run FOLDER "
-        f"--model.init {registered.name}/{registered.version}\n```"
-    )
 
 
 def _log_pictures(outcome: EncoderOutcome) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline.errors import first_line
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.processor_check import RECORD_FILE
 from patchline.pipeline.registry.registered_models import ModelReference, run_of, write_record
 from patchline.pipeline.registry.served_package import (
@@ -35,16 +36,13 @@ logger = logging.getLogger(__name__)
 NOTE_TAG = "mlflow.note.content"
 FORM_TAG = "patchline.export."
 """Of a version and of its run, with the form behind it: what was measured, in a few words."""
-_TITLE = "### Exports"
-_TIMES = "Times of one thread on "
-_SERVE = "`patchline serve MODEL --form "
 _OWN_SECTION = re.compile(
-    rf"^{_TITLE}[ \t\r]*$"
+    r"^### Exports[ \t\r]*$"
     r"(?:\n[ \t\r]*$)*(?:\n\|.*$)*(?:\n[ \t\r]*$)*"
-    rf"(?:\n{re.escape(_TIMES)}.*$)?(?:\n{re.escape(_SERVE)}.*$)?",
+    r"(?:\nTimes of one thread on .*$)?(?:\n`patchline serve MODEL --form .*$)?",
     re.MULTILINE,
 )
-"""What `_section` has written: the title, one table and the sentences below it."""
+"""What `exports.md.j2` has written: the title, one table and the sentences below it."""
 _DESCRIBING = (RECORD_FILE, "README.md")
 _LONGEST = 4000
 Row = Mapping[str, Any]
@@ -168,36 +166,15 @@ def _in_words(row: Row) -> str:
 
 def _section(rows: Mapping[str, Row]) -> str:
     """Return the table of all exports, in Markdown."""
-    sizes = sorted({int(size) for row in rows.values() for size in row["batches"]})
-    timed = "".join(f" | batch of {size}, ms" for size in sizes)
-    lines = [
-        _TITLE,
-        "",
-        f"| form | same label as the package (95% interval) | largest difference{timed} | MB |",
-        f"|---|---|---{'|---' * len(sizes)}|---|",
-    ]
-    for form, row in sorted(rows.items()):
-        value, low, high = row["same"]
-        same = f"{percent(value)} of {row['images']:,} ({percent(low)} to {percent(high)})"
-        largest = "not known" if row["largest"] is None else f"{row['largest']:.2g}"
-        times = "".join(f" | {_times(row['batches'].get(str(size)))}" for size in sizes)
-        name = f"`{form}`, refused" if row["refused"] else f"`{form}`"
-        lines.append(f"| {name} | {same} | {largest}{times} | {row['bytes'] / 1e6:.1f} |")
-    processors = ", ".join(sorted({str(row["processor"]) for row in rows.values()}))
-    lines += [
-        "",
-        f"{_TIMES}{processors}; in parentheses, those of the package in turn.",
-    ]
-    served = [form for form in SERVED_FORMS if rows.get(form, {}).get("folder")]
-    if served:
-        lines.append(f"{_SERVE}{served[0]}` serves the export.")
-    return "\n".join(lines)
-
-
-def _times(milliseconds: list[float] | None) -> str:
-    if milliseconds is None:
-        return "not measured"
-    return f"{milliseconds[0]:.3g} ({milliseconds[1]:.3g})"
+    return render_markdown(
+        "exports.md.j2",
+        __package__,
+        rows=dict(sorted(rows.items())),
+        sizes=sorted({int(size) for row in rows.values() for size in row["batches"]}),
+        processors=sorted({str(row["processor"]) for row in rows.values()}),
+        served=SERVED_FORMS,
+        percent=percent,
+    )
 
 
 def _with_section(text: str, section: str) -> str:

@@ -32,7 +32,7 @@ from patchline.pipeline.evaluation.plots import (
     plain_axes,
     save_figure,
 )
-from patchline.pipeline.packaging.model_card import escaped
+from patchline.pipeline.markdown import escaped
 from patchline.pipeline.registry.browsing.pages import NOTE_TAG
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.tracking import addresses, tracked_run
