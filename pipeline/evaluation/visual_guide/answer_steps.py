@@ -51,7 +51,7 @@ def answer_steps(subject: Subject) -> list[Step]:
 
 def percent(probability: float) -> str:
     """Return a probability in percent; only exact 0 and 1 become 0% and 100%."""
-    text = f"{100 * probability:.2f}"
+    text = f"{100 * float(probability):.2f}"
     if text == "100.00" and probability < 1:
         return ">99.99%"
     return "<0.01%" if text == "0.00" and probability > 0 else f"{text}%"

@@ -142,17 +142,7 @@ def write_guide(subjects: Sequence[Subject], model_name: str, out: Path) -> None
     """Write the page; the file is whole or absent."""
     first, *others = subjects
     subjects = [first, *(replace(each, token=first.token, head=first.head) for each in others)]
-    description = first.description
-    plugins = ", ".join(f"{each.name} ({each.distribution})" for each in description.plugins)
-    made_of = f" Model: {plugins}." if plugins else ""
-    run = f" Run: {description.run_id[:8]}." if description.run_id else ""
-    page = render_guide(
-        subjects,
-        model_name,
-        f"Written by patchline explain.{made_of}{run} The numbers behind the pictures are in this "
-        "file, in the script element guide-data.",
-    )
-    write_text(out, page)
+    write_text(out, render_guide(subjects, model_name))
 
 
 def subject_of(

@@ -180,83 +180,28 @@ def steps_of(subject: Subject) -> list[Step]:
     ]
 
 
-def render_guide(subjects: Sequence[Subject], model_name: str, colophon: str) -> str:
+def render_guide(subjects: Sequence[Subject], model_name: str) -> str:
     """Return the page about one image, or about two side by side."""
     steps = [steps_of(subject) for subject in subjects]
     environment = page_environment("patchline.pipeline.evaluation.visual_guide")
-    environment.filters["percent"] = percent
-    names = " and ".join(subject.name for subject in subjects)
+    environment.filters |= {"percent": percent, "counted": counted}
+    inside = subjects[0].traced.transformer
     return environment.get_template("explain.html.j2").render(
-        title=f"How {model_name} sees {names}",
-        lead=_lead(subjects[0]),
-        notes=_notes(subjects),
-        subjects=[_about(subject) for subject in subjects],
+        model_name=model_name,
+        subjects=subjects,
+        photos=[photo_uri(subject.traced.pixels) for subject in subjects],
+        stored=inside and len(queries_of(inside, len(subjects))),
         steps=[_merged(both) for both in zip(*steps, strict=True)],
         data=Markup(page_data(list(subjects), steps)),  # noqa: S704 - JSON with < escaped
-        heat=Markup(json.dumps(HEAT)),  # noqa: S704 - our own numbers
-        signed=Markup(json.dumps(SIGNED)),  # noqa: S704
-        colophon=colophon,
+        heat=HEAT,
+        signed=SIGNED,
     )
-
-
-def _notes(subjects: Sequence[Subject]) -> list[str]:
-    """Return what a reader should know before the steps."""
-    traced = subjects[0].traced
-    inside = traced.transformer
-    if inside is None:
-        return [
-            f"{traced.why_closed} So this page shows the image, the answer, and what it depends on."
-        ]
-    stored = len(queries_of(inside, len(subjects)))
-    if stored == inside.num_tokens:
-        return []
-    note = (
-        f"To keep the file small, it holds the attention of {stored} of the {inside.num_tokens} "
-        "tokens, evenly spread over the image; picking a patch shows the nearest of them."
-    )
-    return [note]
-
-
-def _lead(subject: Subject) -> str:
-    if subject.traced.transformer is None:
-        return "Every picture is made of the model's own numbers for this image."
-    inside = subject.traced.transformer
-    rows, columns = inside.grid
-    blocks, heads = len(inside.blocks), inside.num_heads
-    parts = (
-        f"{counted(rows * columns, 'patch', 'patches')}, {counted(blocks, 'block')} with "
-        f"{counted(heads, 'attention head')}{'' if blocks == 1 else ' each'}"
-    )
-    return (
-        f"From pixels to the answer: {parts}. Every picture on this page is made of this "
-        "model's own numbers for this image."
-    )
-
-
-def _about(subject: Subject) -> dict[str, Any]:
-    traced, classes = subject.traced, subject.description.classes
-    height, width = traced.pixels.shape[:2]
-    true = subject.true_label
-    return {
-        "name": subject.name,
-        "label": subject.predicted,
-        "probability": None
-        if subject.description.is_multi_label
-        else float(traced.probabilities_K[traced.predicted]),
-        "right": None if true is None else true == traced.predicted,
-        "true_label": None if true is None else classes[true],
-        "photo": Markup(photo_uri(traced.pixels)),  # noqa: S704 - base64
-        "width": width,
-        "height": height,
-        "grid": traced.transformer.grid if traced.transformer else None,
-    }
 
 
 def _merged(steps: tuple[Step, ...]) -> dict[str, Any]:
     """Return one step for all images: what is the same is said once."""
     first = steps[0]
-    everywhere = all if len(steps) > 1 else any
-    sentences = [s for s in first.sentences if everywhere(s in each.sentences for each in steps)]
+    sentences = [s for s in first.sentences if all(s in each.sentences for each in steps)]
     figures = [
         f for f in first.figures if len(steps) > 1 and all(f in each.figures for each in steps)
     ]
@@ -268,13 +213,8 @@ def _merged(steps: tuple[Step, ...]) -> dict[str, Any]:
         for each in steps
     ]
     return {
-        "key": first.key,
-        "title": first.title,
+        **vars(first),
         "sentences": sentences,
         "figures": figures,
-        "shapes": first.shapes,
-        "equation": first.equation,
-        "applies": first.applies,
-        "views": first.views,
         "columns": columns if any(c.sentences or c.figures for c in columns) else [],
     }
