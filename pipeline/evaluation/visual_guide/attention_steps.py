@@ -19,9 +19,6 @@ from patchline.pipeline.evaluation.visual_guide.story import (
     Subject,
     shape_of,
 )
-from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
-from patchline.pipeline.models.layers.locality_attention import LocalitySelfAttention
-from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
 
 _SHOWN_TOKENS = 6
 
@@ -60,21 +57,6 @@ def _queries_keys_values(subject: Subject) -> Step:
         "values": values.value_BHNd[0, head],
     }
     N, head_dim = three["keys"].shape
-    sentences = [
-        (
-            "Each token is multiplied by three learned matrices. Its query says what it looks "
-            "for, its key what it offers, its value what it passes on."
-        ),
-        (
-            f"A block has {subject.inside.num_heads} heads, each with its own three matrices and "
-            f"{head_dim} numbers per token. Here is head {head + 1} of block 1."
-        ),
-    ]
-    attention = subject.modules(MultiHeadSelfAttention)[0]
-    if any(True for _ in attention.get_submodule("query_norm").parameters()):
-        sentences.append("Queries and keys are normalised, so that the scores stay small.")
-    if isinstance(attention, RotarySelfAttention):
-        sentences.append("Queries and keys are shown after their rotation by place.")
     figures = tuple(
         Picture(
             matrix_uri(matrix.numpy()),
@@ -86,10 +68,8 @@ def _queries_keys_values(subject: Subject) -> Step:
         )
         for name, matrix in three.items()
     )
-    return Step(
+    return subject.step(
         "queries-keys-values",
-        "Queries, keys and values",
-        tuple(sentences),
         figures,
         (
             shape_of("Q", three["queries"], "tokens × d"),
@@ -106,25 +86,10 @@ def _scores(subject: Subject) -> Step:
     row_N = scores_NN[subject.token]
     finite = np.isfinite(row_N)
     low, high = float(row_N[finite].min()), float(row_N[finite].max())
-    head_dim = values.query_BHNd.shape[-1]
     name = subject.the_token
-    sentences = [
-        (
-            f"The query of a token is multiplied with the key of every token and divided by √d = "
-            f"√{head_dim} = {head_dim**0.5:.2f}. A high score means: this is what I look for."
-        ),
-        f"The scores of {name} range from {low:.2f} to {high:.2f}.",
-    ]
-    if subject.modules(LocalitySelfAttention):
-        sentences.append(
-            "In this model no token attends to itself, and the scores are multiplied by a learned "
-            "number, which sharpens the choice."
-        )
     shown = np.where(finite, (row_N - low) / max(1e-9, high - low), 0.0)
-    return Step(
+    return subject.step(
         "scores",
-        "Scores: how well a query fits each key",
-        tuple(sentences),
         (
             overlay(
                 token_map(subject, shown),
@@ -135,22 +100,17 @@ def _scores(subject: Subject) -> Step:
         ),
         (shape_of("Q Kᵀ / √d", values.scores_BHNN[0, subject.head], "tokens × tokens"),),
         views=("tokens",),
+        root=values.query_BHNd.shape[-1] ** 0.5,
+        low=low,
+        high=high,
     )
 
 
 def _softmax(subject: Subject) -> Step:
     weights_NN = subject.inside.blocks[0].attention.weights_BHNN[0, subject.head].numpy()
     row_N, name = weights_NN[subject.token], subject.the_token
-    return Step(
+    return subject.step(
         "softmax",
-        "Softmax: the scores become shares of attention",
-        (
-            (
-                "The exponential of each score is divided by the sum over the row. So every token "
-                "hands out exactly 1 of attention: the whole, shared among all tokens."
-            ),
-            f"The row of {name} sums to {row_N.sum():.4f}.",
-        ),
         (
             overlay(
                 token_map(subject, row_N),
@@ -168,6 +128,7 @@ def _softmax(subject: Subject) -> Step:
         (shape_of("A", subject.inside.blocks[0].attention.weights_BHNN[0, 0], "tokens × tokens"),),
         equation=subject.equation(6),
         views=("tokens", "layers", "heads"),
+        total=row_N.sum(),
     )
 
 
@@ -200,15 +161,8 @@ def _weighted_sum(subject: Subject) -> Step:
     rest_d = mixed_d - weighted.sum(axis=0)
     rows = np.concatenate([weighted, rest_d[None], mixed_d[None]])
     names = [subject.inside.token_name(int(each)) for each in best]
-    return Step(
+    return subject.step(
         "weighted-sum",
-        "The weighted sum of values",
-        (
-            (
-                f"Now {subject.the_token} takes the value of each token times its share, and "
-                "adds them all up. What gets much attention leaves a strong mark."
-            ),
-        ),
         (
             Picture(
                 matrix_uri(rows),
@@ -229,16 +183,8 @@ def _heads(subject: Subject) -> Step:
     maps = np.stack([token_map(subject, row) for row in weights_AN])
     maps /= np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12)
     sheet = tiled(maps, min(len(maps), 6))
-    return Step(
+    return subject.step(
         "heads",
-        "All heads side by side",
-        (
-            (
-                "Every head looks in its own way: at neighbours, at similar patches, or "
-                f"everywhere. These are the {len(maps)} heads of one block for "
-                f"{subject.the_token}."
-            ),
-        ),
         (
             Picture(
                 sheet_uri(sheet),
@@ -270,17 +216,8 @@ def _concatenated(subject: Subject) -> Step:
     if projected_ND is not None:
         strips.append(("After the projection", projected_ND[subject.token]))
         shapes.append(shape_of("MSA", projected_ND, "tokens × D"))
-    return Step(
+    return subject.step(
         "concatenation",
-        "The heads are joined and projected",
-        (
-            (
-                f"The {mixed_ANd.shape[2]} numbers of each head are written side by side, "
-                f"{joined_ND.shape[1]} in all, and a learned matrix mixes them into "
-                f"{subject.inside.patch_tokens.shape[1]} again. This is the output of attention "
-                f"for each token, here for {subject.the_token}."
-            ),
-        ),
         tuple(
             Picture(
                 matrix_uri(vector[None]),
@@ -291,6 +228,7 @@ def _concatenated(subject: Subject) -> Step:
             )
             for name, vector in strips
         ),
-        tuple(shapes),
+        shapes,
         equation=8,
+        joined=joined_ND.shape[1],
     )

@@ -53,30 +53,14 @@ def _residual(subject: Subject) -> Step:
     if branch_ND is not None:
         figures.append(_strip(branch_ND[token], "What attention adds, MSA(LN(z₀))"))
         figures.append(_strip((before_ND + branch_ND)[token], "The sum, z′₁"))
-    sentences = [
-        (
-            "Before attention, each token is normalised, so that its numbers have a common scale. "
-            "The output of attention does not replace the token: it is added to it. This is the "
-            f"residual connection, shown for {subject.the_token}."
-        ),
-    ]
-    scales = [m for m in subject.modules(LayerScale) if isinstance(m, LayerScale)]
-    if scales:
-        gain = float(scales[0].gain_D.detach().abs().mean())
-        sentences.append(
-            f"Before that, LayerScale multiplies each of the numbers by a learned gain, in block 1 "
-            f"{gain:.3g} on average."
-        )
-    if subject.part("block.stream_norm") is not None:
-        sentences.append("In this model the sum itself is normalised too, before the MLP reads it.")
+    scales = subject.modules(LayerScale)
     figures.append(_lengths(subject))
-    return Step(
+    return subject.step(
         "residual",
-        "Norm and residual connection",
-        tuple(sentences),
-        tuple(figures),
+        figures,
         (shape_of("z′₁", before_ND, "tokens × D"),),
         equation=subject.equation(2),
+        gain=scales[0].gain_D.detach().abs().mean() if scales else None,
     )
 
 
@@ -106,29 +90,11 @@ def _mlp(subject: Subject) -> Step:
     active_NM = subject.part("block.mlp.activation")
     output_ND = subject.part("block.mlp")
     if hidden_NM is None or active_NM is None or output_ND is None:
-        return Step(
-            "mlp",
-            "No MLP of a known kind",
-            ("The second half of this model's blocks differs from that of the published ViT.",),
-            applies=False,
-        )
+        return subject.step("mlp", applies=False)
     token = subject.token
-    negative = float((hidden_NM[token] < 0).mean())
     activation = type(subject.modules(MLP)[0].get_submodule("activation")).__name__
-    return Step(
+    return subject.step(
         "mlp",
-        "The MLP: each token thinks for itself",
-        (
-            (
-                "After the tokens have looked at each other, each is transformed alone: expanded "
-                f"from {output_ND.shape[1]} to {hidden_NM.shape[1]} numbers, sent through "
-                f"{activation}, and contracted again. The result is added to the token."
-            ),
-            (
-                f"{activation} keeps positive numbers and pushes negative ones towards 0. For "
-                f"{subject.the_token} in block 1, {negative:.0%} of them are negative."
-            ),
-        ),
         (
             _strip(hidden_NM[token], f"Before {activation}"),
             _strip(active_NM[token], f"After {activation}"),
@@ -140,6 +106,8 @@ def _mlp(subject: Subject) -> Step:
             shape_of("z₁", subject.inside.blocks[0].tokens_out_BND[0], "tokens × D"),
         ),
         equation=subject.equation(3),
+        activation=activation,
+        negative=float((hidden_NM[token] < 0).mean()),
     )
 
 
@@ -150,12 +118,9 @@ def _all_blocks(subject: Subject) -> Step:
     maps = np.stack([token_map(subject, row) for rows in attention_LAN for row in rows])
     maps /= np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12)
     sheet = tiled(maps, heads)
-    title, text = _blocks_in_words(layers, heads, subject.the_token)
     rows = f"block 1 at the top, block {layers} at the bottom; " if layers > 1 else ""
-    return Step(
+    return subject.step(
         "blocks",
-        title,
-        (text,),
         (
             Picture(
                 sheet_uri(sheet),
@@ -176,48 +141,19 @@ def _all_blocks(subject: Subject) -> Step:
     )
 
 
-def _blocks_in_words(layers: int, heads: int, token: str) -> tuple[str, str]:
-    """Return the title and the text of the step that shows the attention of all blocks."""
-    shown = f"The picture shows where {token} looks"
-    if layers == 1:
-        text = f"The published models have 12 to 32. {shown}: one column for each head."
-        return "There is one block", text
-    own = f"Each of the {layers} blocks has its own learned matrices."
-    text = f"{own} {shown}: one row for each block, one column for each of the {heads} heads."
-    return f"The block is repeated {layers} times", text
-
-
 def _reach(subject: Subject) -> Step:
     inside = subject.inside
     distances_LA = subject.distances_LA
-    first = len(inside.prefix)
     row_N = subject.rollout_row
     reader = "class token" if "class token" in inside.prefix else "tokens, on average"
-    share = (
-        f" They account for {row_N[first:].sum():.1%}; the rest is the class token's own."
-        if first
-        else ""
-    )
     dots = tuple(
         (float(layer + 1), float(distance))
         for layer, heads in enumerate(distances_LA)
         for distance in heads
     )
     means = tuple((float(layer + 1), float(d)) for layer, d in enumerate(distances_LA.mean(axis=1)))
-    return Step(
+    return subject.step(
         "reach",
-        "How far attention reaches, and where it adds up",
-        (
-            (
-                "Each dot is a head: how many patches away it looks on average. Low dots are "
-                "local, like a convolution; high ones take in the whole image."
-            ),
-            (
-                "Rollout follows attention through all blocks: per block, the heads are averaged, "
-                "the token itself is added for the residual connection, and the blocks are "
-                f"multiplied. The map shows which patches reach the {reader} at the end.{share}"
-            ),
-        ),
         (
             Chart(
                 "Mean attention distance of each head, in patches; the line is the block's mean",
@@ -234,4 +170,6 @@ def _reach(subject: Subject) -> Step:
             ),
         ),
         (shape_of("rollout", subject.rollout_NN, "tokens × tokens"),),
+        reader=reader,
+        share=float(row_N[len(inside.prefix) :].sum()),
     )

@@ -21,7 +21,6 @@ from patchline.pipeline.evaluation.visual_guide.answer_steps import (
     answer_step,
     answer_steps,
     attribution_step,
-    percent,
 )
 from patchline.pipeline.evaluation.visual_guide.attention_steps import attention_steps
 from patchline.pipeline.evaluation.visual_guide.depth_steps import depth_steps
@@ -30,12 +29,11 @@ from patchline.pipeline.evaluation.visual_guide.embedding_steps import (
     example_step,
     image_step,
 )
-from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
 from patchline.pipeline.evaluation.visual_guide.pictures import HEAT, SIGNED, photo_uri
 from patchline.pipeline.evaluation.visual_guide.sequence_steps import sequence_steps
-from patchline.pipeline.evaluation.visual_guide.story import Figure, Step, Subject
+from patchline.pipeline.evaluation.visual_guide.story import Figure, Step, Subject, template
 from patchline.pipeline.evaluation.visual_guide.traced_image import TracedTransformer
-from patchline.pipeline.terminal_words import counted, visible
+from patchline.pipeline.terminal_words import visible
 
 Array = np.ndarray[Any, Any]
 
@@ -183,10 +181,8 @@ def steps_of(subject: Subject) -> list[Step]:
 def render_guide(subjects: Sequence[Subject], model_name: str) -> str:
     """Return the page about one image, or about two side by side."""
     steps = [steps_of(subject) for subject in subjects]
-    environment = page_environment("patchline.pipeline.evaluation.visual_guide")
-    environment.filters |= {"percent": percent, "counted": counted}
     inside = subjects[0].traced.transformer
-    return environment.get_template("explain.html.j2").render(
+    return template("explain.html.j2").render(
         model_name=model_name,
         subjects=subjects,
         photos=[photo_uri(subject.traced.pixels) for subject in subjects],
