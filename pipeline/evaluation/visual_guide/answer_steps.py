@@ -7,12 +7,8 @@ import math
 import numpy as np
 import torch
 
-from patchline.pipeline.evaluation.visual_guide.attention_steps import overlay, token_map
-from patchline.pipeline.evaluation.visual_guide.pictures import (
-    Picture,
-    matrix_uri,
-    signed_overlay_uri,
-)
+from patchline.pipeline.evaluation.visual_guide.attention_steps import token_map
+from patchline.pipeline.evaluation.visual_guide.pictures import Picture, picture
 from patchline.pipeline.evaluation.visual_guide.story import (
     Array,
     Bar,
@@ -125,22 +121,17 @@ def _pooled(subject: Subject) -> tuple[list[Figure], str]:
     if isinstance(pooling, SequencePooling):
         with torch.inference_mode():
             weights_N = torch.softmax(pooling.importance(torch.from_numpy(normed_ND)), dim=0)[:, 0]
-        shown = overlay(
+        shown = picture(
             token_map(subject, weights_N.numpy()),
+            "overlay",
             "How much each token counts in the pooled vector",
             "Weights of the pooling",
         )
         return [shown], name
     if pooled_D is None:
         return [], name
-    strip = Picture(
-        matrix_uri(pooled_D[None]),
-        f"The {len(pooled_D)} numbers that the head reads",
-        "What the head reads, y",
-        display="strip",
-        width=len(pooled_D),
-    )
-    return [strip], name
+    alt = f"The {len(pooled_D)} numbers that the head reads"
+    return [picture(pooled_D[None], "strip", alt, "What the head reads, y")], name
 
 
 # -- what the answer depends on --------------------------------------------------------------------
@@ -183,13 +174,9 @@ def attribution_step(subject: Subject) -> Step:
 
 
 def _signed(values_hw: Array, alt: str, caption: str) -> Picture:
-    height, width = values_hw.shape
-    limit = float(np.abs(values_hw).max())
-    return Picture(
-        signed_overlay_uri(values_hw),
-        f"{alt}, from {values_hw.min():.3f} to {values_hw.max():.3f}",
-        f"{caption}; strongest colour: {limit:.3g}",
+    return picture(
+        values_hw,
         "signed",
-        width,
-        height,
+        f"{alt}, from {values_hw.min():.3f} to {values_hw.max():.3f}",
+        f"{caption}; strongest colour: {np.abs(values_hw).max():.3g}",
     )

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from patchline.pipeline.evaluation.visual_guide.pictures import (
-    Picture,
-    heat_uri,
-    matrix_uri,
-    sheet_uri,
-    tiled,
-)
+from patchline.pipeline.evaluation.visual_guide.pictures import picture, tiled
 from patchline.pipeline.evaluation.visual_guide.story import (
     Array,
     Bar,
@@ -35,17 +29,17 @@ def attention_steps(subject: Subject) -> list[Step]:
     ]
 
 
-def token_map(subject: Subject, weights_N: Array) -> Array:
-    """Return the weights of the patches as a map (rows, columns)."""
-    first = len(subject.inside.prefix)
-    mapped: Array = weights_N[first:].reshape(subject.inside.grid)
+def token_map(subject: Subject, weights_XN: Array) -> Array:
+    """Return the weights of the patches as maps (..., rows, columns)."""
+    patches_Xn = weights_XN[..., len(subject.inside.prefix) :]
+    mapped: Array = patches_Xn.reshape(*patches_Xn.shape[:-1], *subject.inside.grid)
     return mapped
 
 
-def overlay(values_hw: Array, alt: str, caption: str, live: str = "") -> Picture:
-    """Return a map of weights to lay on the image."""
-    height, width = values_hw.shape
-    return Picture(heat_uri(values_hw), alt, caption, "overlay", width, height, live)
+def scaled_maps(subject: Subject, weights_XN: Array, columns: int) -> Array:
+    """Return a sheet of maps of the patches' weights, each divided by its own maximum."""
+    maps = token_map(subject, weights_XN.reshape(-1, weights_XN.shape[-1]))
+    return tiled(maps / np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12), columns)
 
 
 def _queries_keys_values(subject: Subject) -> Step:
@@ -58,13 +52,11 @@ def _queries_keys_values(subject: Subject) -> Step:
     }
     N, head_dim = three["keys"].shape
     figures = tuple(
-        Picture(
-            matrix_uri(matrix.numpy()),
+        picture(
+            matrix.numpy(),
+            "matrix",
             f"The {name} of head {head + 1}: {N} rows, {head_dim} columns",
             name.capitalize(),
-            display="matrix",
-            width=head_dim,
-            height=N,
         )
         for name, matrix in three.items()
     )
@@ -91,8 +83,9 @@ def _scores(subject: Subject) -> Step:
     return subject.step(
         "scores",
         (
-            overlay(
+            picture(
                 token_map(subject, shown),
+                "overlay",
                 f"Map of the scores of {name} with every patch",
                 f"Scores of {name} in block 1, head {subject.head + 1}: bright is high",
                 "scores",
@@ -112,8 +105,9 @@ def _softmax(subject: Subject) -> Step:
     return subject.step(
         "softmax",
         (
-            overlay(
+            picture(
                 token_map(subject, row_N),
+                "overlay",
                 f"Map of the attention of {name} in block 1, head {subject.head + 1}",
                 f"Attention of {name} in block 1, head {subject.head + 1}"
                 + _elsewhere(subject, row_N),
@@ -164,13 +158,11 @@ def _weighted_sum(subject: Subject) -> Step:
     return subject.step(
         "weighted-sum",
         (
-            Picture(
-                matrix_uri(rows),
+            picture(
+                rows,
+                "matrix",
                 "Weighted values of the tokens with the largest shares, the rest, and their sum",
                 f"From top to bottom: {', '.join(names)}, all others, and in the last row the sum",
-                display="matrix",
-                width=rows.shape[1],
-                height=rows.shape[0],
             ),
         ),
         (shape_of("A V", attention.mixed_BHNd[0, head], "tokens × d"),),
@@ -180,20 +172,17 @@ def _weighted_sum(subject: Subject) -> Step:
 
 def _heads(subject: Subject) -> Step:
     weights_AN = subject.inside.blocks[0].attention.weights_BHNN[0, :, subject.token].numpy()
-    maps = np.stack([token_map(subject, row) for row in weights_AN])
-    maps /= np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12)
-    sheet = tiled(maps, min(len(maps), 6))
+    heads = len(weights_AN)
     return subject.step(
         "heads",
         (
-            Picture(
-                sheet_uri(sheet),
+            picture(
+                scaled_maps(subject, weights_AN, min(heads, 6)),
+                "map",
                 f"A map of the attention of {subject.the_token} for each head of block 1",
-                f"Attention of {subject.the_token} in block 1, head 1 to {len(maps)}; each "
+                f"Attention of {subject.the_token} in block 1, head 1 to {heads}; each "
                 "map is scaled to its own maximum",
-                width=sheet.shape[1],
-                height=sheet.shape[0],
-                live="heads",
+                "heads",
             ),
         ),
         (
@@ -219,13 +208,7 @@ def _concatenated(subject: Subject) -> Step:
     return subject.step(
         "concatenation",
         tuple(
-            Picture(
-                matrix_uri(vector[None]),
-                f"{name}: {len(vector)} numbers",
-                name,
-                display="strip",
-                width=len(vector),
-            )
+            picture(vector[None], "strip", f"{name}: {len(vector)} numbers", name)
             for name, vector in strips
         ),
         shapes,

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from patchline.pipeline.evaluation.visual_guide.attention_steps import overlay, token_map
-from patchline.pipeline.evaluation.visual_guide.pictures import (
-    Picture,
-    matrix_uri,
-    sheet_uri,
-    tiled,
-)
+from patchline.pipeline.evaluation.visual_guide.attention_steps import scaled_maps, token_map
+from patchline.pipeline.evaluation.visual_guide.pictures import Picture, picture
 from patchline.pipeline.evaluation.visual_guide.story import (
     Array,
     Chart,
@@ -32,13 +26,7 @@ def depth_steps(subject: Subject) -> list[Step]:
 
 def _strip(vector: Array, name: str) -> Picture:
     caption = f"{name}: mean {vector.mean():.3f}, standard deviation {vector.std():.3f}"
-    return Picture(
-        matrix_uri(vector[None]),
-        f"{name}: {len(vector)} numbers",
-        caption,
-        display="strip",
-        width=len(vector),
-    )
+    return picture(vector[None], "strip", f"{name}: {len(vector)} numbers", caption)
 
 
 def _residual(subject: Subject) -> Step:
@@ -115,19 +103,15 @@ def _all_blocks(subject: Subject) -> Step:
     inside = subject.inside
     attention_LAN = inside.attention()[:, :, subject.token]
     layers, heads, _ = attention_LAN.shape
-    maps = np.stack([token_map(subject, row) for rows in attention_LAN for row in rows])
-    maps /= np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12)
-    sheet = tiled(maps, heads)
     rows = f"block 1 at the top, block {layers} at the bottom; " if layers > 1 else ""
     return subject.step(
         "blocks",
         (
-            Picture(
-                sheet_uri(sheet),
+            picture(
+                scaled_maps(subject, attention_LAN, heads),
+                "map",
                 f"Attention of {subject.the_token}, blocks by heads: {layers} by {heads}",
                 f"Attention of {subject.the_token}: {rows}each map is scaled to its own maximum",
-                width=sheet.shape[1],
-                height=sheet.shape[0],
             ),
         ),
         (
@@ -163,8 +147,9 @@ def _reach(subject: Subject) -> Step:
                 float(distances_LA.max()),
                 "block",
             ),
-            overlay(
+            picture(
                 token_map(subject, row_N),
+                "overlay",
                 f"Rollout: how much of each patch reaches the {reader}",
                 "Attention rollout",
             ),

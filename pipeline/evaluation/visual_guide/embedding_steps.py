@@ -10,9 +10,8 @@ from patchline.pipeline.evaluation.visual_guide import receptive_field
 from patchline.pipeline.evaluation.visual_guide.pictures import (
     SIGNED,
     Picture,
-    matrix_uri,
     patches_uri,
-    photo_uri,
+    picture,
     png_uri,
     sheet_uri,
     tiled,
@@ -48,18 +47,10 @@ def image_step(subject: Subject) -> Step:
     """Return the step about the image as the model gets it."""
     pixels, input_CHW = subject.traced.pixels, subject.traced.input_CHW
     height, width, _ = pixels.shape
+    alt = f"The image at {height} by {width} pixels, as it enters the model"
     return subject.step(
         "image",
-        (
-            Picture(
-                photo_uri(pixels),
-                f"The image at {height} by {width} pixels, as it enters the model",
-                "What the model sees",
-                display="photo",
-                width=width,
-                height=height,
-            ),
-        ),
+        (picture(pixels, "photo", alt, "What the model sees"),),
         (shape_of("image", input_CHW, "C × H × W"),),
         low=input_CHW.min(),
         high=input_CHW.max(),
@@ -107,13 +98,11 @@ def _no_patches(subject: Subject) -> Step:
     lit = (np.broadcast_to(pixels, (*pixels.shape[:2], 3)) * (0.15 + 0.85 * influence)).astype(
         np.uint8
     )
-    figure = Picture(
-        photo_uri(lit),
+    figure = picture(
+        lit,
+        "photo",
         f"The image, lit where the token in the middle looks: {least}{high} by {wide} pixels",
         "Lit: the pixels that the token in the middle depends on",
-        display="photo",
-        width=pixels.shape[1],
-        height=pixels.shape[0],
     )
     return subject.step("patches", (figure,), applies=False, field=field)
 
@@ -127,13 +116,12 @@ def _flattening(subject: Subject) -> Step:
     return subject.step(
         "flattening",
         (
-            Picture(
-                matrix_uri(flat_P[None]),
+            picture(
+                flat_P[None],
+                "strip",
                 f"The {len(flat_P)} values of patch {patch + 1} in one row",
                 f"Patch {patch + 1}: blue is below the mean of the training images, orange above",
-                display="strip",
-                width=len(flat_P),
-                live="flat",
+                "flat",
             ),
         ),
         (
@@ -232,14 +220,12 @@ def _filters_uri(components_kpqC: Array) -> str:
 def matrix_picture(subject: Subject, tokens: torch.Tensor, what: str) -> Picture:
     """Return the picture of a matrix with one row for each token."""
     rows, columns = tokens.shape
-    return Picture(
-        matrix_uri(tokens.numpy()),
+    return picture(
+        tokens.numpy(),
+        "matrix",
         f"{what}: a matrix of {rows} rows and {columns} columns",
         f"{rows} rows, one for each {'token' if rows > subject.inside.num_patches else 'patch'}; "
         f"{columns} columns. Blue is negative, orange positive",
-        display="matrix",
-        width=columns,
-        height=rows,
     )
 
 

@@ -26,7 +26,7 @@ from patchline.pipeline.evaluation.visual_guide.attention_maps import (
 )
 from patchline.pipeline.evaluation.visual_guide.guide_page import render_guide
 from patchline.pipeline.evaluation.visual_guide.patch_projection import projection_of
-from patchline.pipeline.evaluation.visual_guide.pictures import Picture, photo_uri
+from patchline.pipeline.evaluation.visual_guide.pictures import picture
 from patchline.pipeline.evaluation.visual_guide.story import Subject, given_labels
 from patchline.pipeline.evaluation.visual_guide.traced_image import Pixels, trace
 from patchline.pipeline.models.model_description import ModelDescription
@@ -169,13 +169,11 @@ def subject_of(
         on_progress=on_progress and (lambda done, of: on_progress("Covering parts", done, of)),
     )
     height, width = image.original.shape[:2]
-    photo = Picture(
-        photo_uri(image.original),
+    photo = picture(
+        image.original,
+        "photo",
         f"The image {image.name}, {height} by {width} pixels",
         f"{image.name}, {height} × {width} pixels",
-        display="photo",
-        width=width,
-        height=height,
     )
     subject = Subject(model, description, traced, image.name, photo, true, attributions)
     return subject if inside is None else _with_inside(subject)

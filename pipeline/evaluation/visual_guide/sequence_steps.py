@@ -10,7 +10,7 @@ from patchline.pipeline.evaluation.visual_guide.embedding_steps import matrix_pi
 from patchline.pipeline.evaluation.visual_guide.pictures import (
     SIGNED,
     Picture,
-    matrix_uri,
+    picture,
     sheet_uri,
     tiled,
 )
@@ -36,12 +36,11 @@ def _class_token(subject: Subject) -> Step:
     return subject.step(
         "class-token",
         (
-            Picture(
-                matrix_uri(vector),
+            picture(
+                vector,
+                "strip",
                 f"The {vector.shape[1]} numbers of the class token",
                 "The class token",
-                display="strip",
-                width=vector.shape[1],
             ),
         ),
         (shape_of("sequence", joined_ND, "(n + 1) × D"),),
@@ -83,12 +82,11 @@ def _similarity(patches_nD: torch.Tensor, grid: tuple[int, int]) -> Picture:
     sheet = tiled(shown.reshape(-1, rows, columns), shown.shape[1])
     lowest = float(np.nanmin(sheet))
     note = f" (every {every}th place)" if every > 1 else ""
-    return Picture(
-        sheet_uri((sheet - lowest) / max(1e-9, 1 - lowest)),
+    return picture(
+        (sheet - lowest) / max(1e-9, 1 - lowest),
+        "map",
         "For each place of the grid, a map of how similar its position vector is to all others",
         f"One map for each place{note}; cosine similarity from {lowest:.2f} (dark) to 1 (bright)",
-        width=sheet.shape[1],
-        height=sheet.shape[0],
     )
 
 
