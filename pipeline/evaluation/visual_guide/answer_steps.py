@@ -14,11 +14,12 @@ from patchline.pipeline.evaluation.visual_guide.story import (
     Bar,
     Bars,
     Chart,
-    ChartLine,
     Figure,
     Step,
     Subject,
+    line,
     percent,
+    ranked,
     shape_of,
 )
 from patchline.pipeline.models.layers.pooling import (
@@ -42,26 +43,21 @@ def _journey(subject: Subject) -> Step:
     if readouts_LK is None:
         return subject.step("journey", applies=False)
     classes = subject.description.classes
-    best = [int(k) for k in np.argsort(-readouts_LK[-1], kind="stable")[:_SHOWN_CLASSES]]
+    best = ranked(readouts_LK[-1])[:_SHOWN_CLASSES]
     true = subject.true_label
     if true is not None and true not in best:
         best[-1] = true
-    lines = tuple(
-        ChartLine(
-            classes[k], tuple((float(i + 1), float(p)) for i, p in enumerate(readouts_LK[:, k]))
-        )
-        for k in best
-    )
-    is_multi_label = subject.description.is_multi_label
-    leads = [int(k) for k in readouts_LK.argmax(axis=1)]
+    lines = tuple(line(classes[k], readouts_LK[:, k]) for k in best)
+    leads = readouts_LK.argmax(axis=1).tolist()
     settled = max((i + 1 for i, lead in enumerate(leads) if lead != leads[-1]), default=0) + 1
     return subject.step(
         "journey",
         (
             Chart(
-                f"Probability of the {'labels' if is_multi_label else 'classes'} if the model "
+                "Probability of the "
+                f"{'labels' if subject.description.is_multi_label else 'classes'} if the model "
                 "ended after each block",
-                "; ".join(f"{line.name}: {percent(line.points[-1][1])}" for line in lines),
+                "; ".join(f"{each.name}: {percent(each.points[-1][1])}" for each in lines),
                 lines,
                 1.0,
                 "after block",
@@ -77,7 +73,7 @@ def _journey(subject: Subject) -> Step:
 def answer_step(subject: Subject) -> Step:
     """Return the step about the answer; it suits every model."""
     traced, classes = subject.traced, subject.description.classes
-    best = [int(k) for k in np.argsort(-traced.probabilities_K, kind="stable")[:_SHOWN_CLASSES]]
+    best = ranked(traced.probabilities_K)[:_SHOWN_CLASSES]
     true = subject.true_label
     is_multi_label = subject.description.is_multi_label
     for shown in (*subject.labels, subject.attributions.label if is_multi_label else true):
@@ -105,7 +101,6 @@ def answer_step(subject: Subject) -> Step:
             shape_of("logits", traced.logits_K, "classes"),
             shape_of("probabilities", traced.probabilities_K, "classes"),
         ),
-        equation=subject.equation(4) if traced.transformer else 0,
         pooling=pooling,
         is_scaled=not math.isclose(subject.description.temperature, 1.0),
     )

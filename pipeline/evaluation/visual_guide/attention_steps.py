@@ -11,6 +11,7 @@ from patchline.pipeline.evaluation.visual_guide.story import (
     Bars,
     Step,
     Subject,
+    ranked,
     shape_of,
 )
 
@@ -68,7 +69,6 @@ def _queries_keys_values(subject: Subject) -> Step:
             shape_of("K", three["keys"], "tokens × d"),
             shape_of("V", three["values"], "tokens × d"),
         ),
-        equation=subject.equation(5),
     )
 
 
@@ -92,7 +92,6 @@ def _scores(subject: Subject) -> Step:
             ),
         ),
         (shape_of("Q Kᵀ / √d", values.scores_BHNN[0, subject.head], "tokens × tokens"),),
-        views=("tokens",),
         root=values.query_BHNd.shape[-1] ** 0.5,
         low=low,
         high=high,
@@ -120,8 +119,6 @@ def _softmax(subject: Subject) -> Step:
             ),
         ),
         (shape_of("A", subject.inside.blocks[0].attention.weights_BHNN[0, 0], "tokens × tokens"),),
-        equation=subject.equation(6),
-        views=("tokens", "layers", "heads"),
         total=row_N.sum(),
     )
 
@@ -136,10 +133,10 @@ def _elsewhere(subject: Subject, row_N: Array) -> str:
 
 
 def _largest(subject: Subject, row_N: Array) -> tuple[Bar, ...]:
-    best = np.argsort(-row_N, kind="stable")[:_SHOWN_TOKENS]
+    best = ranked(row_N)[:_SHOWN_TOKENS]
     top = float(row_N[best[0]]) or 1.0
     return tuple(
-        Bar(subject.inside.token_name(int(token)), float(row_N[token]) / top, f"{row_N[token]:.4f}")
+        Bar(subject.inside.token_name(token), float(row_N[token]) / top, f"{row_N[token]:.4f}")
         for token in best
     )
 
@@ -149,12 +146,12 @@ def _weighted_sum(subject: Subject) -> Step:
     head, token = subject.head, subject.token
     weights_N = attention.weights_BHNN[0, head, token].numpy()
     values_Nd = attention.value_BHNd[0, head].numpy()
-    best = np.argsort(-weights_N, kind="stable")[:_SHOWN_TOKENS]
+    best = ranked(weights_N)[:_SHOWN_TOKENS]
     weighted = weights_N[best, None] * values_Nd[best]
     mixed_d = attention.mixed_BHNd[0, head, token].numpy()
     rest_d = mixed_d - weighted.sum(axis=0)
     rows = np.concatenate([weighted, rest_d[None], mixed_d[None]])
-    names = [subject.inside.token_name(int(each)) for each in best]
+    names = map(subject.inside.token_name, best)
     return subject.step(
         "weighted-sum",
         (
@@ -166,7 +163,6 @@ def _weighted_sum(subject: Subject) -> Step:
             ),
         ),
         (shape_of("A V", attention.mixed_BHNd[0, head], "tokens × d"),),
-        equation=7,
     )
 
 
@@ -192,7 +188,6 @@ def _heads(subject: Subject) -> Step:
                 "heads × tokens × tokens",
             ),
         ),
-        views=("tokens", "layers"),
     )
 
 
@@ -212,6 +207,5 @@ def _concatenated(subject: Subject) -> Step:
             for name, vector in strips
         ),
         shapes,
-        equation=8,
         joined=joined_ND.shape[1],
     )

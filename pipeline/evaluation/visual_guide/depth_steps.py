@@ -13,6 +13,7 @@ from patchline.pipeline.evaluation.visual_guide.story import (
     Shape,
     Step,
     Subject,
+    line,
     shape_of,
 )
 from patchline.pipeline.models.layers.layer_scale import LayerScale
@@ -47,7 +48,6 @@ def _residual(subject: Subject) -> Step:
         "residual",
         figures,
         (shape_of("z′₁", before_ND, "tokens × D"),),
-        equation=subject.equation(2),
         gain=scales[0].gain_D.detach().abs().mean() if scales else None,
     )
 
@@ -60,14 +60,10 @@ def _lengths(subject: Subject) -> Chart:
     series = [("patches, on average", lengths_LN[:, first:].mean(axis=1))]
     if first:
         series.insert(0, (inside.prefix[0], lengths_LN[:, 0]))
-    lines = tuple(
-        ChartLine(name, tuple((float(layer), float(v)) for layer, v in enumerate(values)))
-        for name, values in series
-    )
     return Chart(
         "Length of the tokens, as vectors, before block 1 (at 0) and after each block",
         "; ".join(f"{n}: from {v[0]:.2f} to {v[-1]:.2f}" for n, v in series),
-        lines,
+        tuple(line(name, values, 0) for name, values in series),
         float(max(v.max() for _, v in series)),
         "after block",
     )
@@ -93,7 +89,6 @@ def _mlp(subject: Subject) -> Step:
             shape_of("MLP", output_ND, "tokens × D"),
             shape_of("z₁", subject.inside.blocks[0].tokens_out_BND[0], "tokens × D"),
         ),
-        equation=subject.equation(3),
         activation=activation,
         negative=float((hidden_NM[token] < 0).mean()),
     )
@@ -135,15 +130,14 @@ def _reach(subject: Subject) -> Step:
         for layer, heads in enumerate(distances_LA)
         for distance in heads
     )
-    means = tuple((float(layer + 1), float(d)) for layer, d in enumerate(distances_LA.mean(axis=1)))
+    means = distances_LA.mean(axis=1)
     return subject.step(
         "reach",
         (
             Chart(
                 "Mean attention distance of each head, in patches; the line is the block's mean",
-                f"From {distances_LA.mean(axis=1)[0]:.2f} patches in block 1 to "
-                f"{distances_LA.mean(axis=1)[-1]:.2f} in block {len(distances_LA)}",
-                (ChartLine("each head", dots, joined=False), ChartLine("mean of the block", means)),
+                f"From {means[0]:.2f} patches in block 1 to {means[-1]:.2f} in block {len(means)}",
+                (ChartLine("each head", dots, joined=False), line("mean of the block", means)),
                 float(distances_LA.max()),
                 "block",
             ),

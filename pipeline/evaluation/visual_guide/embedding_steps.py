@@ -17,7 +17,6 @@ from patchline.pipeline.evaluation.visual_guide.pictures import (
     tiled,
 )
 from patchline.pipeline.evaluation.visual_guide.story import Array, Shape, Step, Subject, shape_of
-from patchline.pipeline.terminal_words import few_names
 
 _FILTERS = 28
 """As many as in figure 7 of arXiv 2010.11929."""
@@ -38,9 +37,7 @@ def embedding_steps(subject: Subject) -> list[Step]:
 
 def example_step(subject: Subject) -> Step:
     """Return the step about the data: the photograph, its label, and the classes."""
-    return subject.step(
-        "example", (subject.photo,), listed=few_names(subject.description.classes, 12)
-    )
+    return subject.step("example", (subject.photo,))
 
 
 def image_step(subject: Subject) -> Step:
@@ -82,7 +79,6 @@ def _patches(subject: Subject) -> Step:
                 "n × p × p × C",
             ),
         ),
-        views=("patches",),
     )
 
 
@@ -182,7 +178,7 @@ def _convolutions(subject: Subject) -> Step:
         ),
         (shape_of("feature map", inside.patch_tokens.T.reshape(-1, *inside.grid), "D × h × w"),),
         applies=False,
-        listed=few_names(layers, 4, ", then "),
+        layers=layers,
         maps=maps_Dhw,
     )
 

@@ -12,6 +12,7 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from patchline.pipeline.evaluation.visual_guide.embedding_steps import (
 )
 from patchline.pipeline.evaluation.visual_guide.pictures import HEAT, SIGNED, photo_uri
 from patchline.pipeline.evaluation.visual_guide.sequence_steps import sequence_steps
-from patchline.pipeline.evaluation.visual_guide.story import Figure, Step, Subject, template
+from patchline.pipeline.evaluation.visual_guide.story import Step, Subject, template
 from patchline.pipeline.evaluation.visual_guide.traced_image import TracedTransformer
 from patchline.pipeline.terminal_words import visible
 
@@ -155,13 +156,6 @@ def _numbers(values: Array, digits: int = _DIGITS) -> Any:
     return np.round(np.asarray(values, dtype=np.float64), digits).tolist()
 
 
-class _Column(NamedTuple):
-    """What a step says about one of two images only."""
-
-    sentences: tuple[str, ...]
-    figures: tuple[Figure, ...]
-
-
 def steps_of(subject: Subject) -> list[Step]:
     """Return the steps of one image, in the order of the page."""
     ends = [attribution_step(subject)]
@@ -194,23 +188,19 @@ def render_guide(subjects: Sequence[Subject], model_name: str) -> str:
     )
 
 
-def _merged(steps: tuple[Step, ...]) -> dict[str, Any]:
-    """Return one step for all images: what is the same is said once."""
+def _merged(steps: tuple[Step, ...]) -> tuple[Step, list[Step]]:
+    """Return what a step says of all images at once, and what it says of each."""
     first = steps[0]
     sentences = [s for s in first.sentences if all(s in each.sentences for each in steps)]
     figures = [
         f for f in first.figures if len(steps) > 1 and all(f in each.figures for each in steps)
     ]
     columns = [
-        _Column(
-            tuple(s for s in each.sentences if s not in sentences),
-            tuple(f for f in each.figures if f not in figures),
+        replace(
+            each,
+            sentences=[s for s in each.sentences if s not in sentences],
+            figures=[f for f in each.figures if f not in figures],
         )
         for each in steps
     ]
-    return {
-        **vars(first),
-        "sentences": sentences,
-        "figures": figures,
-        "columns": columns if any(c.sentences or c.figures for c in columns) else [],
-    }
+    return replace(first, sentences=sentences, figures=figures), columns

@@ -124,5 +124,4 @@ def _input(subject: Subject) -> Step:
         "input",
         (matrix_picture(subject, tokens_ND, "The input of the first block"),),
         (shape_of("z₀", tokens_ND, f"(n + {P}) × D" if P else "n × D"),),
-        equation=subject.equation(1),
     )

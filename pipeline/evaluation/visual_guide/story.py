@@ -24,7 +24,7 @@ from patchline.pipeline.models.layers.pooling import ClassTokenPooling
 from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
 from patchline.pipeline.models.layers.sine_cosine_positions import SineCosinePositionEmbedding
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.terminal_words import counted, few_names
 
 Array = np.ndarray[Any, Any]
 _Layer = TypeVar("_Layer", bound=nn.Module)
@@ -96,8 +96,6 @@ class Step:
     computes it; 0 for none."""
     applies: bool
     """False if the model has no such part; the sentences then say what it does instead."""
-    views: Sequence[str]
-    """Controls that the step offers if the script runs: `tokens`, `layers`, `heads`."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +185,7 @@ class Subject:
         figures: Sequence[Figure] = (),
         shapes: Sequence[Shape] = (),
         *,
-        equation: int = 0,
         applies: bool = True,
-        views: Sequence[str] = (),
         **facts: object,
     ) -> Step:
         """Return a step with its title and sentences, which `steps.txt.j2` has.
@@ -198,33 +194,34 @@ class Subject:
             key: as in the template.
             figures: below the sentences.
             shapes: of the step's tensors.
-            equation: its number, or 0.
             applies: whether the model has such a part.
-            views: as in `Step`.
             facts: what the sentences tell beside what is known of this subject.
         """
         words = template("steps.txt.j2", escaped=False)
         lines = words.render(key=key, applies=applies, subject=self, **facts).strip()
         title, *sentences = lines.split("\n- ")
-        return Step(key, title, sentences, figures, shapes, equation, applies, views)
+        equation = self._equation(key) if applies and self.traced.transformer else 0
+        return Step(key, title, sentences, figures, shapes, equation, applies)
 
-    def equation(self, number: int) -> int:
-        """Return the number of an equation of arXiv 2010.11929 if the model computes it, else 0."""
+    def _equation(self, key: str) -> int:
+        """Return the number of a step's equation in arXiv 2010.11929 if the model computes it."""
         adds_positions = self.modules(LearnedPositionEmbedding, SineCosinePositionEmbedding)
         is_layer_norm = isinstance(getattr(self.model, "norm", None), nn.LayerNorm)
         is_bare = not self.modules(LayerScale) and self.part("block.stream_norm") is None
         computed = {
-            1: list(self.inside.prefix) == ["class token"]
+            "input": list(self.inside.prefix) == ["class token"]
             and self.projection is not None
             and bool(adds_positions)
             and not self.has_embedding_norm,
-            2: is_layer_norm and is_bare,
-            3: is_layer_norm and is_bare,
-            4: is_layer_norm and bool(self.modules(ClassTokenPooling)),
-            5: not (self.has_query_norm or self.is_rotary),
-            6: not self.is_local,
+            "residual": is_layer_norm and is_bare,
+            "mlp": is_layer_norm and is_bare,
+            "answer": is_layer_norm and bool(self.modules(ClassTokenPooling)),
+            "queries-keys-values": not (self.has_query_norm or self.is_rotary),
+            "softmax": not self.is_local,
+            "weighted-sum": True,
+            "concatenation": True,
         }
-        return number if computed[number] else 0
+        return [*computed].index(key) + 1 if computed.get(key) else 0
 
     def modules(self, *kinds: type[_Layer]) -> list[_Layer]:
         """Return the model's parts of certain classes."""
@@ -240,7 +237,7 @@ class Subject:
 def template(name: str, *, escaped: bool = True) -> Template:
     """Return a template beside this module; plain text is not escaped."""
     environment = page_environment("patchline.pipeline.evaluation.visual_guide")
-    environment.filters |= {"percent": percent, "counted": counted}
+    environment.filters |= {"percent": percent, "counted": counted, "few_names": few_names}
     if not escaped:
         environment = environment.overlay(autoescape=False, finalize=None)
     return environment.get_template(name)
@@ -259,6 +256,17 @@ def shape_of(name: str, tensor: Any, meaning: str) -> Shape:
     return Shape(name, tuple(int(size) for size in tensor.shape), meaning)
 
 
+def line(name: str, values: Array, first: int = 1) -> ChartLine:
+    """Return the line of a value for each layer, from the first layer's number on."""
+    return ChartLine(name, tuple((float(x), float(y)) for x, y in enumerate(values, first)))
+
+
+def ranked(values_K: Array) -> list[int]:
+    """Return the places of values, the largest first."""
+    order: list[int] = np.argsort(-values_K, kind="stable").tolist()
+    return order
+
+
 def given_labels(description: ModelDescription, probabilities_K: Array) -> tuple[int, ...]:
     """Return the numbers of the labels at or above their thresholds, the most probable first.
 
@@ -268,5 +276,5 @@ def given_labels(description: ModelDescription, probabilities_K: Array) -> tuple
     """
     if description.thresholds is None:
         return ()
-    ranked = np.argsort(-probabilities_K, kind="stable").tolist()
-    return tuple(k for k in ranked if probabilities_K[k] >= description.thresholds.values[k])
+    best = ranked(probabilities_K)
+    return tuple(k for k in best if probabilities_K[k] >= description.thresholds.values[k])
