@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from patchline.pipeline.evaluation.visual_guide.pictures import (
-    Picture,
-    heat_uri,
-    matrix_uri,
-    sheet_uri,
-    tiled,
-)
+from patchline.pipeline.evaluation.visual_guide.pictures import picture, tiled
 from patchline.pipeline.evaluation.visual_guide.story import (
     Array,
     Bar,
     Bars,
     Step,
     Subject,
+    ranked,
     shape_of,
 )
-from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
-from patchline.pipeline.models.layers.locality_attention import LocalitySelfAttention
-from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
 
 _SHOWN_TOKENS = 6
 
@@ -38,17 +30,17 @@ def attention_steps(subject: Subject) -> list[Step]:
     ]
 
 
-def token_map(subject: Subject, weights_N: Array) -> Array:
-    """Return the weights of the patches as a map (rows, columns)."""
-    first = len(subject.inside.prefix)
-    mapped: Array = weights_N[first:].reshape(subject.inside.grid)
+def token_map(subject: Subject, weights_XN: Array) -> Array:
+    """Return the weights of the patches as maps (..., rows, columns)."""
+    patches_Xn = weights_XN[..., len(subject.inside.prefix) :]
+    mapped: Array = patches_Xn.reshape(*patches_Xn.shape[:-1], *subject.inside.grid)
     return mapped
 
 
-def overlay(values_hw: Array, alt: str, caption: str, live: str = "") -> Picture:
-    """Return a map of weights to lay on the image."""
-    height, width = values_hw.shape
-    return Picture(heat_uri(values_hw), alt, caption, "overlay", width, height, live)
+def scaled_maps(subject: Subject, weights_XN: Array, columns: int) -> Array:
+    """Return a sheet of maps of the patches' weights, each divided by its own maximum."""
+    maps = token_map(subject, weights_XN.reshape(-1, weights_XN.shape[-1]))
+    return tiled(maps / np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12), columns)
 
 
 def _queries_keys_values(subject: Subject) -> Step:
@@ -60,43 +52,23 @@ def _queries_keys_values(subject: Subject) -> Step:
         "values": values.value_BHNd[0, head],
     }
     N, head_dim = three["keys"].shape
-    sentences = [
-        (
-            "Each token is multiplied by three learned matrices. Its query says what it looks "
-            "for, its key what it offers, its value what it passes on."
-        ),
-        (
-            f"A block has {subject.inside.num_heads} heads, each with its own three matrices and "
-            f"{head_dim} numbers per token. Here is head {head + 1} of block 1."
-        ),
-    ]
-    attention = subject.modules(MultiHeadSelfAttention)[0]
-    if any(True for _ in attention.get_submodule("query_norm").parameters()):
-        sentences.append("Queries and keys are normalised, so that the scores stay small.")
-    if isinstance(attention, RotarySelfAttention):
-        sentences.append("Queries and keys are shown after their rotation by place.")
     figures = tuple(
-        Picture(
-            matrix_uri(matrix.numpy()),
+        picture(
+            matrix.numpy(),
+            "matrix",
             f"The {name} of head {head + 1}: {N} rows, {head_dim} columns",
             name.capitalize(),
-            display="matrix",
-            width=head_dim,
-            height=N,
         )
         for name, matrix in three.items()
     )
-    return Step(
+    return subject.step(
         "queries-keys-values",
-        "Queries, keys and values",
-        tuple(sentences),
         figures,
         (
             shape_of("Q", three["queries"], "tokens × d"),
             shape_of("K", three["keys"], "tokens × d"),
             shape_of("V", three["values"], "tokens × d"),
         ),
-        equation=subject.equation(5),
     )
 
 
@@ -106,54 +78,35 @@ def _scores(subject: Subject) -> Step:
     row_N = scores_NN[subject.token]
     finite = np.isfinite(row_N)
     low, high = float(row_N[finite].min()), float(row_N[finite].max())
-    head_dim = values.query_BHNd.shape[-1]
     name = subject.the_token
-    sentences = [
-        (
-            f"The query of a token is multiplied with the key of every token and divided by √d = "
-            f"√{head_dim} = {head_dim**0.5:.2f}. A high score means: this is what I look for."
-        ),
-        f"The scores of {name} range from {low:.2f} to {high:.2f}.",
-    ]
-    if subject.modules(LocalitySelfAttention):
-        sentences.append(
-            "In this model no token attends to itself, and the scores are multiplied by a learned "
-            "number, which sharpens the choice."
-        )
     shown = np.where(finite, (row_N - low) / max(1e-9, high - low), 0.0)
-    return Step(
+    return subject.step(
         "scores",
-        "Scores: how well a query fits each key",
-        tuple(sentences),
         (
-            overlay(
+            picture(
                 token_map(subject, shown),
+                "overlay",
                 f"Map of the scores of {name} with every patch",
                 f"Scores of {name} in block 1, head {subject.head + 1}: bright is high",
                 "scores",
             ),
         ),
         (shape_of("Q Kᵀ / √d", values.scores_BHNN[0, subject.head], "tokens × tokens"),),
-        views=("tokens",),
+        root=values.query_BHNd.shape[-1] ** 0.5,
+        low=low,
+        high=high,
     )
 
 
 def _softmax(subject: Subject) -> Step:
     weights_NN = subject.inside.blocks[0].attention.weights_BHNN[0, subject.head].numpy()
     row_N, name = weights_NN[subject.token], subject.the_token
-    return Step(
+    return subject.step(
         "softmax",
-        "Softmax: the scores become shares of attention",
         (
-            (
-                "The exponential of each score is divided by the sum over the row. So every token "
-                "hands out exactly 1 of attention: the whole, shared among all tokens."
-            ),
-            f"The row of {name} sums to {row_N.sum():.4f}.",
-        ),
-        (
-            overlay(
+            picture(
                 token_map(subject, row_N),
+                "overlay",
                 f"Map of the attention of {name} in block 1, head {subject.head + 1}",
                 f"Attention of {name} in block 1, head {subject.head + 1}"
                 + _elsewhere(subject, row_N),
@@ -166,8 +119,7 @@ def _softmax(subject: Subject) -> Step:
             ),
         ),
         (shape_of("A", subject.inside.blocks[0].attention.weights_BHNN[0, 0], "tokens × tokens"),),
-        equation=subject.equation(6),
-        views=("tokens", "layers", "heads"),
+        total=row_N.sum(),
     )
 
 
@@ -181,10 +133,10 @@ def _elsewhere(subject: Subject, row_N: Array) -> str:
 
 
 def _largest(subject: Subject, row_N: Array) -> tuple[Bar, ...]:
-    best = np.argsort(-row_N, kind="stable")[:_SHOWN_TOKENS]
+    best = ranked(row_N)[:_SHOWN_TOKENS]
     top = float(row_N[best[0]]) or 1.0
     return tuple(
-        Bar(subject.inside.token_name(int(token)), float(row_N[token]) / top, f"{row_N[token]:.4f}")
+        Bar(subject.inside.token_name(token), float(row_N[token]) / top, f"{row_N[token]:.4f}")
         for token in best
     )
 
@@ -194,60 +146,39 @@ def _weighted_sum(subject: Subject) -> Step:
     head, token = subject.head, subject.token
     weights_N = attention.weights_BHNN[0, head, token].numpy()
     values_Nd = attention.value_BHNd[0, head].numpy()
-    best = np.argsort(-weights_N, kind="stable")[:_SHOWN_TOKENS]
+    best = ranked(weights_N)[:_SHOWN_TOKENS]
     weighted = weights_N[best, None] * values_Nd[best]
     mixed_d = attention.mixed_BHNd[0, head, token].numpy()
     rest_d = mixed_d - weighted.sum(axis=0)
     rows = np.concatenate([weighted, rest_d[None], mixed_d[None]])
-    names = [subject.inside.token_name(int(each)) for each in best]
-    return Step(
+    names = map(subject.inside.token_name, best)
+    return subject.step(
         "weighted-sum",
-        "The weighted sum of values",
         (
-            (
-                f"Now {subject.the_token} takes the value of each token times its share, and "
-                "adds them all up. What gets much attention leaves a strong mark."
-            ),
-        ),
-        (
-            Picture(
-                matrix_uri(rows),
+            picture(
+                rows,
+                "matrix",
                 "Weighted values of the tokens with the largest shares, the rest, and their sum",
                 f"From top to bottom: {', '.join(names)}, all others, and in the last row the sum",
-                display="matrix",
-                width=rows.shape[1],
-                height=rows.shape[0],
             ),
         ),
         (shape_of("A V", attention.mixed_BHNd[0, head], "tokens × d"),),
-        equation=7,
     )
 
 
 def _heads(subject: Subject) -> Step:
     weights_AN = subject.inside.blocks[0].attention.weights_BHNN[0, :, subject.token].numpy()
-    maps = np.stack([token_map(subject, row) for row in weights_AN])
-    maps /= np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12)
-    sheet = tiled(maps, min(len(maps), 6))
-    return Step(
+    heads = len(weights_AN)
+    return subject.step(
         "heads",
-        "All heads side by side",
         (
-            (
-                "Every head looks in its own way: at neighbours, at similar patches, or "
-                f"everywhere. These are the {len(maps)} heads of one block for "
-                f"{subject.the_token}."
-            ),
-        ),
-        (
-            Picture(
-                sheet_uri(sheet),
+            picture(
+                scaled_maps(subject, weights_AN, min(heads, 6)),
+                "map",
                 f"A map of the attention of {subject.the_token} for each head of block 1",
-                f"Attention of {subject.the_token} in block 1, head 1 to {len(maps)}; each "
+                f"Attention of {subject.the_token} in block 1, head 1 to {heads}; each "
                 "map is scaled to its own maximum",
-                width=sheet.shape[1],
-                height=sheet.shape[0],
-                live="heads",
+                "heads",
             ),
         ),
         (
@@ -257,7 +188,6 @@ def _heads(subject: Subject) -> Step:
                 "heads × tokens × tokens",
             ),
         ),
-        views=("tokens", "layers"),
     )
 
 
@@ -270,27 +200,12 @@ def _concatenated(subject: Subject) -> Step:
     if projected_ND is not None:
         strips.append(("After the projection", projected_ND[subject.token]))
         shapes.append(shape_of("MSA", projected_ND, "tokens × D"))
-    return Step(
+    return subject.step(
         "concatenation",
-        "The heads are joined and projected",
-        (
-            (
-                f"The {mixed_ANd.shape[2]} numbers of each head are written side by side, "
-                f"{joined_ND.shape[1]} in all, and a learned matrix mixes them into "
-                f"{subject.inside.patch_tokens.shape[1]} again. This is the output of attention "
-                f"for each token, here for {subject.the_token}."
-            ),
-        ),
         tuple(
-            Picture(
-                matrix_uri(vector[None]),
-                f"{name}: {len(vector)} numbers",
-                name,
-                display="strip",
-                width=len(vector),
-            )
+            picture(vector[None], "strip", f"{name}: {len(vector)} numbers", name)
             for name, vector in strips
         ),
-        tuple(shapes),
-        equation=8,
+        shapes,
+        joined=joined_ND.shape[1],
     )

@@ -12,7 +12,6 @@ import argparse
 import base64
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from PIL import Image
 from patchline.pipeline.evaluation.visual_guide.explaining import read_image, subject_of
 from patchline.pipeline.evaluation.visual_guide.guide_page import steps_of
 from patchline.pipeline.evaluation.visual_guide.pictures import Picture
-from patchline.pipeline.evaluation.visual_guide.story import Bars, Chart, Step, Subject
+from patchline.pipeline.evaluation.visual_guide.story import Step, Subject, template
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
@@ -35,7 +34,6 @@ _SIDE = 224
 _ROW, _LEAST, _MOST = 18, 24, 260
 _HEAT_SHARE = 0.65
 _WHITE = (255, 255, 255)
-_SHOWN_CLASSES = 5
 
 
 def main() -> None:
@@ -67,52 +65,17 @@ def write_chapter(subject: Subject, page: Path) -> None:
     folder = page.parent / PICTURES
     make_folder(folder)
     write_overview(subject, steps, folder / OVERVIEW)
+    page_of_step = template("chapter.md.j2", escaped=False)
 
     def filled(match: re.Match[str]) -> str:
-        lines = "\n\n".join(_parts(steps[match[2]], subject, folder))
-        return f"{match[1]}\n{lines}\n\n{match[3]}"
+        step = steps[match[2]]
+        for number, figure in enumerate(step.figures, 1):
+            if isinstance(figure, Picture):
+                drawn(figure, subject).save(folder / f"{step.key}-{number}.png", optimize=True)
+        lines = page_of_step.render(step=step, folder=PICTURES.as_posix())
+        return f"{match[1]}\n{lines.strip()}\n\n{match[3]}"
 
     write_text(page, _MARKED.sub(filled, text))
-
-
-def _parts(step: Step, subject: Subject, folder: Path) -> Iterator[str]:
-    """Yield the Markdown of a step: its sentences, its shapes, then its pictures and tables."""
-    yield "\n".join(f"> {_plain(sentence)}  " for sentence in step.sentences).rstrip()
-    if step.shapes:
-        sizes = (
-            f"{shape.name} **{' × '.join(map(str, shape.sizes))}** ({shape.meaning})"
-            for shape in step.shapes
-        )
-        yield f"Shapes: {'; '.join(sizes)}."
-    for number, figure in enumerate(step.figures, 1):
-        if isinstance(figure, Picture):
-            file = folder / f"{step.key}-{number}.png"
-            drawn(figure, subject).save(file, optimize=True)
-            yield f"![{_plain(figure.alt)}]({PICTURES.as_posix()}/{file.name})"
-            yield f"*{_plain(figure.caption)}*"
-        else:
-            yield _bars(figure) if isinstance(figure, Bars) else _chart(figure)
-
-
-def _bars(figure: Bars) -> str:
-    rows = [f"| {row.name} | {row.value} |" for row in figure.rows]
-    return "\n".join([f"| {_plain(figure.caption)} | |", "|---|---|", *rows])
-
-
-def _chart(figure: Chart) -> str:
-    lines = [line for line in figure.lines if line.joined][:_SHOWN_CLASSES]
-    head = f"| {figure.unit} | {' | '.join(line.name for line in lines)} |"
-    rows = []
-    for at, (place, _) in enumerate(lines[0].points):
-        values = (line.points[at][1] for line in lines)
-        shown = (f"{value:.1%}" if figure.percent else f"{value:.2f}" for value in values)
-        rows.append(f"| {place:g} | {' | '.join(shown)} |")
-    table = "\n".join([head, "|---" * (len(lines) + 1) + "|", *rows])
-    return f"{table}\n\n*{_plain(figure.caption)}*"
-
-
-def _plain(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 def drawn(figure: Picture, subject: Subject) -> Image.Image:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-from patchline.pipeline.evaluation.visual_guide.attention_steps import overlay, token_map
-from patchline.pipeline.evaluation.visual_guide.pictures import (
-    Picture,
-    matrix_uri,
-    sheet_uri,
-    tiled,
-)
+from patchline.pipeline.evaluation.visual_guide.attention_steps import scaled_maps, token_map
+from patchline.pipeline.evaluation.visual_guide.pictures import Picture, picture
 from patchline.pipeline.evaluation.visual_guide.story import (
     Array,
     Chart,
@@ -19,6 +13,7 @@ from patchline.pipeline.evaluation.visual_guide.story import (
     Shape,
     Step,
     Subject,
+    line,
     shape_of,
 )
 from patchline.pipeline.models.layers.layer_scale import LayerScale
@@ -32,13 +27,7 @@ def depth_steps(subject: Subject) -> list[Step]:
 
 def _strip(vector: Array, name: str) -> Picture:
     caption = f"{name}: mean {vector.mean():.3f}, standard deviation {vector.std():.3f}"
-    return Picture(
-        matrix_uri(vector[None]),
-        f"{name}: {len(vector)} numbers",
-        caption,
-        display="strip",
-        width=len(vector),
-    )
+    return picture(vector[None], "strip", f"{name}: {len(vector)} numbers", caption)
 
 
 def _residual(subject: Subject) -> Step:
@@ -53,30 +42,13 @@ def _residual(subject: Subject) -> Step:
     if branch_ND is not None:
         figures.append(_strip(branch_ND[token], "What attention adds, MSA(LN(z₀))"))
         figures.append(_strip((before_ND + branch_ND)[token], "The sum, z′₁"))
-    sentences = [
-        (
-            "Before attention, each token is normalised, so that its numbers have a common scale. "
-            "The output of attention does not replace the token: it is added to it. This is the "
-            f"residual connection, shown for {subject.the_token}."
-        ),
-    ]
-    scales = [m for m in subject.modules(LayerScale) if isinstance(m, LayerScale)]
-    if scales:
-        gain = float(scales[0].gain_D.detach().abs().mean())
-        sentences.append(
-            f"Before that, LayerScale multiplies each of the numbers by a learned gain, in block 1 "
-            f"{gain:.3g} on average."
-        )
-    if subject.part("block.stream_norm") is not None:
-        sentences.append("In this model the sum itself is normalised too, before the MLP reads it.")
+    scales = subject.modules(LayerScale)
     figures.append(_lengths(subject))
-    return Step(
+    return subject.step(
         "residual",
-        "Norm and residual connection",
-        tuple(sentences),
-        tuple(figures),
+        figures,
         (shape_of("z′₁", before_ND, "tokens × D"),),
-        equation=subject.equation(2),
+        gain=scales[0].gain_D.detach().abs().mean() if scales else None,
     )
 
 
@@ -88,14 +60,10 @@ def _lengths(subject: Subject) -> Chart:
     series = [("patches, on average", lengths_LN[:, first:].mean(axis=1))]
     if first:
         series.insert(0, (inside.prefix[0], lengths_LN[:, 0]))
-    lines = tuple(
-        ChartLine(name, tuple((float(layer), float(v)) for layer, v in enumerate(values)))
-        for name, values in series
-    )
     return Chart(
         "Length of the tokens, as vectors, before block 1 (at 0) and after each block",
         "; ".join(f"{n}: from {v[0]:.2f} to {v[-1]:.2f}" for n, v in series),
-        lines,
+        tuple(line(name, values, 0) for name, values in series),
         float(max(v.max() for _, v in series)),
         "after block",
     )
@@ -106,29 +74,11 @@ def _mlp(subject: Subject) -> Step:
     active_NM = subject.part("block.mlp.activation")
     output_ND = subject.part("block.mlp")
     if hidden_NM is None or active_NM is None or output_ND is None:
-        return Step(
-            "mlp",
-            "No MLP of a known kind",
-            ("The second half of this model's blocks differs from that of the published ViT.",),
-            applies=False,
-        )
+        return subject.step("mlp", applies=False)
     token = subject.token
-    negative = float((hidden_NM[token] < 0).mean())
     activation = type(subject.modules(MLP)[0].get_submodule("activation")).__name__
-    return Step(
+    return subject.step(
         "mlp",
-        "The MLP: each token thinks for itself",
-        (
-            (
-                "After the tokens have looked at each other, each is transformed alone: expanded "
-                f"from {output_ND.shape[1]} to {hidden_NM.shape[1]} numbers, sent through "
-                f"{activation}, and contracted again. The result is added to the token."
-            ),
-            (
-                f"{activation} keeps positive numbers and pushes negative ones towards 0. For "
-                f"{subject.the_token} in block 1, {negative:.0%} of them are negative."
-            ),
-        ),
         (
             _strip(hidden_NM[token], f"Before {activation}"),
             _strip(active_NM[token], f"After {activation}"),
@@ -139,7 +89,8 @@ def _mlp(subject: Subject) -> Step:
             shape_of("MLP", output_ND, "tokens × D"),
             shape_of("z₁", subject.inside.blocks[0].tokens_out_BND[0], "tokens × D"),
         ),
-        equation=subject.equation(3),
+        activation=activation,
+        negative=float((hidden_NM[token] < 0).mean()),
     )
 
 
@@ -147,22 +98,15 @@ def _all_blocks(subject: Subject) -> Step:
     inside = subject.inside
     attention_LAN = inside.attention()[:, :, subject.token]
     layers, heads, _ = attention_LAN.shape
-    maps = np.stack([token_map(subject, row) for rows in attention_LAN for row in rows])
-    maps /= np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12)
-    sheet = tiled(maps, heads)
-    title, text = _blocks_in_words(layers, heads, subject.the_token)
     rows = f"block 1 at the top, block {layers} at the bottom; " if layers > 1 else ""
-    return Step(
+    return subject.step(
         "blocks",
-        title,
-        (text,),
         (
-            Picture(
-                sheet_uri(sheet),
+            picture(
+                scaled_maps(subject, attention_LAN, heads),
+                "map",
                 f"Attention of {subject.the_token}, blocks by heads: {layers} by {heads}",
                 f"Attention of {subject.the_token}: {rows}each map is scaled to its own maximum",
-                width=sheet.shape[1],
-                height=sheet.shape[0],
             ),
         ),
         (
@@ -176,62 +120,35 @@ def _all_blocks(subject: Subject) -> Step:
     )
 
 
-def _blocks_in_words(layers: int, heads: int, token: str) -> tuple[str, str]:
-    """Return the title and the text of the step that shows the attention of all blocks."""
-    shown = f"The picture shows where {token} looks"
-    if layers == 1:
-        text = f"The published models have 12 to 32. {shown}: one column for each head."
-        return "There is one block", text
-    own = f"Each of the {layers} blocks has its own learned matrices."
-    text = f"{own} {shown}: one row for each block, one column for each of the {heads} heads."
-    return f"The block is repeated {layers} times", text
-
-
 def _reach(subject: Subject) -> Step:
     inside = subject.inside
     distances_LA = subject.distances_LA
-    first = len(inside.prefix)
     row_N = subject.rollout_row
     reader = "class token" if "class token" in inside.prefix else "tokens, on average"
-    share = (
-        f" They account for {row_N[first:].sum():.1%}; the rest is the class token's own."
-        if first
-        else ""
-    )
     dots = tuple(
         (float(layer + 1), float(distance))
         for layer, heads in enumerate(distances_LA)
         for distance in heads
     )
-    means = tuple((float(layer + 1), float(d)) for layer, d in enumerate(distances_LA.mean(axis=1)))
-    return Step(
+    means = distances_LA.mean(axis=1)
+    return subject.step(
         "reach",
-        "How far attention reaches, and where it adds up",
-        (
-            (
-                "Each dot is a head: how many patches away it looks on average. Low dots are "
-                "local, like a convolution; high ones take in the whole image."
-            ),
-            (
-                "Rollout follows attention through all blocks: per block, the heads are averaged, "
-                "the token itself is added for the residual connection, and the blocks are "
-                f"multiplied. The map shows which patches reach the {reader} at the end.{share}"
-            ),
-        ),
         (
             Chart(
                 "Mean attention distance of each head, in patches; the line is the block's mean",
-                f"From {distances_LA.mean(axis=1)[0]:.2f} patches in block 1 to "
-                f"{distances_LA.mean(axis=1)[-1]:.2f} in block {len(distances_LA)}",
-                (ChartLine("each head", dots, joined=False), ChartLine("mean of the block", means)),
+                f"From {means[0]:.2f} patches in block 1 to {means[-1]:.2f} in block {len(means)}",
+                (ChartLine("each head", dots, joined=False), line("mean of the block", means)),
                 float(distances_LA.max()),
                 "block",
             ),
-            overlay(
+            picture(
                 token_map(subject, row_N),
+                "overlay",
                 f"Rollout: how much of each patch reaches the {reader}",
                 "Attention rollout",
             ),
         ),
         (shape_of("rollout", subject.rollout_NN, "tokens × tokens"),),
+        reader=reader,
+        share=float(row_N[len(inside.prefix) :].sum()),
     )

@@ -10,15 +10,13 @@ from patchline.pipeline.evaluation.visual_guide import receptive_field
 from patchline.pipeline.evaluation.visual_guide.pictures import (
     SIGNED,
     Picture,
-    matrix_uri,
     patches_uri,
-    photo_uri,
+    picture,
     png_uri,
     sheet_uri,
     tiled,
 )
 from patchline.pipeline.evaluation.visual_guide.story import Array, Shape, Step, Subject, shape_of
-from patchline.pipeline.terminal_words import few_names
 
 _FILTERS = 28
 """As many as in figure 7 of arXiv 2010.11929."""
@@ -39,68 +37,20 @@ def embedding_steps(subject: Subject) -> list[Step]:
 
 def example_step(subject: Subject) -> Step:
     """Return the step about the data: the photograph, its label, and the classes."""
-    classes = subject.description.classes
-    listed = few_names(classes, 12)
-    truth = (
-        "Its true labels are not known here."
-        if subject.description.is_multi_label
-        else "Its true label is not known here."
-        if subject.true_label is None
-        else f"Its true label is “{classes[subject.true_label]}”."
-    )
-    return Step(
-        "example",
-        "An image and its label",
-        (
-            f"This is {subject.name}. {truth}",
-            (
-                f"The model has learned from labelled examples which of {len(classes)} labels an "
-                f"image has, any number of them: {listed}."
-                if subject.description.is_multi_label
-                else f"The model has learned from labelled examples to tell {len(classes)} classes "
-                f"apart: {listed}."
-            ),
-        ),
-        (subject.photo,),
-    )
+    return subject.step("example", (subject.photo,))
 
 
 def image_step(subject: Subject) -> Step:
     """Return the step about the image as the model gets it."""
-    pixels, image = subject.traced.pixels, subject.description.image
-    height, width, channels = pixels.shape
-    colours = "one grey value" if channels == 1 else "three values, red, green and blue"
-    resized = {
-        "crop": "scaled and cropped",
-        "squash": "scaled without keeping its proportions",
-        "pad": "scaled and padded with its mean colour",
-    }[image.resize]
-    low, high = float(subject.traced.input_CHW.min()), float(subject.traced.input_CHW.max())
-    return Step(
+    pixels, input_CHW = subject.traced.pixels, subject.traced.input_CHW
+    height, width, _ = pixels.shape
+    alt = f"The image at {height} by {width} pixels, as it enters the model"
+    return subject.step(
         "image",
-        "The image becomes numbers",
-        (
-            (
-                f"The image is {resized} to {height} × {width} pixels. Each pixel is {colours} "
-                "from 0 to 255."
-            ),
-            (
-                "From each value the mean of the training images is subtracted, and the result is "
-                f"divided by their standard deviation. This image now ranges from {low:.2f} to "
-                f"{high:.2f}."
-            ),
-        ),
-        (
-            Picture(
-                photo_uri(pixels),
-                f"The image at {height} by {width} pixels, as it enters the model",
-                "What the model sees",
-                display="photo",
-                width=width,
-                height=height,
-            ),
-        ),
-        (shape_of("image", subject.traced.input_CHW, "C × H × W"),),
+        (picture(pixels, "photo", alt, "What the model sees"),),
+        (shape_of("image", input_CHW, "C × H × W"),),
+        low=input_CHW.min(),
+        high=input_CHW.max(),
     )
 
 
@@ -119,15 +69,8 @@ def _patches(subject: Subject) -> Step:
         height=pixels.shape[0],
         live="cut",
     )
-    return Step(
+    return subject.step(
         "patches",
-        "The image is cut into patches",
-        (
-            (
-                f"A Transformer reads a sequence, as of words. Here, a word is a patch of {high} × "
-                f"{wide} pixels: {rows * columns} of them, numbered from the top left."
-            ),
-        ),
         (cut,),
         (
             Shape(
@@ -136,12 +79,10 @@ def _patches(subject: Subject) -> Step:
                 "n × p × p × C",
             ),
         ),
-        views=("patches",),
     )
 
 
 def _no_patches(subject: Subject) -> Step:
-    rows, columns = subject.inside.grid
     pixels = subject.traced.pixels
     height, width, channels = pixels.shape
     field = receptive_field.measure(
@@ -153,64 +94,37 @@ def _no_patches(subject: Subject) -> Step:
     lit = (np.broadcast_to(pixels, (*pixels.shape[:2], 3)) * (0.15 + 0.85 * influence)).astype(
         np.uint8
     )
-    figure = Picture(
-        photo_uri(lit),
+    figure = picture(
+        lit,
+        "photo",
         f"The image, lit where the token in the middle looks: {least}{high} by {wide} pixels",
         "Lit: the pixels that the token in the middle depends on",
-        display="photo",
-        width=pixels.shape[1],
-        height=pixels.shape[0],
     )
-    return Step(
-        "patches",
-        "The image is not cut into separate patches",
-        (
-            (
-                f"This model's patch embedding reads areas of {least}{high} × {wide} pixels, which "
-                f"overlap. It still makes one token for each place of a grid of {rows} × "
-                f"{columns}, numbered from the top left."
-            ),
-            "From here on, “patch” means such a place.",
-        ),
-        (figure,),
-        applies=False,
-    )
+    return subject.step("patches", (figure,), applies=False, field=field)
 
 
 def _flattening(subject: Subject) -> Step:
     projection = subject.projection
     if projection is None:
-        return Step(
-            "flattening",
-            "No patch is flattened",
-            ("The layers of the patch embedding read the image's pixels where they are.",),
-            applies=False,
-        )
+        return subject.step("flattening", applies=False)
     patch = int(projection.flat_nP.std(dim=1).argmax())  # the one with the most to see
     flat_P = projection.flat_nP[patch].numpy()
-    return Step(
+    return subject.step(
         "flattening",
-        "A patch becomes a row of numbers",
         (
-            (
-                f"The values of a patch are written in one row, one channel after the other. Patch "
-                f"{patch + 1} becomes these {len(flat_P)} numbers."
-            ),
-        ),
-        (
-            Picture(
-                matrix_uri(flat_P[None]),
+            picture(
+                flat_P[None],
+                "strip",
                 f"The {len(flat_P)} values of patch {patch + 1} in one row",
                 f"Patch {patch + 1}: blue is below the mean of the training images, orange above",
-                display="strip",
-                width=len(flat_P),
-                live="flat",
+                "flat",
             ),
         ),
         (
             shape_of("xₚ", projection.flat_nP[patch], "p² C"),
             shape_of("all patches", projection.flat_nP, "n × p² C"),
         ),
+        patch=patch,
     )
 
 
@@ -219,26 +133,10 @@ def _projection(subject: Subject) -> Step:
     if projection is None:
         return _convolutions(subject)
     weight_DCpq = projection.weight_DCpq
-    embed_dim, channels, high, wide = weight_DCpq.shape
+    embed_dim, _, high, wide = weight_DCpq.shape
     components = _components(weight_DCpq)
-    what = "in colour" if channels == 3 else "in grey"  # noqa: PLR2004 - RGB
-    return Step(
+    return subject.step(
         "projection",
-        "Each patch is projected to a vector",
-        (
-            (
-                f"The row of {weight_DCpq[0].numel()} numbers is multiplied by a learned matrix E. "
-                f"The result is a vector of D = {embed_dim} numbers, the patch's token."
-            ),
-            (
-                "Each column of E is a filter: a small picture that the patch is compared with. "
-                f"The {len(components)} main patterns among the filters are shown {what}."
-            ),
-            (
-                f"The same map is a convolution with {embed_dim} filters of {high} × {wide} pixels "
-                "that moves by a whole patch at a time."
-            ),
-        ),
         (
             Picture(
                 _filters_uri(components),
@@ -252,6 +150,7 @@ def _projection(subject: Subject) -> Step:
             Shape("E", (weight_DCpq[0].numel(), embed_dim), "p² C × D"),
             shape_of("as a convolution", weight_DCpq, "D × C × p × p"),
         ),
+        components=components,
     )
 
 
@@ -263,24 +162,11 @@ def _convolutions(subject: Subject) -> Step:
         for module in subject.model.get_submodule("patch_embedding").modules()
         if isinstance(module, nn.Conv2d | nn.Linear)
     ]
-    listed = few_names(layers, 4, ", then ")
     maps_Dhw = inside.patch_tokens.T.reshape(-1, *inside.grid)[:_FILTERS].numpy()
     limits = np.maximum(np.abs(maps_Dhw).max(axis=(1, 2), keepdims=True), 1e-12)
     sheet = tiled(maps_Dhw / (2 * limits) + 0.5, 7)
-    return Step(
+    return subject.step(
         "projection",
-        "Layers of filters instead of one projection",
-        (
-            (
-                "The tokens are not one linear map of flattened patches. The patch embedding has "
-                f"several layers{': ' + listed if listed else ''}."
-            ),
-            (
-                f"Each filter of the last layer answers at every place of the image: these are the "
-                f"first {len(maps_Dhw)} of {inside.patch_tokens.shape[1]} answers. A token is "
-                "what all of them say about one place."
-            ),
-        ),
         (
             Picture(
                 sheet_uri(sheet, SIGNED),
@@ -292,6 +178,8 @@ def _convolutions(subject: Subject) -> Step:
         ),
         (shape_of("feature map", inside.patch_tokens.T.reshape(-1, *inside.grid), "D × h × w"),),
         applies=False,
+        layers=layers,
+        maps=maps_Dhw,
     )
 
 
@@ -328,29 +216,19 @@ def _filters_uri(components_kpqC: Array) -> str:
 def matrix_picture(subject: Subject, tokens: torch.Tensor, what: str) -> Picture:
     """Return the picture of a matrix with one row for each token."""
     rows, columns = tokens.shape
-    return Picture(
-        matrix_uri(tokens.numpy()),
+    return picture(
+        tokens.numpy(),
+        "matrix",
         f"{what}: a matrix of {rows} rows and {columns} columns",
         f"{rows} rows, one for each {'token' if rows > subject.inside.num_patches else 'patch'}; "
         f"{columns} columns. Blue is negative, orange positive",
-        display="matrix",
-        width=columns,
-        height=rows,
     )
 
 
 def _tokens(subject: Subject) -> Step:
     tokens_nD = subject.inside.patch_tokens
-    n, embed_dim = tokens_nD.shape
-    return Step(
+    return subject.step(
         "tokens",
-        "All patches together are a matrix",
-        (
-            (
-                f"The {n} tokens are the rows of one matrix. From here on the model sees no "
-                f"pixels, only these {n} × {embed_dim} numbers."
-            ),
-        ),
         (matrix_picture(subject, tokens_nD, "The patches' tokens"),),
         (shape_of("tokens", tokens_nD, "n × D"),),
     )

@@ -26,7 +26,7 @@ from patchline.pipeline.evaluation.visual_guide.attention_maps import (
 )
 from patchline.pipeline.evaluation.visual_guide.guide_page import render_guide
 from patchline.pipeline.evaluation.visual_guide.patch_projection import projection_of
-from patchline.pipeline.evaluation.visual_guide.pictures import Picture, photo_uri
+from patchline.pipeline.evaluation.visual_guide.pictures import picture
 from patchline.pipeline.evaluation.visual_guide.story import Subject, given_labels
 from patchline.pipeline.evaluation.visual_guide.traced_image import Pixels, trace
 from patchline.pipeline.models.model_description import ModelDescription
@@ -142,17 +142,7 @@ def write_guide(subjects: Sequence[Subject], model_name: str, out: Path) -> None
     """Write the page; the file is whole or absent."""
     first, *others = subjects
     subjects = [first, *(replace(each, token=first.token, head=first.head) for each in others)]
-    description = first.description
-    plugins = ", ".join(f"{each.name} ({each.distribution})" for each in description.plugins)
-    made_of = f" Model: {plugins}." if plugins else ""
-    run = f" Run: {description.run_id[:8]}." if description.run_id else ""
-    page = render_guide(
-        subjects,
-        model_name,
-        f"Written by patchline explain.{made_of}{run} The numbers behind the pictures are in this "
-        "file, in the script element guide-data.",
-    )
-    write_text(out, page)
+    write_text(out, render_guide(subjects, model_name))
 
 
 def subject_of(
@@ -179,13 +169,11 @@ def subject_of(
         on_progress=on_progress and (lambda done, of: on_progress("Covering parts", done, of)),
     )
     height, width = image.original.shape[:2]
-    photo = Picture(
-        photo_uri(image.original),
+    photo = picture(
+        image.original,
+        "photo",
         f"The image {image.name}, {height} by {width} pixels",
         f"{image.name}, {height} × {width} pixels",
-        display="photo",
-        width=width,
-        height=height,
     )
     subject = Subject(model, description, traced, image.name, photo, true, attributions)
     return subject if inside is None else _with_inside(subject)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,6 +55,20 @@ class Picture:
     def shown_width(self) -> int:
         """Pixels on the page: a whole number for each value, so that all look the same."""
         return self.width * max(1, min(_LARGEST_CELL, _SHOWN_WIDTH // self.width))
+
+
+def picture(values: Array, display: Look, alt: str, caption: str, live: str = "") -> Picture:
+    """Return an image (H, W, C), a map, a matrix or a strip of values (h, w) as the page shows it.
+
+    Args:
+        values: each is a pixel of the picture's file, unless they are a large image.
+        display: how they are coloured and sized.
+        alt: what the picture shows, for those who do not see it.
+        caption: below it.
+        live: what the script draws in its place.
+    """
+    height, width = values.shape[:2]
+    return Picture(_URIS[display](values), alt, caption, display, width, height, live)
 
 
 def coloured(values: Array, colours: tuple[tuple[int, int, int], ...] = HEAT) -> Array:
@@ -146,3 +161,13 @@ def patches_uri(pixels_HWC: Array, grid: tuple[int, int]) -> str:
     if max(image.size) <= 2 * _SMALL:
         return png_uri(np.asarray(image))
     return _uri(image, "webp", quality=_JPEG_QUALITY)
+
+
+_URIS: dict[Look, Callable[[Array], str]] = {
+    "photo": photo_uri,
+    "overlay": heat_uri,
+    "signed": signed_overlay_uri,
+    "map": sheet_uri,
+    "matrix": matrix_uri,
+    "strip": matrix_uri,
+}

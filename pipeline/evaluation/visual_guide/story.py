@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from jinja2 import Template
 from torch import nn
 
 from patchline.pipeline.evaluation.visual_guide.attention_maps import Attributions
+from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
 from patchline.pipeline.evaluation.visual_guide.patch_projection import PatchProjection
 from patchline.pipeline.evaluation.visual_guide.pictures import Picture
 from patchline.pipeline.evaluation.visual_guide.traced_image import TracedImage, TracedTransformer
@@ -21,8 +24,10 @@ from patchline.pipeline.models.layers.pooling import ClassTokenPooling
 from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
 from patchline.pipeline.models.layers.sine_cosine_positions import SineCosinePositionEmbedding
 from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.terminal_words import counted, few_names
 
 Array = np.ndarray[Any, Any]
+_Layer = TypeVar("_Layer", bound=nn.Module)
 
 
 class Shape(NamedTuple):
@@ -83,16 +88,14 @@ class Step:
 
     key: str
     title: str
-    sentences: tuple[str, ...]
-    figures: tuple[Figure, ...] = ()
-    shapes: tuple[Shape, ...] = ()
-    equation: int = 0
+    sentences: Sequence[str]
+    figures: Sequence[Figure]
+    shapes: Sequence[Shape]
+    equation: int
     """Number of the equation of arXiv 2010.11929 that stands beside the step, where the model
     computes it; 0 for none."""
-    applies: bool = True
+    applies: bool
     """False if the model has no such part; the sentences then say what it does instead."""
-    views: tuple[str, ...] = ()
-    """Controls that the step offers if the script runs: `tokens`, `layers`, `heads`."""
 
 
 @dataclass(frozen=True)
@@ -155,29 +158,72 @@ class Subject:
         mean: Array = self.rollout_NN.mean(axis=0)
         return mean
 
-    def equation(self, number: int) -> int:
-        """Return the number of an equation of arXiv 2010.11929 if the model computes it, else 0."""
-        attention = self.modules(MultiHeadSelfAttention)[0]
-        has_query_norm = any(True for _ in attention.get_submodule("query_norm").parameters())
-        is_rotary = isinstance(attention, RotarySelfAttention)
+    @property
+    def has_embedding_norm(self) -> bool:
+        """Whether the tokens are normalised before the first block."""
+        return isinstance(getattr(self.model, "embedding_norm", None), nn.LayerNorm | nn.RMSNorm)
+
+    @property
+    def has_query_norm(self) -> bool:
+        """Whether queries and keys are normalised."""
+        norm = self.modules(MultiHeadSelfAttention)[0].get_submodule("query_norm")
+        return bool(list(norm.parameters()))
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether queries and keys are rotated by their place."""
+        return bool(self.modules(RotarySelfAttention))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no token attends to itself."""
+        return bool(self.modules(LocalitySelfAttention))
+
+    def step(
+        self,
+        key: str,
+        figures: Sequence[Figure] = (),
+        shapes: Sequence[Shape] = (),
+        *,
+        applies: bool = True,
+        **facts: object,
+    ) -> Step:
+        """Return a step with its title and sentences, which `steps.txt.j2` has.
+
+        Args:
+            key: as in the template.
+            figures: below the sentences.
+            shapes: of the step's tensors.
+            applies: whether the model has such a part.
+            facts: what the sentences tell beside what is known of this subject.
+        """
+        words = template("steps.txt.j2", escaped=False)
+        lines = words.render(key=key, applies=applies, subject=self, **facts).strip()
+        title, *sentences = lines.split("\n- ")
+        equation = self._equation(key) if applies and self.traced.transformer else 0
+        return Step(key, title, sentences, figures, shapes, equation, applies)
+
+    def _equation(self, key: str) -> int:
+        """Return the number of a step's equation in arXiv 2010.11929 if the model computes it."""
         adds_positions = self.modules(LearnedPositionEmbedding, SineCosinePositionEmbedding)
-        embedding_norm = getattr(self.model, "embedding_norm", None)
         is_layer_norm = isinstance(getattr(self.model, "norm", None), nn.LayerNorm)
         is_bare = not self.modules(LayerScale) and self.part("block.stream_norm") is None
         computed = {
-            1: list(self.inside.prefix) == ["class token"]
+            "input": list(self.inside.prefix) == ["class token"]
             and self.projection is not None
             and bool(adds_positions)
-            and not isinstance(embedding_norm, nn.LayerNorm | nn.RMSNorm),
-            2: is_layer_norm and is_bare,
-            3: is_layer_norm and is_bare,
-            4: is_layer_norm and bool(self.modules(ClassTokenPooling)),
-            5: not (has_query_norm or is_rotary),
-            6: not self.modules(LocalitySelfAttention),
+            and not self.has_embedding_norm,
+            "residual": is_layer_norm and is_bare,
+            "mlp": is_layer_norm and is_bare,
+            "answer": is_layer_norm and bool(self.modules(ClassTokenPooling)),
+            "queries-keys-values": not (self.has_query_norm or self.is_rotary),
+            "softmax": not self.is_local,
+            "weighted-sum": True,
+            "concatenation": True,
         }
-        return number if computed[number] else 0
+        return [*computed].index(key) + 1 if computed.get(key) else 0
 
-    def modules(self, *kinds: type[nn.Module]) -> list[nn.Module]:
+    def modules(self, *kinds: type[_Layer]) -> list[_Layer]:
         """Return the model's parts of certain classes."""
         return [module for module in self.model.modules() if isinstance(module, kinds)]
 
@@ -187,9 +233,38 @@ class Subject:
         return parts[name].numpy() if name in parts else None
 
 
+@functools.cache
+def template(name: str, *, escaped: bool = True) -> Template:
+    """Return a template beside this module; plain text is not escaped."""
+    environment = page_environment("patchline.pipeline.evaluation.visual_guide")
+    environment.filters |= {"percent": percent, "counted": counted, "few_names": few_names}
+    if not escaped:
+        environment = environment.overlay(autoescape=False, finalize=None)
+    return environment.get_template(name)
+
+
+def percent(probability: float) -> str:
+    """Return a probability in percent; only exact 0 and 1 become 0% and 100%."""
+    text = f"{100 * float(probability):.2f}"
+    if text == "100.00" and probability < 1:
+        return ">99.99%"
+    return "<0.01%" if text == "0.00" and probability > 0 else f"{text}%"
+
+
 def shape_of(name: str, tensor: Any, meaning: str) -> Shape:
     """Return the shape of a tensor or array."""
     return Shape(name, tuple(int(size) for size in tensor.shape), meaning)
+
+
+def line(name: str, values: Array, first: int = 1) -> ChartLine:
+    """Return the line of a value for each layer, from the first layer's number on."""
+    return ChartLine(name, tuple((float(x), float(y)) for x, y in enumerate(values, first)))
+
+
+def ranked(values_K: Array) -> list[int]:
+    """Return the places of values, the largest first."""
+    order: list[int] = np.argsort(-values_K, kind="stable").tolist()
+    return order
 
 
 def given_labels(description: ModelDescription, probabilities_K: Array) -> tuple[int, ...]:
@@ -201,5 +276,5 @@ def given_labels(description: ModelDescription, probabilities_K: Array) -> tuple
     """
     if description.thresholds is None:
         return ()
-    ranked = np.argsort(-probabilities_K, kind="stable").tolist()
-    return tuple(k for k in ranked if probabilities_K[k] >= description.thresholds.values[k])
+    best = ranked(probabilities_K)
+    return tuple(k for k in best if probabilities_K[k] >= description.thresholds.values[k])

@@ -61,6 +61,11 @@ class TracedTransformer:
         """How many heads each block has, A."""
         return int(self.blocks[0].attention.weights_BHNN.shape[1])
 
+    @property
+    def num_registers(self) -> int:
+        """How many of the tokens before the patches are registers."""
+        return sum(name.startswith("register") for name in self.prefix)
+
     def attention(self) -> Array:
         """Return all attention weights, float32 (L, A, N, N)."""
         return np.stack([block.attention.weights_BHNN[0].numpy() for block in self.blocks])

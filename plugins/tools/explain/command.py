@@ -57,7 +57,7 @@ def explain(
         Cover parts of the image in turn to measure what the answer depends on.
     """
     page, answers, name = explain_images(model, images, labels=label, out=out, occlusion=occlusion)
-    from patchline.pipeline.evaluation.visual_guide.answer_steps import percent
+    from patchline.pipeline.evaluation.visual_guide.story import percent
 
     said = [f"{answer.image}  {_said(answer, percent)}" for answer in answers]
     emit(_as_json(page, answers, name), *said, f"page: {page}", as_json=as_json)
