@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.prediction.batch_prediction import PredictedTable
 from patchline.pipeline.workspace.files.table_cells import plain_cell
 
-_MAX_LABELS = 30
 _SETS = "labels"
 """The column of a multi-label model's labels."""
 _PARSING = csv.ParseOptions(newlines_in_values=True)
@@ -34,27 +34,19 @@ def markdown(
         table: what the table holds.
     """
     labelled = table.images - table.unreadable
-    lines = [
-        f"## {name}, version {version}",
-        "",
-        f"`{model}` was version **{version}** when this run started.",
-        "",
-        f"Predicted **{labelled}** of {table.images:,} images in `{images.resolve()}`.",
-        f"The table is `{out.resolve()}`.",
-    ]
-    if labelled:
-        lines += ["", "| label | images |", "|---|---:|"]
-        counts = _counts(out)
-        lines += [f"| {_cell(label)} | {count} |" for label, count in counts[:_MAX_LABELS]]
-        if rest := counts[_MAX_LABELS:]:
-            lines.append(f"| {len(rest)} more labels | {sum(count for _, count in rest)} |")
-    if table.unreadable:
-        counted = "1 image" if table.unreadable == 1 else f"{table.unreadable} images"
-        lines += ["", f"### {counted} could not be read", ""]
-        lines += [f"- `{name}`: {reason}" for name, reason in table.first_errors]
-        if more := table.unreadable - len(table.first_errors):
-            lines.append(f"- and {more} more; see the column `error` of the table")
-    return "\n".join(lines)
+    text = render_markdown(
+        "predictions.md.j2",
+        __package__,
+        model=model,
+        name=name,
+        version=version,
+        images=images.resolve(),
+        out=out.resolve(),
+        table=table,
+        labelled=labelled,
+        counts=_counts(out) if labelled else [],
+    )
+    return text.removesuffix("\n")
 
 
 def _counts(out: Path) -> list[tuple[str, int]]:
@@ -91,7 +83,3 @@ def _column(out: Path, name: str) -> pa.ChunkedArray:
         include_columns=[name], column_types={name: "string"}, strings_can_be_null=True
     )
     return csv.read_csv(out, parse_options=_PARSING, convert_options=columns)[name]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from patchline.flows.prefect_api.failures import failed
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import live_runs
@@ -144,21 +145,12 @@ def _summary(result: Monitored) -> MonitorSummary:
 
 
 def _markdown(result: Monitored) -> str:
-    check, version = result.check, result.reference
-    said = (
-        f"**{'Drift' if check.drift else 'No drift found'}** in "
-        f"{counted(check.images, 'new image')} of `{result.stream}`, compared with the validation "
-        f"and test images of `{version.name}`, version **{version.version}**."
+    return render_markdown(
+        "check.md.j2",
+        __package__,
+        check=result.check,
+        stream=result.stream,
+        version=result.reference,
+        counted=counted,
+        effect=effect_words,
     )
-    lines = [said, "", f"Independent: {check.independence()}."]
-    if check.class_shares is not None:
-        lines += ["", check.class_shares.sentence()]
-    for what in check.independence_unknown:
-        lines += ["", f"Not known: {what}. False alarms may be more frequent than stated."]
-    lines += ["", "| test of | p | level | effect size |", "|---|---|---|---|"]
-    for name, test in check.tests.tests.items():
-        effect = effect_words(test)
-        lines.append(f"| {name} | {test.p_value:.2g} | {test.level:.2g} | {effect} |")
-    lines += [f"| {name} | not known: {why} | | |" for name, why in check.tests.unknown.items()]
-    lines += ["", f"The page of check {check.number} is `{check.page}`."]
-    return "\n".join(lines)

@@ -10,6 +10,7 @@ from pydantic import Field
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.terminal_words import counted
@@ -100,62 +101,20 @@ class SweepResult(FrozenModel):
 
     def verdict(self) -> str:
         """Return what the search gained, in one sentence."""
-        seeds = len(self.of("best"))
-        images = f"{self.gain.n:,} test images"
-        if self.test_groups is not None:
-            images += f" in {counted(self.test_groups, 'group')}"
-        if self.is_plan:
-            ending = self._not_registered() or "the plan's own settings are registered."
-            return (
-                "No trial was better than the plan on the validation images, so the search gained "
-                f"nothing: {ending}"
-            )
-        change = f"{_points(self.gain.value)} points (95% interval {_interval(self.gain)})"
-        compared = f"mean test {self.metric} of {seeds} seeds each, on the same {images}"
-        if self.gain.low > 0:
-            return f"The search gained {change} over the plan: {compared}."
-        if self.gain.high < 0:
-            return (
-                f"The search lost {change} to the plan, although its best trial was better on the "
-                f"validation images: {compared}.{self._ending()}"
-            )
-        few = ""
-        if seeds == 2:  # noqa: PLR2004 - the fewest
-            few = " Two seeds show large gains only; set `--sweep.seeds` to 3 or more."
-        return (
-            f"It is not known whether the search gained anything over the plan: {change}, which "
-            f"includes 0; {compared}.{few}{self._ending()}"
-        )
-
-    def _not_registered(self) -> str:
-        return f"nothing was registered; {self.champion}." if self.champion else ""
-
-    def _ending(self) -> str:
-        ending = self._not_registered()
-        return f" {ending[0].upper()}{ending[1:]}" if ending else ""
+        return self._text("verdict.md.j2")
 
     def optimism_sentence(self) -> str:
         """Return how optimistic the best validation metric was, in one sentence."""
         again = [each.validation for each in self.of("best")]
-        mean = sum(again) / len(again)
-        best = self.best.validation or 0.0
-        trials = len(self.trials)
-        first = (
-            f"The best validation {self.metric} of {trials} trials was {best:.1%}; with "
-            f"{len(again)} other seeds the same settings reach {mean:.1%} on the same images"
-        )
-        by = f"{_points(self.optimism.value)} points (95% interval {_interval(self.optimism)})"
-        if self.optimism.low > 0:
-            return f"{first}, so it was optimistic by {by}."
-        return f"{first}: a difference of {by}, so how optimistic it was is not known."
+        return self._text("optimism.md.j2", again=again, mean=sum(again) / len(again))
+
+    def _text(self, template: str, **values: Any) -> str:
+        words = {"points": _points, "counted": counted}
+        return render_markdown(template, __package__, result=self, **words, **values)
 
 
 def _points(share: float) -> str:
     return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _interval(estimate: MetricEstimate) -> str:
-    return f"{_points(estimate.low)} to {_points(estimate.high)}"
 
 
 class BestTrial(FrozenModel):

@@ -32,7 +32,7 @@ from patchline.pipeline.evaluation.plots import (
     plain_axes,
     save_figure,
 )
-from patchline.pipeline.markdown import escaped
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.registry.browsing.pages import NOTE_TAG
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.tracking import addresses, tracked_run
@@ -391,31 +391,9 @@ def write_run(run: TrackedRun, result: SweepResult, page: Path) -> None:
 
 def run_description(run: TrackedRun, result: SweepResult) -> str:
     """Return the result as Markdown: the verdict, the settings, and where everything is."""
-    rows = [
-        f"| {escaped(key)} | {escaped(text)} | {escaped(shown(result.best.settings.get(key)))} |"
-        for key, text in result.space.items()
-    ]
     report = addresses.report_path(run)
-    return "\n\n".join(
-        (
-            f"**{result.verdict()}**",
-            result.optimism_sentence(),
-            f"[Report]({report}) · {_registered(result)}",
-            "\n".join(("| setting | searched | best |", "|---|---|---|", *rows)),
-            _length(result),
-        )
-    )
-
-
-def _registered(result: SweepResult) -> str:
-    return f"registered as {escaped(result.registered)}" if result.registered else "not registered"
-
-
-def _length(result: SweepResult) -> str:
-    return (
-        f"{len(result.trials)} trials, {result.epochs:.0f} epochs: as many as "
-        f"{result.whole_fits:.1f} whole fits. The trials and the final fits are the runs nested in "
-        "this one."
+    return render_markdown(
+        "description.md.j2", __package__, result=result, report=report, shown=shown
     )
 
 
