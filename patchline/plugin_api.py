@@ -741,6 +741,13 @@ class ToolCommand:
     """Whether the function takes the arguments and returns the command, with plugins' settings."""
     reads_only: bool = False
     """Whether it works in a workspace that may not be written."""
+    examples: tuple[str, ...] = ()
+    """What may follow the words, one example a line at the end of `--help`."""
+    common: tuple[str, ...] = ()
+    """Flags of a run's settings that `--help` shows, if not those of `run`; the others are for
+    `--help-all`."""
+    group: str = "Extend"
+    """The heading in `patchline --help`: Begin, Train, Use, Improve, Automate or Extend."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ class ModelChoice(PluginChoice):
     none for random weights in any case."""
 
     download: bool = False
-    """Download published initial weights that are not in their library's cache yet."""
+    """Download weights that are not here yet: published ones that are not in their library's cache.
+    """
 
     def architecture(self) -> Self:
         """Return the same model without its initial weights."""
@@ -127,10 +128,11 @@ class RunConfig(FrozenModel):
     model_config = ConfigDict(json_schema_extra=_without_record)
 
     name: Annotated[str, AfterValidator(_checked_name)] | None = None
-    """Name of the experiment and of the registered model; by default the data's own name."""
+    """Name of experiment and registered model; by default the data's own name."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of the initial weights, the order of the images and their augmentation."""
+    """Seed of everything random in training: the initial weights, the order of the images and their
+    augmentation."""
 
     data: DataConfig = DataConfig()
     """The images, their preparation and their splits."""

@@ -101,7 +101,7 @@ def version_judge(
 
 def build(arguments: list[str]) -> Callable[..., None]:
     """Return the command, typed for the plugins that the arguments choose."""
-    chosen: Any = composed(arguments)
+    chosen: Any = composed(arguments, ("name", "data", "objective"))
 
     def inspect(
         data: str | None = None,

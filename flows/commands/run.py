@@ -6,7 +6,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -154,16 +154,16 @@ def build(arguments: list[str]) -> Callable[..., None]:
             Plan the settings not given, for the data and this machine: quick, balanced (unless the
             file names another one), best, or none for the defaults.
         dry_run
-            Read the data and print the resolved settings, without training.
+            Print the plan and the settings; the data is read, and nothing is trained.
         rehearse
             Try every stage with two batches, register nothing, and estimate the run's duration.
         schema
-            Print the JSON schema of the settings and exit.
+            Print the settings' JSON schema and exit.
         fresh
-            Recompute every stage instead of reusing results of earlier runs.
+            Reuse no results of earlier runs; compute every stage again.
         resume
-            Resume an interrupted run with its own settings: its MLflow id, its name, or `last`.
-            Only --training.processes may change.
+            Resume an interrupted run: its MLflow id, its name, or `last`. It keeps its settings;
+            only --training.processes may change.
         extend
             Train a finished run for longer (--training.epochs), as a new run: its id or `last`.
         settings
@@ -185,14 +185,21 @@ def build(arguments: list[str]) -> Callable[..., None]:
     return flattened(run, chosen)
 
 
-def composed(arguments: list[str]) -> type[BaseModel]:
-    """Return the class of the settings that can be set for these arguments, preset and file."""
+def composed(
+    arguments: list[str], sections: Collection[str] = RunConfig.model_fields
+) -> type[BaseModel]:
+    """Return the class of the settings that can be set for these arguments, preset and file.
+
+    Args:
+        arguments: of the command.
+        sections: of a run's settings, those that the command has; by default all.
+    """
     named_file = value_of_flag(arguments, "--config")
     named_preset = value_of_flag(arguments, "--preset")
     weaker = config_files.assemble(
         preset_name=named_preset, file=Path(named_file) if named_file else None, flags={}
     )
-    return without_needless_negatives(composed_config(arguments, weaker))
+    return without_needless_negatives(composed_config(arguments, weaker, sections))
 
 
 def _resume(

@@ -51,7 +51,7 @@ def build(_: list[str]) -> Callable[..., None]:
         settings: Any = None,
         as_json: Json = False,
     ) -> None:
-        """Start a Prefect server, an MLflow server and a runner for the schedules of this folder.
+        """Start the servers of this folder: Prefect, MLflow, and a runner for its schedules.
 
         Parameters
         ----------

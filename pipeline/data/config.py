@@ -150,11 +150,12 @@ class DataConfig(TaskChoice, ReadingRules, DataLocation):
     """Standard deviation of the pixels of each channel, from 0 to 1; by default as for the mean."""
 
     validation_fraction: Fraction = 0.15
-    """Fraction of the images used to select the best weights; unused if the data has a validation
-    split."""
+    """Fraction of the images for validation, which selects the best weights; unused if the data has
+    a validation split."""
 
     test_fraction: Fraction = 0.15
-    """Fraction of the images used for the final metrics; unused if the data has a test split."""
+    """Fraction of the images for the test, which the final metrics are of; unused if the data has a
+    test split."""
 
     split_seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the split; independent of the training seed."""

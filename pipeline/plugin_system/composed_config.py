@@ -7,7 +7,7 @@ suggestions like every other setting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import NoneType
 from typing import Annotated, Any, get_args
 
@@ -58,12 +58,15 @@ def value_of_flag(arguments: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseModel]:
+def composed_config(
+    arguments: Sequence[str], settings: Settings, sections: Collection[str] = RunConfig.model_fields
+) -> type[BaseModel]:
     """Return the class of the settings that can be set together with these arguments.
 
     Args:
         arguments: of the command line; only the plugin names are read from them.
         settings: of preset and file; the arguments override them.
+        sections: of a run's settings, those that the class has; by default all.
 
     Raises:
         PluginError: for a plugin that is unknown or broken.
@@ -98,9 +101,10 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         init=_field_of(ModelChoice, "init"),
         download=_field_of(ModelChoice, "download", flags=("--model.download", "--download")),
     )
-    data_class = _replaced(DataConfig, options=_options_class(source))
+    data_class = _replaced(DataConfig, DataConfig.model_fields, options=_options_class(source))
     return _replaced(
         RunConfig,
+        sections,
         data=data_class,
         augmentation=_choice_class("augmentation", augmentation, PluginChoice),
         model=model_class,
@@ -183,18 +187,23 @@ def _choice_class(
 ) -> type[BaseModel]:
     """Return a plugin's config class with the plugin's name as an additional first field."""
     plugin_class = config_class(kind, name)
-    fields: dict[str, Any] = {"name": (str, _documented(choice, "name", name))}
-    fields |= inner
+    named = _documented(choice, "name", name)
+    if choice is PluginChoice and named.description:
+        named.description = named.description.replace("the plugin", f"the {kind} plugin")
+    fields: dict[str, Any] = {"name": (str, named), **inner}
     for key, field in plugin_class.model_fields.items():
         fields[key] = (_annotation(field), field)
     return create_model(f"{name}_{kind}", __base__=ComposedModel, **fields)
 
 
-def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[BaseModel]:
-    """Return the section with some of its fields replaced by other classes."""
+def _replaced(
+    section: type[BaseModel], kept: Collection[str], **classes: type[BaseModel]
+) -> type[BaseModel]:
+    """Return the section with the kept fields, some of them replaced by other classes."""
     fields: dict[str, Any] = {}
     for key, field in section.model_fields.items():
-        if key in ("preset", "record"):  # --preset is the command's own; nobody sets the other
+        # --preset is the command's own; nobody sets the record
+        if key in ("preset", "record") or key not in kept:
             continue
         if key in classes:
             # A plugin without settings has no flag.

@@ -92,8 +92,8 @@ class PromotionConfig(GateConfig):
     """The gates, and what happens at the end of a run."""
 
     automatic: bool = False
-    """Promote at the end of a run if no gate fails; if false, only the first version of a model is
-    promoted there, and later ones by `patchline promote`."""
+    """Promote after a run if no gate fails; if false, only the first version of a model is promoted
+    there, and later ones by `patchline promote`."""
 
     approval: bool = False
     """Request approval at the end of a run, unless the model never had a champion; needs `patchline

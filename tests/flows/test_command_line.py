@@ -32,7 +32,7 @@ def test_help_and_version_are_printed_by_a_process(tmp_path: Path) -> None:
     shown = patchline("--help", cwd=tmp_path)
     assert shown.code == 0
     for command in commands():
-        assert f"│ {command.words.split()[0]}" in shown.out
+        assert f"\n  {command.words.split()[0]} " in shown.out
     assert patchline_here("--version", cwd=tmp_path).out.strip() == "0.1.0"
     assert "No models are registered yet." in patchline_here("models", cwd=tmp_path).out
     models = patchline_here("models", "--json", cwd=tmp_path)

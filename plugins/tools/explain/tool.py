@@ -12,6 +12,8 @@ plugin = ToolPlugin(
             function=f"{_COMMAND}:explain",
             help="Show how a trained model sees an image, step by step, in one HTML file.",
             reads_only=True,
+            examples=("flowers@champion photo.jpg", "flowers@champion photo.jpg --occlusion"),
+            group="Improve",
         ),
     ),
     python={"explain": f"{_COMMAND}:explain_images"},

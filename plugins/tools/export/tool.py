@@ -10,6 +10,8 @@ plugin = ToolPlugin(
             f"{__package__}.command:export",
             "Write another form of a model if it agrees with the package; exits with code 3 if "
             "not.",
+            examples=("flowers@champion --to onnx-int8", "flowers@champion --to container"),
+            group="Use",
         ),
     ),
 )

@@ -10,6 +10,8 @@ plugin = ToolPlugin(
             function=f"{__package__}.command:label",
             help="Label the images of a folder on a local page, those that help most first, until "
             "Ctrl-C.",
+            examples=("inbox --model flowers@champion", "inbox --classes daisy,rose,tulip"),
+            group="Improve",
         ),
     ),
 )

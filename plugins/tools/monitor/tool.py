@@ -11,6 +11,8 @@ plugin = ToolPlugin(
             "monitor",
             f"{__package__}.command:monitor",
             "Check whether new images are still like those of the test; exits with code 3 if not.",
+            examples=("flowers@champion inbox", "flowers@champion traffic --checks 365"),
+            group="Improve",
         ),
     ),
     work=(

@@ -9,6 +9,8 @@ plugin = ToolPlugin(
             words="serve",
             function=f"{__package__}.command:serve",
             help="Serve a registered model over HTTP until Ctrl-C or SIGTERM.",
+            examples=("flowers@champion", "flowers@champion --port 8080 --record traffic"),
+            group="Begin",
         ),
     ),
     services=(

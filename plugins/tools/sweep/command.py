@@ -68,12 +68,12 @@ def build(arguments: list[str]) -> Callable[..., None]:
             YAML file with the settings to search. A single one is also given as a flag, such as
             --sweep.space.optimizer.learning-rate 1e-4..1e-2 or --sweep.space.model.depth 4,6,8.
         dry_run
-            Read the data and print the plan, the search space, the number of trials and about how
-            long training them takes, without training.
+            Print what would be searched: the plan, the search space, the number of trials and about
+            how long training them takes. The data is read, and nothing is trained.
         fresh
-            Recompute every stage instead of reusing results of earlier runs.
+            Reuse no results of earlier runs; compute every stage again.
         resume
-            Resume an interrupted search with its own settings: its MLflow id, its name, or `last`.
+            Resume an interrupted search: its MLflow id, its name, or `last`. It keeps its settings.
         settings
             Settings of the search, and of all its trials.
         """

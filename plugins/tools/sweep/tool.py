@@ -13,6 +13,13 @@ plugin = ToolPlugin(
             f"{__package__}.command:build",
             "Search for better settings than the plan's, and register the best model.",
             composed=True,
+            examples=("flowers", "flowers --sweep.space.optimizer.learning-rate 1e-4..1e-2"),
+            common=(
+                *("--name", "--data.label", "--data.task", "--data.image-size", "--model.name"),
+                *("--model.init", "--training.time-limit", "--sweep.trials", "--sweep.space"),
+                *("--sweep.time-limit", "--sweep.workers", "--sweep.seeds"),
+            ),
+            group="Train",
         ),
     ),
     events=(

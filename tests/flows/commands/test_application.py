@@ -22,7 +22,7 @@ def test_a_line_of_the_list_of_commands_is_what_the_help_says() -> None:
         assert " ".join(described.split()) == command.help
 
 
-@pytest.mark.parametrize("asked", ["--help run", "plugins --help check conv_stem"])
+@pytest.mark.parametrize("asked", ["--help-all run", "plugins --help check conv_stem"])
 def test_help_has_the_settings_of_plugins_and_no_default_that_says_nothing(
     run_here: Command, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
