@@ -23,6 +23,7 @@ from patchline.plugin_api import (
     valid_name,
 )
 from patchline.plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
+from patchline.plugins.data_sources.source_files import example_images, existing_path
 
 
 class ArchiveConfig(ClassFolderConfig):
@@ -74,11 +75,7 @@ class ImageArchive:
         )
 
     def _file(self) -> Path:
-        if self.path is None:
-            raise DataError("data.path is missing. Name the archive.")
-        file = Path(self.path).expanduser()
-        if not file.exists():
-            raise DataError(f"There is no archive {file}. Check the path.")
+        file = existing_path(self.path, "the archive", "archive")
         if not file.is_file():
             raise DataError(
                 f"{file} is not a file. Set data.source to image_folder to read a folder."
@@ -116,18 +113,12 @@ def _is_in(path: str, folder: str) -> bool:
 
 def _write_example(folder: Path) -> str:
     """Write a zip archive of two classes of three small images and return its path."""
-    import io
     import zipfile
-
-    from PIL import Image
 
     file = folder / "example.zip"
     with zipfile.ZipFile(file, "w") as archive:
-        for label, colour in (("dark", 60), ("light", 200)):
-            for number in range(3):
-                content = io.BytesIO()
-                Image.new("RGB", (24, 16), (colour, colour, 80 * number)).save(content, "PNG")
-                archive.writestr(f"{label}/{number}.png", content.getvalue())
+        for number, (label, content) in enumerate(example_images()):
+            archive.writestr(f"{label}/{number}.png", content)
     return str(file)
 
 

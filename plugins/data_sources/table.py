@@ -21,7 +21,6 @@ from patchline.plugin_api import (
     DataError,
     DataSourcePlugin,
     ImageListing,
-    PluginConfig,
     ReadingRules,
     SourceContext,
     answer_rules,
@@ -34,16 +33,17 @@ from patchline.plugin_api import (
     valid_name,
 )
 from patchline.plugins.data_sources.embedded_images import extracted, image_names
+from patchline.plugins.data_sources.source_files import example_images, existing_path
 from patchline.plugins.data_sources.table_columns import (
     NO_COLUMN,
+    ColumnConfig,
     Columns,
-    GivenColumns,
     chosen_columns,
 )
 from patchline.plugins.data_sources.table_files import find_files
 from patchline.plugins.data_sources.table_formats import first_few, joined, shown
 from patchline.plugins.data_sources.table_reading import (
-    SPLIT,
+    JoinedTables,
     ParquetTable,
     PartedTable,
     Table,
@@ -52,7 +52,7 @@ from patchline.plugins.data_sources.table_reading import (
 from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
 
 
-class JoinedTables:
+class SplitTables(JoinedTables):
     """Tables in the folders of splits, one after the other; their paths begin with the folder.
 
     Args:
@@ -64,29 +64,15 @@ class JoinedTables:
     """
 
     def __init__(self, folder: Path, tables: Sequence[Table]) -> None:
-        self.file, self.tables = folder, tables
         first, *others = tables
         for other in others:
-            if set(other.names) != set(first.names):
-                odd = sorted(set(other.names) ^ set(first.names))
+            if odd := sorted(set(other.names) ^ set(first.names)):
                 raise DataError(
                     f"{other.file} and {first.file} have different columns: {joined(odd)}. Give "
                     "both the same ones."
                 )
-        self.notes = [note for table in tables for note in table.notes]
-        self.embedded: frozenset[str] = frozenset()
-        self.class_names = first.class_names
-        self._splits = [split_named(table.file.parent.name) for table in tables]
-        has_split = SPLIT in first.names or not all(self._splits)
-        self.names = [*first.names, *([] if has_split else [SPLIT])]
-        self._has_split = has_split
-
-    def column(self, name: str) -> list[str]:
-        """Return the values of a column."""
-        if name == SPLIT and not self._has_split:
-            pairs = zip(self.tables, self._splits, strict=True)
-            return [str(split) for table, split in pairs for _ in self._rows(table)]
-        return [value for table in self.tables for value in table.column(name)]
+        super().__init__(folder, tables, [split_named(each.file.parent.name) for each in tables])
+        self.embedded = frozenset()
 
     def paths(self, name: str) -> list[str]:
         """Return the values of the column of images, from the folder on."""
@@ -96,9 +82,6 @@ class JoinedTables:
             for table in self.tables
             for value in table.column(name)
         ]  # fmt: skip
-
-    def _rows(self, table: Table) -> list[str]:
-        return table.column(table.names[0])
 
 
 _SPLIT_WORD = re.compile(r"(?:^|[^a-z])(?:train|val|dev|test)", re.IGNORECASE)
@@ -164,7 +147,7 @@ _COMMON_NAMES = (
 _MOST_MISSING = 0.1
 
 
-class TableConfig(PluginConfig):
+class TableConfig(ColumnConfig):
     """Settings of the table."""
 
     image_column: str | None = None
@@ -202,14 +185,7 @@ class ImageTable:
         file, rules = self._file(), self.context.rules
         table = _table(file, rules)
         config = self.config
-        given = GivenColumns(
-            config.image_column,
-            config.label_column,
-            config.split_column,
-            config.group_column,
-            rules.label_columns,
-        )
-        columns = chosen_columns(table, given, needs_labels=self.needs_labels)
+        columns = chosen_columns(table, config, rules.label_columns, needs_labels=self.needs_labels)
         if self.needs_labels and columns.split is None and config.split_column is None:
             ask_about_lists(table.file, table.column(columns.image))
         places = self._places(table, columns.image)
@@ -254,7 +230,7 @@ class ImageTable:
             if there:
                 paths = [name if name in there else None for name in names]
                 return Places(root, paths, names, "the table holds no image for it", [])
-        values = table.paths(image) if isinstance(table, JoinedTables) else table.column(image)
+        values = table.paths(image) if isinstance(table, SplitTables) else table.column(image)
         folder = self._folder(table.file)
         inside, own = self.config.image_folder is None, f"{folder.name}/"
         if inside and all(each.startswith(own) for each in values if each.strip()):
@@ -287,11 +263,7 @@ class ImageTable:
         return Places(found.root, found.paths, values, "there is no such file", note)
 
     def _file(self) -> Path:
-        if self.path is None:
-            raise DataError("data.path is missing. Name the table.")
-        file = Path(self.path).expanduser()
-        if not file.exists():
-            raise DataError(f"There is no table {file}. Check the path.")
+        file = existing_path(self.path, "the table", "table")
         if table_parts(file) or metadata_files(file):
             return file.resolve()
         if not file.is_file() or file.suffix.lower() not in TABLE_SUFFIXES:
@@ -336,7 +308,7 @@ def _table(file: Path, rules: ReadingRules) -> Table:
     tables = [read_table(each, rules.header, rules.encoding) for each in files]
     if folders == [file]:
         return tables[0]
-    return JoinedTables(file, tables)
+    return SplitTables(file, tables)
 
 
 def _guess_note(file: Path, columns: Columns) -> list[str]:
@@ -354,14 +326,10 @@ def _name(file: Path) -> str:
 
 def _write_example(folder: Path) -> str:
     """Write six small images of two classes and a table that names them; return the table."""
-    from PIL import Image
-
     lines = ["image,label"]
-    for label, colour in (("dark", 60), ("light", 200)):
-        for number in range(3):
-            name = f"{label}-{number}.png"
-            Image.new("RGB", (24, 16), (colour, colour, 80 * number)).save(folder / name)
-            lines.append(f"{name},{label}")
+    for number, (label, content) in enumerate(example_images()):
+        (folder / f"{number}.png").write_bytes(content)
+        lines.append(f"{number}.png,{label}")
     file = folder / "example.csv"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(file)

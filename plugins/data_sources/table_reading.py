@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from patchline.plugin_api import DataError, split_named, table_parts
+from patchline.plugin_api import DataError, Split, split_named, table_parts
 from patchline.plugins.data_sources.table_formats import (
     csv_columns,
     opened_text,
@@ -143,15 +143,35 @@ class ParquetTable:
             raise ValueError(f"column {name} has {count} values for {self.rows} rows")
 
 
-class PartedTable:
-    """Parquet files with the same columns, one after the other, in a folder.
+class JoinedTables:
+    """Tables with the same columns, one after the other, in a folder.
 
-    If the files are named for splits, as `train-00000-of-00002.parquet`, and none of their columns
-    is called `split`, there is such a column.
+    If all of them are named for splits, and none of their columns is called `split`, there is such
+    a column.
     """
 
+    def __init__(
+        self, folder: Path, tables: Sequence[Table], splits: Sequence[Split | None]
+    ) -> None:
+        first = tables[0]
+        self.file, self.tables = folder, tables
+        self.notes = [note for table in tables for note in table.notes]
+        self.embedded, self.class_names = first.embedded, first.class_names
+        self._splits = splits if all(splits) and SPLIT not in first.names else []
+        self.names = [*first.names, *([SPLIT] if self._splits else [])]
+
+    def column(self, name: str) -> list[str]:
+        """Return the values of a column; of an embedded image, the path that is stored with it."""
+        if name == SPLIT and self._splits:
+            named = zip(self._splits, self.tables, strict=True)
+            return [str(split) for split, each in named for _ in each.column(each.names[0])]
+        return [value for table in self.tables for value in table.column(name)]
+
+
+class PartedTable(JoinedTables):
+    """Parquet files in a folder; a split is told by `train-00000-of-00002.parquet`."""
+
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
-        self.file, self.notes = folder, list[str]()
         self.parts = [ParquetTable(file) for file in files]
         first, *others = self.parts
         for part in others:
@@ -161,7 +181,6 @@ class PartedTable:
                     f"({_list_types(part.schema)}; {_list_types(first.schema)}). Give one "
                     "of the files, or move the others away."
                 )
-        self.embedded, self.class_names = first.embedded, first.class_names
         words = [_SPLIT_PART.split(part.file.name, maxsplit=1)[0] for part in self.parts]
         splits = [split_named(word) for word in words]
         if any(splits) and not all(splits) and SPLIT not in first.names:
@@ -171,15 +190,7 @@ class PartedTable:
                 f"{known.name} is named for a split, but {odd} beside it is not. Rename it, or "
                 "move it away."
             )
-        self._splits = splits if all(splits) and SPLIT not in first.names else []
-        self.names = [*first.names, *([SPLIT] if self._splits else [])]
-
-    def column(self, name: str) -> list[str]:
-        """Return the values of a column; of an embedded image, the path that is stored with it."""
-        if name == SPLIT and self._splits:
-            named = zip(self._splits, self.parts, strict=True)
-            return [str(split) for split, part in named for _ in range(part.rows)]
-        return [value for part in self.parts for value in part.column(name)]
+        super().__init__(folder, self.parts, splits)
 
 
 def read_table(file: Path, header: str = "auto", encoding: str | None = None) -> Table:
