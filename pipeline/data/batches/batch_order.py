@@ -335,8 +335,7 @@ class _OrderPage(NamedTuple):
 def divided(images: StoredImages, rows: Rows) -> Iterator[tuple[int, StoredImages, Rows]]:
     """Yield the number of each store that has some of the rows, its images, and its own rows."""
     if isinstance(images, JoinedImages):
-        for part, _, own in images.divided(rows):
-            number = next(at for at, each in enumerate(images.parts) if each is part)
-            yield number, part, own
+        for number, _, own in images.divided(rows):
+            yield number, images.parts[number], own
     else:
         yield 0, images, rows

@@ -77,7 +77,7 @@ class ScanDraft:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _begun(self, folder: Path, spec: StoreSpec, count: int) -> OpenScanDraft | None:
-        held = DecodedFiles(folder, (count, spec.height, spec.width, spec.channels))
+        held = DecodedFiles(folder, spec.shape(count))
         if not held.fit_the_disk(copies=2):  # the store may have to be a copy
             return None
         if workspace_of(self._stores).uri and held.images.bytes_to_allocate() > cache_limit.limit():

@@ -10,22 +10,17 @@ size of the store. The process that trains fetches pages, and its data-loader wo
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.resizing import Pixels
-from patchline.pipeline.data.store.packed_files import unpacked
-from patchline.pipeline.data.store.store_shards import Shape, StoreSpec
+from patchline.pipeline.data.store.packed_files import DecodedWhenUsed, unpacked
 from patchline.pipeline.data.store.streamed_records import Bytes, Records, Rows, StreamedRecords
 from patchline.pipeline.workspace import cache_limit
 from patchline.pipeline.workspace.files import file_locks
@@ -222,8 +217,8 @@ def _remove_abandoned(top: Path) -> None:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-class StreamedImages:
-    """The images of a streamed store, uint8 (N, H, W, C).
+class StreamedImages(DecodedWhenUsed):
+    """The images of a streamed store.
 
     An image that is in none of the pages is read from the object store when it is indexed.
 
@@ -240,36 +235,19 @@ class StreamedImages:
         self, folder: Path, threads: int | None = None, pages: LocalPages | None = None
     ) -> None:
         self.records = StreamedRecords(folder)
-        index = self.records.index
-        self.shape: Shape = index.shape
-        _, height, width, channels = index.shape
-        self._spec = StoreSpec(channels, height, width, index.resize)
+        super().__init__(self.records.index.shape, self.records.index.resize, threads)
         self._pages = pages
-        self._threads = threads or processors()
         self.kept: KeptImages | None = None
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, key: Any) -> Pixels:
-        """Return an image (H, W, C), or several (n, H, W, C) for a slice or an array of rows."""
-        if isinstance(key, slice):
-            return self._several(np.arange(*key.indices(len(self))))
-        if np.ndim(key) == 0:
-            image: Pixels = self._several(np.array([operator.index(key)]))[0]
-            return image
-        rows = np.asarray(key)
-        return self._several(np.flatnonzero(rows) if rows.dtype == np.bool_ else rows)
-
-    def _several(self, rows: Rows) -> Pixels:
-        if len(rows) and not (-len(self) <= rows.min() and rows.max() < len(self)):
-            raise IndexError(f"there is no image {rows} among {len(self)}")
-        rows = rows % len(self)
+    def _decoded(self, rows: Rows) -> Iterable[Pixels]:
         data = self._kept_as(np.unique(rows))
-        images_NHWC = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        for position, image_HWC in enumerate(self._decoded([data[row] for row in rows.tolist()])):
-            images_NHWC[position] = image_HWC
-        return images_NHWC
+        images = [data[row] for row in rows.tolist()]
+        if self.records.index.packed:
+            return self._mapped(self._unpacked, images)
+        return (np.frombuffer(each, np.uint8).reshape(self.shape[1:]) for each in images)
+
+    def _unpacked(self, image: memoryview) -> Pixels:
+        return unpacked(bytes(image), self._spec, self.records.folder)
 
     def _kept_as(self, rows: Rows) -> dict[int, memoryview]:
         """Return rows as they are kept: of pages, of what was kept, or of the object store."""
@@ -286,17 +264,3 @@ class StreamedImages:
             for number, row in enumerate(records.rows.tolist()):
                 found[row] = view[records.starts[number] : records.starts[number + 1]]
         return found
-
-    def _decoded(self, images: Sequence[memoryview]) -> Any:
-        if not self.records.index.packed:
-            return (np.frombuffer(each, np.uint8).reshape(self.shape[1:]) for each in images)
-        if self._threads == 1 or len(images) < 2:  # noqa: PLR2004 - nothing to share
-            return map(self._unpacked, images)
-        return self._pool.map(self._unpacked, images)
-
-    def _unpacked(self, image: memoryview) -> Pixels:
-        return unpacked(bytes(image), self._spec, self.records.folder)
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._threads)
