@@ -89,6 +89,18 @@ def save(
         manifest.to_parquet(temporary, index=False)
 
 
+def save_version(
+    manifest: pd.DataFrame,
+    folder: Path,
+    mapping: PixelMapping | None = None,
+    task: label_sets.Task | None = None,
+) -> Path:
+    """Write a manifest to a file that its fingerprint names, and return the file; see `save`."""
+    file = folder / f"{fingerprint(manifest, mapping)}.parquet"
+    save(manifest, file, mapping, task)
+    return file
+
+
 def load(file: Path) -> pd.DataFrame:
     """Read a manifest."""
     return pd.read_parquet(file)

@@ -13,7 +13,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
     number,
     white_of,
 )
-from patchline.pipeline.data.value_ranges.data_values import band_counts, summaries
+from patchline.pipeline.data.value_ranges.data_values import ValuedFile, valued_files
 from patchline.pipeline.data.value_ranges.value_fit import FitCounts
 from patchline.pipeline.errors import DataError
 
@@ -31,29 +31,22 @@ def notes_on_fit(rows: pd.DataFrame, mapping: PixelMapping) -> list[str]:
     Raises:
         DataError: if the model cannot take some images.
     """
-    files = list(zip(rows["path"], band_counts(rows), summaries(rows), strict=True))
-    for path, bands, summary in files:
-        reason = _unfit(bands, summary, mapping)
-        if reason:
-            raise DataError(f"{path}: {reason}. Convert it, or remove it from the data.")
-    counts = FitCounts()
-    for path, _, summary in files:
-        counts.add(_fit(summary, mapping), mapping, path)
+    files, counts = valued_files(rows), FitCounts()
+    for file in files:
+        if reason := _unfit(file, mapping):
+            raise DataError(f"{file.path}: {reason}. Convert it, or remove it from the data.")
+    for file in files:
+        counts.add(_fit(file.summary, mapping), mapping, file.path)
     return list(counts.notes(mapping))
 
 
 def with_unfit_damaged(manifest: pd.DataFrame, mapping: PixelMapping) -> pd.DataFrame:
     """Return a manifest in which images with values that a mapping does not know are damaged."""
     rows = manifest[manifest["status"] == "ok"]
-    files = zip(rows.index, band_counts(rows), summaries(rows), strict=True)
-    reasons = {
-        place: reason
-        for place, bands, summary in files
-        if (reason := _unfit(bands, summary, mapping))
-    }
     manifest = manifest.copy()
-    for place, reason in reasons.items():
-        manifest.loc[place, ["status", "reason"]] = ["damaged", reason]
+    for place, file in zip(rows.index, valued_files(rows), strict=True):
+        if reason := _unfit(file, mapping):
+            manifest.loc[place, ["status", "reason"]] = ["damaged", reason]
     return manifest
 
 
@@ -70,8 +63,9 @@ def _fit(summary: FileSummary, mapping: PixelMapping) -> ValueFit:
     return ValueFit(summary.kind, float(is_outside), low, high)
 
 
-def _unfit(bands: int, summary: FileSummary, mapping: PixelMapping) -> str:
+def _unfit(file: ValuedFile, mapping: PixelMapping) -> str:
     """Return why the model cannot take an image; empty if it can."""
+    bands, summary = file.bands, file.summary
     if mapping.bands:
         if bands < max(mapping.bands):
             named = ", ".join(map(str, mapping.bands))
