@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from patchline.pipeline.data.labels.class_names import are_images_and_marks, is_other_thing
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES, split_named
 
 _NAMED = 3
@@ -194,8 +195,7 @@ def _plain(name: str) -> str:
 
 
 def _quoted(names: list[str]) -> str:
-    named = [f"'{name}'" for name in names[:_NAMED]]
-    more = len(names) - len(named)
-    if more:
-        return f"{', '.join(named)} and {more:,} more"
-    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    named = [f"'{name}'" for name in names]
+    if 1 < len(named) <= _NAMED:
+        return f"{', '.join(named[:-1])} and {named[-1]}"
+    return few_names(named, _NAMED)
