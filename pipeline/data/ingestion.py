@@ -41,13 +41,13 @@ from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from patchline.pipeline.data.reading.image_root import example_on_disk
 from patchline.pipeline.data.splits import random_draws, split, split_memory
+from patchline.pipeline.data.splits.class_coverage import SPLITS
 from patchline.pipeline.data.splits.leakage import (
     check_leakage,
     notes_on_augmented_copies,
     notes_on_leakage,
     notes_on_patients,
 )
-from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.store.channel_statistics import channel_statistics
 from patchline.pipeline.data.store.scan_draft import ScanDraft

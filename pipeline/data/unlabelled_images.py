@@ -37,8 +37,7 @@ from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.image_root import exists
-from patchline.pipeline.data.value_ranges.data_values import decoded_each
-from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
+from patchline.pipeline.data.value_ranges.data_values import decoded_each, with_unfit_damaged
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.terminal_words import by_number, counted, few_names
 from patchline.pipeline.workspace.files.paths import expanded

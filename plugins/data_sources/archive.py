@@ -34,19 +34,18 @@ class ImageArchive:
     """List the images in an archive, labelled by the name of their class folder."""
 
     def __init__(self, config: ArchiveConfig, context: SourceContext) -> None:
-        self.config = config
-        self.path, self.work_dir = context.path, context.work_dir
-        self.needs_labels, self.rules = context.needs_labels, context.rules
-        self.ignored = context.ignored
+        self.config, self.context = config, context
 
     def list_images(self) -> ImageListing:
         """Return every file in the archive; raise `DataError` if it cannot be read."""
         file = self._file()
-        readable = readable_archive(file, self.work_dir, self.rules.name_encoding)
+        readable = readable_archive(file, self.context.work_dir, self.context.rules.name_encoding)
         archive = open_archive(readable)
         skipped: list[str] = []
-        files = self.ignored.remaining(archive.paths, skipped.append)
-        folders = [each for each in archive.folders if not self.ignored.skipped_part(f"{each}/")]
+        files = self.context.ignored.remaining(archive.paths, skipped.append)
+        folders = [
+            each for each in archive.folders if not self.context.ignored.skipped_part(f"{each}/")
+        ]
         outer = ClassFolders(readable, folders, files)
         content = _unwrapped(outer)
         if not archive.paths and not archive.refused:
@@ -57,7 +56,9 @@ class ImageArchive:
                 f"{file} holds no file that can be read: {first.path} {first.reason}. Pack the "
                 "images themselves, in class folders."
             )
-        images, empty = content.images(self.config.split_folders, needs_labels=self.needs_labels)
+        images, empty = content.images(
+            self.config.split_folders, needs_labels=self.context.needs_labels
+        )
         inner = content.root.relative_to(readable).as_posix()
         beside = [] if inner == "." else [path for path in outer.files if not _is_in(path, inner)]
         return ImageListing(
@@ -75,7 +76,7 @@ class ImageArchive:
         )
 
     def _file(self) -> Path:
-        file = existing_path(self.path, "the archive", "archive")
+        file = existing_path(self.context.path, "the archive", "archive")
         if not file.is_file():
             raise DataError(
                 f"{file} is not a file. Set data.source to image_folder to read a folder."

@@ -41,20 +41,20 @@ class ImageFolder:
     """List the images below a folder, labelled by the name of their class folder."""
 
     def __init__(self, config: ImageFolderConfig, context: SourceContext) -> None:
-        self.config = config
-        self.path, self.ignored = context.path, context.ignored
-        self.needs_labels, self.rules = context.needs_labels, context.rules
+        self.config, self.context = config, context
 
     def list_images(self) -> ImageListing:
         """Return every file below the folder; raise `DataError` if there is no class in it."""
         root = self._root()
-        if self.needs_labels and self.rules.label == "auto":
+        if self.context.needs_labels and self.context.rules.label == "auto":
             _ask_about_metadata(root)
         skipped: list[str] = []
-        content = _content(root, self.ignored, skipped)
+        content = _content(root, self.context.ignored, skipped)
         if self.config.split_folders is not False:
             content = _around_splits(content)
-        images, empty = content.images(self.config.split_folders, needs_labels=self.needs_labels)
+        images, empty = content.images(
+            self.config.split_folders, needs_labels=self.context.needs_labels
+        )
         return ImageListing(
             name=valid_name(root.name),
             root=content.root,
@@ -65,7 +65,7 @@ class ImageFolder:
         )
 
     def _root(self) -> Path:
-        root = existing_path(self.path, "the folder that holds the class folders", "folder")
+        root = existing_path(self.context.path, "the folder that holds the class folders", "folder")
         if not root.is_dir():
             raise DataError(
                 f"{root} is not a folder. Pass the folder that holds the class folders, an archive "

@@ -22,6 +22,7 @@ from unicodedata import normalize
 from urllib.parse import unquote, unquote_plus
 
 from patchline.plugin_api import DataError, ReadingRules, walk_files
+from patchline.plugins.data_sources.source_files import folder_of
 from patchline.plugins.data_sources.table_formats import joined, shown
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*")
@@ -94,16 +95,7 @@ def image_root(base: Path, rules: ReadingRules) -> Path:
     Raises:
         DataError: if it is no folder.
     """
-    if rules.root is None:
-        return base
-    folder = Path(rules.root).expanduser()
-    inside = base / folder
-    folder = inside if inside.is_dir() else folder
-    if not folder.is_dir():
-        raise DataError(
-            f"data.root is {folder}, which is not a folder. Give the folder of the images."
-        )
-    return folder.resolve()
+    return folder_of(base, rules.root, "data.root", "the folder of the images")
 
 
 def find_images(file: Path, names: Sequence[str], root: Path, *, is_set: bool) -> ImagePlaces:

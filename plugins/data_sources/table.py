@@ -32,8 +32,7 @@ from patchline.plugin_api import (
     table_parts,
     valid_name,
 )
-from patchline.plugins.data_sources.embedded_images import extracted, image_names
-from patchline.plugins.data_sources.source_files import example_images, existing_path
+from patchline.plugins.data_sources.source_files import example_images, existing_path, folder_of
 from patchline.plugins.data_sources.table_columns import (
     NO_COLUMN,
     ColumnConfig,
@@ -47,6 +46,8 @@ from patchline.plugins.data_sources.table_reading import (
     ParquetTable,
     PartedTable,
     Table,
+    extracted,
+    image_names,
     read_table,
 )
 from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
@@ -176,17 +177,17 @@ class ImageTable:
     """List the images of a table."""
 
     def __init__(self, config: TableConfig, context: SourceContext) -> None:
-        self.config = config
-        self.path, self.work_dir = context.path, context.work_dir
-        self.needs_labels, self.context = context.needs_labels, context
+        self.config, self.context = config, context
 
     def list_images(self) -> ImageListing:
         """Return one image for each row; raise `DataError` if the table cannot be used."""
         file, rules = self._file(), self.context.rules
         table = _table(file, rules)
         config = self.config
-        columns = chosen_columns(table, config, rules.label_columns, needs_labels=self.needs_labels)
-        if self.needs_labels and columns.split is None and config.split_column is None:
+        columns = chosen_columns(
+            table, config, rules.label_columns, needs_labels=self.context.needs_labels
+        )
+        if self.context.needs_labels and columns.split is None and config.split_column is None:
             ask_about_lists(table.file, table.column(columns.image))
         places = self._places(table, columns.image)
         context = self.context
@@ -225,7 +226,7 @@ class ImageTable:
         if image in table.embedded and isinstance(table, ParquetTable | PartedTable):
             stored = table.column(image)
             names = image_names(stored)
-            root = extracted(table, image, names, self.work_dir)
+            root = extracted(table, image, names, self.context.work_dir)
             there = set(open_archive(root).paths)
             if there:
                 paths = [name if name in there else None for name in names]
@@ -259,11 +260,10 @@ class ImageTable:
                 "--data.image-folder to the folder of the images, or choose another "
                 "--data.image-column."
             )
-        note = [found.note] if found.note else []
-        return Places(found.root, found.paths, values, "there is no such file", note)
+        return Places(found.root, found.paths, values, "there is no such file", found.notes)
 
     def _file(self) -> Path:
-        file = existing_path(self.path, "the table", "table")
+        file = existing_path(self.context.path, "the table", "table")
         if table_parts(file) or metadata_files(file):
             return file.resolve()
         if not file.is_file() or file.suffix.lower() not in TABLE_SUFFIXES:
@@ -275,17 +275,8 @@ class ImageTable:
 
     def _folder(self, table: Path) -> Path:
         base = table if table.is_dir() else table.parent
-        if self.config.image_folder is None:
-            return base
-        folder = Path(self.config.image_folder).expanduser()
-        inside = base / folder
-        folder = inside if inside.is_dir() else folder
-        if not folder.is_dir():
-            raise DataError(
-                f"data.image_folder is {folder}, which is not a folder. Give the folder that the "
-                "table's paths start from."
-            )
-        return folder.resolve()
+        remedy = "the folder that the table's paths start from"
+        return folder_of(base, self.config.image_folder, "data.image_folder", remedy)
 
 
 def _table(file: Path, rules: ReadingRules) -> Table:

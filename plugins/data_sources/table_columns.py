@@ -289,7 +289,7 @@ def _almost_zero_one(table: Table, name: str) -> str:
     if is_uncertain(values):
         return UNCERTAIN
     values.pop("", None)
-    odd = {value: count for value, count in values.items() if value not in ABSENT | PRESENT}
+    odd = {value: count for value, count in values.items() if value not in _ANSWERS}
     few = _MOST_ODD * sum(values.values())
     if not odd or sum(odd.values()) > few or not values.keys() & PRESENT:
         return ""
@@ -307,7 +307,7 @@ def _almost_words(table: Table, almost: dict[str, str]) -> str:
 def holds_zero_one(table: Table, name: str) -> bool:
     """Return whether a column says of each image whether it has a label; a cell may be empty."""
     values = {value.strip().casefold() for value in table.column(name)}
-    return values != {""} and values <= ABSENT | PRESENT | {""} and not is_uncertain(values)
+    return values != {""} and values <= _ANSWERS | {""} and not is_uncertain(values)
 
 
 def is_uncertain(values: Collection[str]) -> bool:
@@ -317,7 +317,7 @@ def is_uncertain(values: Collection[str]) -> bool:
         values: in lower case; without 0 and empty cells, -1 is the opposite of 1.
     """
     plain = {value.removesuffix(".0") for value in values}
-    return "-1" in plain and bool(plain & {"0", ""}) and plain <= ABSENT | PRESENT | {""}
+    return "-1" in plain and bool(plain & {"0", ""}) and plain <= _ANSWERS | {""}
 
 
 def _counts_rows(table: Table, name: str) -> bool:

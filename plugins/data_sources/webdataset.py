@@ -284,13 +284,11 @@ class WebDataset:
     """List the images of shards."""
 
     def __init__(self, config: WebDatasetConfig, context: SourceContext) -> None:
-        self.config = config
-        self.path, self.work_dir = context.path, context.work_dir
-        self.needs_labels, self.context = context.needs_labels, context
+        self.config, self.context = config, context
 
     def list_images(self) -> ImageListing:
         """Return one image for each sample; raise `DataError` if the shards cannot be used."""
-        place = existing_path(self.path, "the folder of the shards").resolve()
+        place = existing_path(self.context.path, "the folder of the shards").resolve()
         files = shards_in(place)
         if not files:
             raise DataError(
@@ -301,7 +299,7 @@ class WebDataset:
         names = {shard.relative_to(top).as_posix(): shard for shard in files}
         skipped: list[str] = []
         shards = {
-            name: readable_archive(names[name], self.work_dir)
+            name: readable_archive(names[name], self.context.work_dir)
             for name in self.context.ignored.remaining(names, skipped.append)
         }
         if not shards:
@@ -311,7 +309,7 @@ class WebDataset:
             raise _no_label(place, LABEL, table.left_out)
         columns = self._columns(table)
         digest = hashlib.sha256(str(place).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        root = shard_index(shards, self.work_dir / "indexes" / f"{digest}.shards")
+        root = shard_index(shards, self.context.work_dir / "indexes" / f"{digest}.shards")
         paths = [path or None for path in table.column(columns.image)]
         places = Places(root, paths, table.keys, "the sample has no image", [])
         listed = listed_rows(table, columns, places, self.context)
@@ -330,7 +328,7 @@ class WebDataset:
         )
 
     def _columns(self, table: ShardTable) -> Columns:
-        if not self.needs_labels and set(table.names) <= {*table.embedded, SPLIT}:
+        if not self.context.needs_labels and set(table.names) <= {*table.embedded, SPLIT}:
             table.add(LABEL)
         given, several = self.config, self.context.rules.label_columns
         guessed = {}

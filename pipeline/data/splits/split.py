@@ -30,10 +30,11 @@ from patchline.pipeline.data.manifests.same_images import (
     united,
 )
 from patchline.pipeline.data.splits import random_draws
-from patchline.pipeline.data.splits.class_coverage import NEW, Parts
-from patchline.pipeline.data.splits.split_gaps import (
+from patchline.pipeline.data.splits.class_coverage import (
+    NEW,
     SPLITS,
     Gap,
+    Parts,
     fill_gaps,
     notes_on_gaps,
     too_few,

@@ -21,7 +21,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges import range_choice
-from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
+from patchline.pipeline.data.value_ranges.data_values import notes_on_fit
 from patchline.pipeline.errors import ConfigError, DataError, UserError
 from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
 from tests.conftest import draw_photo
