@@ -52,7 +52,6 @@ from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.store.channel_statistics import channel_statistics
 from patchline.pipeline.data.store.scan_draft import ScanDraft
 from patchline.pipeline.data.symmetry.assumed_symmetries import (
-    MirrorSymmetry,
     unmeasured_symmetries,
 )
 from patchline.pipeline.data.symmetry.mirror_probe import with_one_label
@@ -413,8 +412,14 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
         num_classes=len(data.classes),
         mirror_symmetric=data.mirror.is_symmetric,
     )
-    resolved = _for_task(resolve_settings(config, traits), data)
+    resolved, several = resolve_settings(config, traits), data.task == MULTI_LABEL
+    try:
+        training = resolved.training.for_labels(several=bool(data.classes) and several)
+    except ValueError as error:  # a setting is for the other task
+        raise ConfigError(f"{error}.") from None
+    mirror = data.mirror
     sections = {
+        "training": training,
         # nothing is left to follow from other settings
         "record": config.record.model_copy(update={"set_by_user": None}),
         "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
@@ -427,25 +432,12 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
                 "unlabelled": _absolute(config.data.unlabelled),
                 "exclude": str(data.exclude) if data.exclude else None,
                 "manifest": data.repeats,
-                "mirror_symmetric": _mirror_setting(data.mirror),
+                # so that a repetition of the run takes the same
+                "mirror_symmetric": None if mirror.answer == "unknown" else mirror.is_symmetric,
             }
         ),
     }
     return resolved.model_copy(update=sections)
-
-
-def _for_task(config: RunConfig, data: IngestedData) -> RunConfig:
-    """Return the config with the training settings for one label of each image, or for a set.
-
-    Raises:
-        ConfigError: if one is for the other kind.
-    """
-    several = bool(data.classes) and data.task == MULTI_LABEL
-    try:
-        training = config.training.for_labels(several=several)
-    except ValueError as error:
-        raise ConfigError(f"{error}.") from None
-    return config.model_copy(update={"training": training})
 
 
 def prepare(
@@ -515,11 +507,6 @@ def decoded_bytes(config: RunConfig, data: IngestedData) -> int:
     """Return the bytes of all decoded images."""
     side, channels = config.data.image_size or 0, config.data.channels or 0
     return sum(data.counts.values()) * side * side * channels
-
-
-def _mirror_setting(mirror: MirrorSymmetry) -> bool | None:
-    """Return the answer as a setting, so that a repetition of the run takes the same."""
-    return None if mirror.answer == "unknown" else mirror.is_symmetric
 
 
 def _absolute(path: str | None) -> str | None:

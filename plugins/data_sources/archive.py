@@ -60,7 +60,7 @@ class ImageArchive:
             self.config.split_folders, needs_labels=self.context.needs_labels
         )
         inner = content.root.relative_to(readable).as_posix()
-        beside = [] if inner == "." else [path for path in outer.files if not _is_in(path, inner)]
+        beside = [path for path in outer.files if not path.startswith(f"{inner}/")]
         return ImageListing(
             name=valid_name(stem_of(file)),
             root=content.root,
@@ -69,7 +69,11 @@ class ImageArchive:
             empty_classes=empty,
             left_out=[
                 *(LeftOutFile(member.path, member.reason) for member in archive.refused),
-                *(LeftOutFile(path, "is not in a class folder", "foreign") for path in beside),
+                *(
+                    LeftOutFile(path, "is not in a class folder", "foreign")
+                    for path in beside
+                    if inner != "."
+                ),
             ],
             notes=[each for each in (archive.note, _note_on_repeated(archive.repeated)) if each],
             ignored=skipped,
@@ -106,10 +110,6 @@ def _note_on_repeated(paths: list[str]) -> str:
         f"{len(paths):,} {are} in the archive several times, such as {paths[0]}: of each, the last "
         "file is used, as if it were unpacked"
     )
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path.startswith(f"{folder}/")
 
 
 def _write_example(folder: Path) -> str:

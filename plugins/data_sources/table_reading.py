@@ -91,6 +91,7 @@ class ParquetTable:
 
     def __init__(self, file: Path) -> None:
         import pyarrow.parquet as pq
+        from pyarrow import types
 
         self.file, self.notes = file, list[str]()
         with parquet_errors(file):
@@ -98,12 +99,17 @@ class ParquetTable:
             self.rows: int = pq.read_metadata(file).num_rows
         if not self.rows:
             raise _no_rows(file)
-        self.embedded = frozenset(field.name for field in self.schema if _holds_images(field.type))
+        self.embedded = frozenset(
+            field.name
+            for field in self.schema
+            if _is_binary(field.type)
+            or (_has_field(field.type, _BYTES) and _is_binary(field.type.field(_BYTES).type))
+        )
         self.names = [
             field.name
             for field in self.schema
             if field.name in self.embedded
-            or not _is_nested(field.type)
+            or not types.is_nested(field.type)
             or _is_list(field.type)
             or any(_has_field(field.type, name) for name in ("choices", "taxonomy"))
         ]
@@ -331,10 +337,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def _holds_images(kind: pa.DataType) -> bool:
-    return _is_binary(kind) or (_has_field(kind, _BYTES) and _is_binary(kind.field(_BYTES).type))
-
-
 def _is_binary(kind: pa.DataType) -> bool:
     from pyarrow import types
 
@@ -350,12 +352,6 @@ def _has_field(kind: pa.DataType, name: str) -> bool:
     from pyarrow import types
 
     return bool(types.is_struct(kind) and kind.get_field_index(name) >= 0)
-
-
-def _is_nested(kind: pa.DataType) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_nested(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -408,10 +404,16 @@ def image_names(stored: list[str]) -> list[str]:
     """
     relative = [_relative(path) for path in stored]
     for names in (relative, [name.rpartition("/")[2] for name in relative]):
-        if all(names) and len(set(names)) == len(names) and not any(map(_is_hidden, names)):
+        parts = (part for name in names for part in name.split("/"))
+        is_hidden = any(part.startswith((".", "__MACOSX")) for part in parts)
+        if all(names) and len(set(names)) == len(names) and not is_hidden:
             return names
     digits = len(str(len(stored)))
-    return [f"{row:0{digits}d}{_suffix(path)}" for row, path in enumerate(stored)]
+    suffixes = (PurePosixPath(path).suffix.lower() for path in stored)
+    return [
+        f"{row:0{digits}d}{suffix if suffix in IMAGE_SUFFIXES else ''}"
+        for row, suffix in enumerate(suffixes)
+    ]
 
 
 def extracted(
@@ -451,12 +453,3 @@ def _relative(path: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
     is_absolute = path.startswith("/") or (parts and parts[0].endswith(":"))
     return parts[-1] if is_absolute and parts else "/".join(parts)
-
-
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
-
-
-def _suffix(path: str) -> str:
-    suffix = PurePosixPath(path).suffix.lower()
-    return suffix if suffix in IMAGE_SUFFIXES else ""

@@ -204,7 +204,11 @@ def listed_rows(
             image = image._replace(label=first.label)
         if first != image:
             left_out[path] = LeftOutFile(path, _contradiction(first, image))
-    left_out = {path: each for path, each in left_out.items() if not _is_kept(each, images)}
+    left_out = {  # but images that another row gives a label
+        path: each
+        for path, each in left_out.items()
+        if each.reason != _NO_LABEL or each.path not in images
+    }
     kept = [images[path] for path in images if path not in left_out]
     kept_rows = [first_rows[image.path] for image in kept]
     notes = [*_understood(table, read, kept, several=several), *read.notes]
@@ -286,11 +290,6 @@ def _differing(table: Table, rows: Sequence[ListedImage]) -> list[str]:
             f"count, such as {shown(several[0])}"
         )
     ]
-
-
-def _is_kept(left_out: LeftOutFile, images: dict[str, ListedImage]) -> bool:
-    """Return whether another row gives the image its label."""
-    return left_out.reason == _NO_LABEL and left_out.path in images
 
 
 def _contradiction(one: ListedImage, other: ListedImage) -> str:

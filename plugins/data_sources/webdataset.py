@@ -80,7 +80,11 @@ class ShardTable:
         most_images = 0
         for (name, shard), split in zip(shards.items(), splits, strict=True):
             for key, kinds in _samples(place, name, shard).items():
-                images = {kind: f"{name}/{path}" for kind, path in kinds.items() if _is_image(kind)}
+                images = {
+                    kind: f"{name}/{path}"
+                    for kind, path in kinds.items()
+                    if PurePosixPath(f"x.{kind}").suffix in IMAGE_SUFFIXES
+                }
                 try:
                     facts = _facts(shard, kinds)
                 except _UnreadableError as error:
@@ -114,10 +118,6 @@ class ShardTable:
             row.pop(IMAGE, None)  # a field of the JSON member
             if image is not None:
                 row[IMAGE] = image
-
-
-def _is_image(kind: str) -> bool:
-    return PurePosixPath(f"x.{kind}").suffix in IMAGE_SUFFIXES
 
 
 def _samples(place: Path, name: str, shard: Path) -> dict[str, dict[str, str]]:

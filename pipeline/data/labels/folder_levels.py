@@ -61,9 +61,13 @@ def _unclear_folders(folders: set[tuple[str, str]]) -> UnclearLevel | None:
     Args:
         folders: the class of each, and its path.
     """
-    below = {pair: _below(*pair) for pair in folders}
+    below = {}
+    for label, path in folders:
+        parts = path.split("/")
+        below[label, path] = parts[parts.index(label) + 1 :] if label in parts else []
     classes = sorted({label for label, _ in folders})
-    prefix = "{split}/" if any(_in_split(label, folder) for label, folder in folders) else ""
+    tops = {(label, folder.partition("/")[0]) for label, folder in folders}
+    prefix = "{split}/" if any(label != top and split_named(top) for label, top in tops) else ""
     if len(classes) < _FEWEST:
         return None
     levels: list[dict[str, set[str]]] = []
@@ -125,17 +129,6 @@ def _other_things(classes: list[str]) -> UnclearLevel | None:
         "Pass the table with the labels, or the folder whose folders are the classes, or set "
         "--data.label top if these are",
     )
-
-
-def _below(label: str, folder: str) -> list[str]:
-    """Return the folders of a path below its class folder."""
-    parts = folder.split("/")
-    return parts[parts.index(label) + 1 :] if label in parts else []
-
-
-def _in_split(label: str, folder: str) -> bool:
-    top = folder.partition("/")[0]
-    return top != label and split_named(top) is not None
 
 
 def _shared(inside: Inside) -> list[str]:

@@ -324,7 +324,8 @@ def _written(path: str, reasons: Mapping[str, str]) -> str:
 def table_of(text: str) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     """Return the names of a table's columns in lower case, and its rows with their line numbers."""
     csv.field_size_limit(_LONGEST_FIELD)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text))
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)  # as spreadsheets write it
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names = [name.strip().lower() for name in next(lines, [])]
     return names, ((lines.line_num, dict(zip(names, cells, strict=False))) for cells in lines)
 
@@ -359,9 +360,3 @@ def _reasons(text: str, setting: str) -> dict[str, str]:
                 f"{number}. Write yes or no."
             )
     return reasons
-
-
-def _delimiter(text: str) -> str:
-    """Return the character between the columns; some spreadsheets write semicolons."""
-    first = text.partition("\n")[0]
-    return max(",;\t", key=first.count)

@@ -53,12 +53,17 @@ def by_rules(listing: ImageListing, rules: ReadingRules, *, labelled: bool) -> I
     if rules.label not in (AUTO, TOP, LEAF):
         listing = _by_template(listing, PathTemplate(rules.label))
     elif rules.label != AUTO:
-        of_folders = _leaf if rules.label == LEAF else _top
         shards = shard_names(listing.root)
-        images = [
-            image._replace(label=of_folders(image, _folders(image.path, shards)), labels=None)
-            for image in listing.images
-        ]
+
+        def label_of(image: ListedImage) -> str:
+            folders = _folders(image.path, shards)
+            if rules.label == LEAF:
+                return folders[-1] if folders else ""
+            if image.label in folders:  # the class folder that a source has found
+                return image.label
+            return next((name for name in folders if not split_named(name)), "")
+
+        images = [image._replace(label=label_of(image), labels=None) for image in listing.images]
         listing = replace(listing, images=images, empty_classes=[])
     if not labelled:
         return listing
@@ -112,17 +117,6 @@ def _folders(path: str, shards: Collection[str]) -> list[str]:
         if "/".join(folders[:count]) in shards:
             return folders[count:]
     return folders
-
-
-def _top(image: ListedImage, folders: Sequence[str]) -> str:
-    """Return the class folder: what a source of folders has found, else the first one."""
-    if image.label in folders:
-        return image.label
-    return next((name for name in folders if not split_named(name)), "")
-
-
-def _leaf(_: ListedImage, folders: Sequence[str]) -> str:
-    return folders[-1] if folders else ""
 
 
 def _by_template(listing: ImageListing, template: PathTemplate) -> ImageListing:

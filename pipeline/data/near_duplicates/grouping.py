@@ -51,7 +51,8 @@ def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str
     groups = column_of(rows, GROUP)
     units_N = united(groups, pd.Series(near_N.astype(str), index=rows.index))
     contents_N = content_numbers(rows)[0].to_numpy()
-    together_N = _connects_several(near_N, contents_N)
+    contents_by_near = pd.Series(contents_N).groupby(near_N)
+    together_N = contents_by_near.transform("nunique").to_numpy() > 1
     changed_N = np.isin(units_N, units_N[together_N])
     names = rows["sha256"].str[:_NAME_DIGITS].radd(NEAR)
     key = groups.where(groups != "", names)
@@ -69,9 +70,3 @@ def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str
     images = int(together_N.sum())
     kept = f"kept together in {count:,} group{'' if count == 1 else 's'}"
     return grouped, f"{images:,} images are near duplicates of others, {kept}"
-
-
-def _connects_several(near_N: Array, contents_N: Array) -> Any:
-    """Return which rows nearly show the same as a row with another content."""
-    pairs = pd.DataFrame({"near": near_N, "content": contents_N})
-    return (pairs.groupby("near")["content"].transform("nunique") > 1).to_numpy()

@@ -85,10 +85,11 @@ def assign(
     fractions = split_fractions(manifest, validation_fraction, test_fraction)
     movable = movable_rows(manifest)
     rows = manifest[movable]
-    memory = _empty() if remembered is None else remembered
+    if remembered is None:
+        remembered = pd.DataFrame(columns=REMEMBERED, dtype=object)
     pairs = label_pairs(rows["label"], task)
     new = _NewUnits(pairs, fractions, seed, task, random_draws.chosen(rows).to_numpy())
-    codes, notes, gaps = _decided(rows, new, memory, scope)
+    codes, notes, gaps = _decided(rows, new, remembered, scope)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
     stuck = {pairs.names[gap.label] for gap in gaps if SPLITS[gap.split] == "train"}
@@ -152,10 +153,6 @@ def all_known(rows: pd.DataFrame, remembered: pd.DataFrame, scope: str = "") -> 
         if not _remembered_key(keys[keys != ""], kind, scope).isin(held).all():
             return False
     return True
-
-
-def _empty() -> pd.DataFrame:
-    return pd.DataFrame(columns=REMEMBERED, dtype=object)
 
 
 def _remembered_key(keys: pd.Series[str], kind: str, scope: str) -> pd.Series[str]:

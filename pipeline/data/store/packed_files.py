@@ -52,7 +52,9 @@ class PackedFiles(StoreShards):
     def __init__(self, folder: Path, spec: StoreSpec, count: int) -> None:
         super().__init__(folder, spec.shape(count))
         self._spec = spec
-        self.finished = FinishedPieces(folder / "packed.pieces.jsonl", self._digest, ROWS)
+        self.finished = FinishedPieces(
+            folder / "packed.pieces.jsonl", lambda each: digest_of(self.file_of(each)).sha256, ROWS
+        )
 
     def write(self, shard: Piece, images: Sequence[bytes]) -> None:
         """Write the images of a shard."""
@@ -86,9 +88,6 @@ class PackedFiles(StoreShards):
             "rows_of_a_shard": self.rows_of_a_shard(),
         }
         write_text(self.folder / PACKED_FILE, json.dumps(described) + "\n")
-
-    def _digest(self, shard: Piece) -> str:
-        return digest_of(self.file_of(shard)).sha256
 
 
 class IndexedImages(ABC):

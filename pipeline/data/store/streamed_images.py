@@ -78,7 +78,7 @@ class PagesFolder:
         Raises:
             StorageError: if the object store does not answer, or the disk is full.
         """
-        target = self.folder / _name(number, part)
+        target = self.folder / f"page-{number:06}-{part}"
         building = self.folder / f".{target.name}"
         ordered = records.in_order(rows)
         ends = np.cumsum(records.sizes_of(ordered))
@@ -216,10 +216,6 @@ def _opened(page: Path) -> _HeldRows:
     order = np.argsort(rows)
     data = np.memmap(page / _RECORDS, np.uint8, "r")
     return _HeldRows(rows[order], starts[:-1][order], starts[1:][order], data)
-
-
-def _name(number: int, part: int) -> str:
-    return f"page-{number:06}-{part}"
 
 
 def _remove_abandoned(top: Path) -> None:

@@ -98,7 +98,10 @@ def mirror_symmetry(
 def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> MirrorSymmetry:
     """Measure it on training images, or return what was measured on the same ones before."""
     chosen = _sample(rows)
-    file = workspace / "symmetries" / f"{_digest(chosen, files.mapping)}.json"
+    content = chosen[["label", FILE]].assign(group=column_of(chosen, GROUP)).to_csv(index=False)
+    described = f"{FORMAT} {files.mapping!r} {content}"
+    digest = hashlib.sha256(described.encode()).hexdigest()[:32]
+    file = workspace / "symmetries" / f"{digest}.json"
     workspace_of(file).fetch_file(file)
     if known := MirrorSymmetry.from_file_or_none(file):
         return known
@@ -126,11 +129,6 @@ def _sample(rows: pd.DataFrame) -> pd.DataFrame:
     most = int(min(target, max(_FEWEST_IMAGES, _PIXELS / max(1, pixels))))
     order = rank.sort_values(kind="stable").index[:most]
     return rows.loc[rows.index.isin(order)]
-
-
-def _digest(rows: pd.DataFrame, mapping: PixelMapping) -> str:
-    content = rows[["label", FILE]].assign(group=column_of(rows, GROUP)).to_csv(index=False)
-    return hashlib.sha256(f"{FORMAT} {mapping!r} {content}".encode()).hexdigest()[:32]
 
 
 def _thumbnails(rows: pd.DataFrame, files: Files) -> Array | None:

@@ -113,7 +113,9 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
     files = valued_files(rows)
     problem = _problem(files, settings)
     no_values: PipelineError | None = None
-    bands = _shown_bands(files) if problem and files else settings.bands or ()
+    bands = settings.bands or ()
+    if problem and files:  # what an inspection shows
+        bands = (1, 2, 3) if min(file.bands for file in files) >= _SIDE_BY_SIDE else (1,)
     opacity, opacity_notes = _opacity(files, bands)
     ranges, notes, losses = list[ValueRange](), list[str](), list[str]()
     is_set = settings.value_range is not None
@@ -188,12 +190,6 @@ def _problem(files: Sequence[ValuedFile], settings: DataConfig) -> PipelineError
             f"--data.bands {rest}, or choose bands with it."
         )
     return None
-
-
-def _shown_bands(files: Sequence[ValuedFile]) -> tuple[int, ...]:
-    """Return the bands that an inspection shows although it is not known which are used."""
-    least = min(file.bands for file in files)
-    return (1, 2, 3) if least >= _SIDE_BY_SIDE else (1,)
 
 
 def _counted(files: Sequence[ValuedFile]) -> str:
