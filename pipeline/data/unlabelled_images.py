@@ -199,10 +199,9 @@ def with_unlabelled(
     )
     before = _of_repeated_run(data, config)
     if before is not None:
-        if config.data.exclude is not None:
-            table = left_out.read_exclusion(Path(config.data.exclude))
-            rest, _ = left_out.excluded_unlabelled(before.manifest, labelled, table)
-            before = before._replace(manifest=rest)
+        excluded = config.data.exclude
+        rest, _ = left_out.excluded_unlabelled(before.manifest, labelled, excluded)
+        before = before._replace(manifest=rest)
         manifest, more = repeated(config, before, root, workspace)
         notes = more[:1] if (manifest["status"] != before.manifest["status"]).any() else []
     rows = manifests.usable(manifest)
@@ -270,10 +269,8 @@ def read_unlabelled(
     memory = ScanMemory(listing.root, workspace, fresh=fresh)
     manifest = scan(listing, reading, labelled=False, memory=memory)
     manifest = with_unfit_damaged(manifest, mapping)
-    if config.data.exclude is not None:
-        table = left_out.read_exclusion(Path(config.data.exclude))
-        manifest, more = left_out.excluded_unlabelled(manifest, labelled, table)
-        notes += more
+    manifest, more = left_out.excluded_unlabelled(manifest, labelled, config.data.exclude)
+    notes += more
     near = None
     if config.data.group_near_duplicates:
         compared = SearchMemory(listing.root, workspace, fresh=fresh)

@@ -286,7 +286,7 @@ def _table(file: Path, rules: ReadingRules) -> Table:
         DataError: if it cannot be read, or several tables are beside the same images.
     """
     if not file.is_dir() or table_parts(file):
-        return read_table(file, rules.header, rules.encoding)
+        return read_table(file, rules)
     files = metadata_files(file)
     folders = [each.parent for each in files]
     twice = next((each for each in folders if folders.count(each) > 1), None)
@@ -296,7 +296,7 @@ def _table(file: Path, rules: ReadingRules) -> Table:
             f"{twice} holds several tables of its images: {', '.join(names)}. Give one of them, or "
             "move the others away."
         )
-    tables = [read_table(each, rules.header, rules.encoding) for each in files]
+    tables = [read_table(each, rules) for each in files]
     if folders == [file]:
         return tables[0]
     return SplitTables(file, tables)

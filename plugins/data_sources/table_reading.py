@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from patchline.plugin_api import (
     IMAGE_SUFFIXES,
     DataError,
+    ReadingRules,
     Split,
     check_expansion,
     known_digest,
@@ -212,13 +213,13 @@ class PartedTable(JoinedTables):
         super().__init__(folder, self.parts, splits)
 
 
-def read_table(file: Path, header: str = "auto", encoding: str | None = None) -> Table:
+def read_table(file: Path, rules: ReadingRules) -> Table:
     """Read a table by its suffix, or the Parquet files of a folder as one.
 
     Args:
         file: the table.
-        header: whether the first line of a CSV or TSV file names the columns: true, false or auto.
-        encoding: of a text; None for UTF-8, or what a byte-order mark says.
+        rules: the encoding of a text, and whether the first line of a CSV or TSV file names the
+            columns.
 
     Raises:
         DataError: if it cannot be read, has no rows, or may or may not have a header.
@@ -230,15 +231,15 @@ def read_table(file: Path, header: str = "auto", encoding: str | None = None) ->
         return ParquetTable(file)
     notes: list[str] = []
     if suffix == ".xlsx":
-        columns, notes = workbook_columns(file, header)
+        columns, notes = workbook_columns(file, rules.header)
         return _text_table(file, columns, notes)
-    with opened_text(file, encoding) as opened:
+    with opened_text(file, rules.encoding) as opened:
         if suffix == ".json":
             columns = _columns_of(_records(file, opened))
         elif suffix in (".jsonl", ".ndjson"):
             columns = _columns_of(_json_lines(file, opened))
         else:
-            columns, notes = csv_columns(file, opened, header)
+            columns, notes = csv_columns(file, opened, rules.header)
     return _text_table(file, columns, notes)
 
 

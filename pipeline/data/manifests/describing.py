@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
@@ -108,23 +109,20 @@ def describe(
         is_labelled: whether it has a class, or needs none; other files are foreign.
         most_pixels: a larger image raises a `LargeImageError` instead.
     """
-    return _Description(root, listed, on_image, is_labelled, most_pixels).row()
+    row = empty_row(listed)
+    return _Description(root, listed.path, on_image, is_labelled, most_pixels, row).row()
 
 
+@dataclass(frozen=True)
 class _Description:
     """One file, and the row that is made for it."""
 
-    def __init__(
-        self,
-        root: Path,
-        listed: ListedImage,
-        on_image: OnImage | None,
-        is_labelled: bool,
-        most_pixels: int | None,
-    ) -> None:
-        self.root, self.path = root, listed.path
-        self.on_image, self.is_labelled, self.most_pixels = on_image, is_labelled, most_pixels
-        self._row = empty_row(listed)
+    root: Path
+    path: str
+    on_image: OnImage | None
+    is_labelled: bool
+    most_pixels: int | None
+    _row: Row
 
     def row(self) -> Row:
         """Return the row; raise `LargeImageError` if the image is larger than it may be."""

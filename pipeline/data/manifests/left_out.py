@@ -287,7 +287,7 @@ def with_exclusion(
 
 
 def excluded_unlabelled(
-    unlabelled: pd.DataFrame, labelled: pd.DataFrame, exclusion: Exclusion
+    unlabelled: pd.DataFrame, labelled: pd.DataFrame, setting: str | None
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the manifest of the unlabelled images without the files of a table, and notes.
 
@@ -296,8 +296,11 @@ def excluded_unlabelled(
     Args:
         unlabelled: manifest of the unlabelled images.
         labelled: manifest of the labelled ones.
-        exclusion: the table.
+        setting: the value of `data.exclude`; None excludes nothing.
     """
+    if setting is None:
+        return unlabelled, []
+    exclusion = read_exclusion(Path(setting))
     of_labelled = {_written(path, exclusion.reasons) for path in labelled["path"]}
     others = {path: why for path, why in exclusion.reasons.items() if path not in of_labelled}
     rest = exclusion._replace(reasons=others)

@@ -18,6 +18,7 @@ import pandas as pd
 
 from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.workspace.files.atomic_files import replacing
@@ -146,10 +147,7 @@ def usable(manifest: pd.DataFrame) -> pd.DataFrame:
 
 def classes(manifest: pd.DataFrame, task: label_sets.Task = label_sets.SINGLE_LABEL) -> list[str]:
     """Return the class names, sorted; their order is the order of the model's outputs."""
-    labels = usable(manifest)["label"]
-    if task == label_sets.MULTI_LABEL:
-        return sorted(label_sets.counts_of(labels))
-    return sorted(labels.unique())
+    return list(label_pairs(usable(manifest)["label"], task).names)
 
 
 def class_images(manifest: pd.DataFrame, classes: Sequence[str]) -> tuple[int, ...]:
