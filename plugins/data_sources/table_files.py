@@ -7,13 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from unicodedata import normalize
 
 from patchline.plugin_api import IMAGE_SUFFIXES, DataError, walk_files
 from patchline.plugins.data_sources.named_images import (
     ADDRESS,
     ImagePlaces,
     Readings,
+    comparable,
     original_name,
     readings,
     stored_name,
@@ -114,17 +114,17 @@ def _below(table: Path, values: list[str], folder: Path, named: Collection[str])
     """
     by_name: dict[str, list[str]] = {}
     for value, relative in _relative(values, elsewhere=not named).items():
-        by_name.setdefault(_plain(relative), []).append(value)
+        by_name.setdefault(comparable(relative), []).append(value)
     names = {PurePosixPath(name).name for name in by_name}
     candidates: dict[str, list[str]] = {}
     for file in walk_files(folder):
         path = PurePosixPath(file.path)
         stem = file.path[: -len(path.suffix)] if path.suffix.lower() in IMAGE_SUFFIXES else ""
         for text in (file.path, stem):
-            plain = _plain(text)
-            if plain.rpartition("/")[2] not in names or f"{folder}/{file.path}" in named:
+            compared = comparable(text)
+            if compared.rpartition("/")[2] not in names or f"{folder}/{file.path}" in named:
                 continue
-            for tail in _tails(plain):
+            for tail in _tails(compared):
                 for value in by_name.get(tail, ()):
                     candidates.setdefault(value, []).append(file.path)
     exact = {
@@ -169,10 +169,6 @@ def _ends_with(path: str, value: str) -> bool:
     stated = value.strip().replace("\\", "/").rpartition("/")[2]
     name = path.rpartition("/")[2]
     return stated in (name, PurePosixPath(name).stem)
-
-
-def _plain(path: str) -> str:
-    return path.casefold() if path.isascii() else normalize("NFC", path).casefold()
 
 
 def _tails(path: str) -> Iterable[str]:

@@ -107,10 +107,6 @@ class ShardTable:
         """Return the values of a column; of an image, its path."""
         return [row.get(name, "") for row in self._rows]
 
-    def add(self, name: str) -> None:
-        """Add an empty column."""
-        self.names.append(name)
-
     def _rename(self, kinds: set[str]) -> None:
         """Call the only image of each sample `image`, whatever its suffix."""
         for row in self._rows:
@@ -329,7 +325,7 @@ class WebDataset:
 
     def _columns(self, table: ShardTable) -> Columns:
         if not self.context.needs_labels and set(table.names) <= {*table.embedded, SPLIT}:
-            table.add(LABEL)
+            table.names.append(LABEL)
         given, several = self.config, self.context.rules.label_columns
         guessed = {}
         if given.image_column is None and len(table.embedded) == 1:

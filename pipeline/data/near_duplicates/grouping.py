@@ -13,6 +13,7 @@ from patchline.pipeline.data.manifests.same_images import GROUP, column_of, cont
 from patchline.pipeline.data.near_duplicates.search import Progress, near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
 _NAME_DIGITS = 12
@@ -68,5 +69,5 @@ def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str
     grouped[GROUP] = column
     count = len(np.unique(near_N[together_N]))
     images = int(together_N.sum())
-    kept = f"kept together in {count:,} group{'' if count == 1 else 's'}"
+    kept = f"kept together in {counted(count, 'group')}"
     return grouped, f"{images:,} images are near duplicates of others, {kept}"

@@ -584,7 +584,12 @@ def differences(rows: Iterable[Row], standing: Standing) -> Differences:
         elif labels is None:
             found.removed.append(path)
         else:
-            found.answers.append(_answer(row, labels, before, time if time > changed_at else now()))
+            by, suggestion = row["labeled_by"], row["suggestion"]
+            at = time if time > changed_at else now()
+            source = row["source"] or (before.source if before else TABLE)
+            probability = _number(row["suggestion_probability"])
+            rest = (by, at, source, suggestion, probability)
+            found.answers.append(Answer(path, "label", labels, *rest))
     return found
 
 
@@ -609,19 +614,6 @@ def _numbers_of(time: str) -> set[int]:
         return set()
     year, month, day, hour, minute, second = map(int, re.findall("[0-9]+", time))
     return {year, year % 100, month, day, hour, hour % 12 or 12, minute, second}
-
-
-def _answer(row: Row, labels: tuple[str, ...], before: Answer | None, time: str) -> Answer:
-    return Answer(
-        row[PATH],
-        "label",
-        labels,
-        row["labeled_by"],
-        time,
-        row["source"] or (before.source if before else TABLE),
-        row["suggestion"],
-        _number(row["suggestion_probability"]),
-    )
 
 
 def _number(cell: str) -> float | None:
