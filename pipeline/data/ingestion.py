@@ -41,28 +41,23 @@ from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from patchline.pipeline.data.reading.image_root import example_on_disk
 from patchline.pipeline.data.splits import random_draws, split, split_memory
+from patchline.pipeline.data.splits.class_coverage import SPLITS
 from patchline.pipeline.data.splits.leakage import (
     check_leakage,
     notes_on_augmented_copies,
     notes_on_leakage,
     notes_on_patients,
 )
-from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.store.channel_statistics import channel_statistics
 from patchline.pipeline.data.store.scan_draft import ScanDraft
 from patchline.pipeline.data.symmetry.assumed_symmetries import (
-    MirrorSymmetry,
     unmeasured_symmetries,
 )
 from patchline.pipeline.data.symmetry.mirror_probe import with_one_label
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
 from patchline.pipeline.data.unlabelled_images import with_unlabelled
-from patchline.pipeline.data.value_ranges.data_values import (
-    DataValues,
-    chosen_values,
-    usable_values,
-)
+from patchline.pipeline.data.value_ranges.data_values import DataValues, chosen_values
 from patchline.pipeline.data.value_ranges.range_choice import notes_on_change
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
@@ -243,10 +238,8 @@ def _ingested(
     manifest, split_notes, any_new = assign_splits(
         manifest, config, splitting, workspace, remember=remember
     )
-    fingerprint = manifests.fingerprint(manifest, values.mapping)
-    file = workspace / "manifests" / f"{fingerprint}.parquet"
     range_notes = notes_on_change(values.spec, listing.root, workspace)
-    manifests.save(manifest, file, values.mapping, task)
+    file = manifests.save_version(manifest, workspace / "manifests", values.mapping, task)
     rows = manifests.usable(manifest)
     pairs = label_pairs(rows["label"] if labelled else [], task)
     counts = pairs.counts()
@@ -256,7 +249,7 @@ def _ingested(
     result = IngestedData(
         name=listing.name,
         manifest_file=file,
-        fingerprint=fingerprint,
+        fingerprint=file.stem,
         root=listing.root,
         classes=tuple(manifests.classes(manifest, task)) if labelled else (),
         counts={name: int((rows["split"] == name).sum()) for name in SPLITS},
@@ -307,43 +300,40 @@ def _read(
     With data of an earlier run, its manifest is returned, with its splits.
     """
     config, listing, scan_memory, facts = source
-    labelled, data = uses_labels(config), config.data
-    if earlier is not None:
-        checking = _labelled(on_progress, "Checking images")
-        rest, more, exclude = left_out.applied(
-            data.exclude,
-            earlier.manifest,
-            scan_memory.workspace,
-            alone=data.unlabelled is None,
-        )
-        earlier = earlier._replace(manifest=rest)
-        manifest, notes = repeated(config, earlier, listing.root, scan_memory.workspace, checking)
-        check_images(manifest, listing.root, labelled=labelled, task=earlier.task)
-        values = usable_values(manifest, listing.root, config.data)
-        manifest = manifest if labelled else manifest.assign(label="")
-        return manifest, [*notes, *more, *values.notes, *values.frames], exclude, values
-    thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
+    labelled, data, workspace = uses_labels(config), config.data, scan_memory.workspace
+    thumbnails = ThumbnailCollector() if data.group_near_duplicates and not earlier else None
     on_image = thumbnails.add if thumbnails is not None else None
-    manifest = scanning.scan(
-        listing,
-        _labelled(on_progress, "Reading images"),
-        labelled=labelled,
-        on_image=on_image,
-        memory=scan_memory,
-        facts=facts,
-        draft=draft,
+    manifest = (
+        earlier.manifest
+        if earlier
+        else scanning.scan(
+            listing,
+            _labelled(on_progress, "Reading images"),
+            labelled=labelled,
+            on_image=on_image,
+            memory=scan_memory,
+            facts=facts,
+            draft=draft,
+        )
     )
     manifest, more, exclude = left_out.applied(
-        data.exclude, manifest, scan_memory.workspace, alone=data.unlabelled is None
+        data.exclude, manifest, workspace, alone=data.unlabelled is None
     )
-    check_images(manifest, listing.root, labelled=labelled, task=task_of(listing))
-    values = usable_values(manifest, listing.root, config.data, on_image)
-    notes = [*_notes(manifest, listing, labelled=labelled), *more, *values.notes, *values.frames]
+    if earlier:
+        checking = _labelled(on_progress, "Checking images")
+        rest = earlier._replace(manifest=manifest)
+        manifest, notes = repeated(config, rest, listing.root, workspace, checking)
+    else:
+        notes = _notes(manifest, listing, labelled=labelled)
+    task = earlier.task if earlier else task_of(listing)
+    check_images(manifest, listing.root, labelled=labelled, task=task)
+    values = chosen_values(manifest, listing.root, data, on_image, only_usable=True)
+    notes = [*notes, *more, *values.notes, *values.frames]
     if thumbnails is not None:
-        compared = SearchMemory(listing.root, scan_memory.workspace, fresh=scan_memory.fresh)
+        compared = SearchMemory(listing.root, workspace, fresh=scan_memory.fresh)
         manifest, note = with_near_groups(manifest, thumbnails, on_progress, compared)
         notes.append(note)
-    return manifest, notes, exclude, values
+    return manifest if labelled else manifest.assign(label=""), notes, exclude, values
 
 
 class Splitting(NamedTuple):
@@ -422,8 +412,14 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
         num_classes=len(data.classes),
         mirror_symmetric=data.mirror.is_symmetric,
     )
-    resolved = _for_task(resolve_settings(config, traits), data)
+    resolved, several = resolve_settings(config, traits), data.task == MULTI_LABEL
+    try:
+        training = resolved.training.for_labels(several=bool(data.classes) and several)
+    except ValueError as error:  # a setting is for the other task
+        raise ConfigError(f"{error}.") from None
+    mirror = data.mirror
     sections = {
+        "training": training,
         # nothing is left to follow from other settings
         "record": config.record.model_copy(update={"set_by_user": None}),
         "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
@@ -436,25 +432,12 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
                 "unlabelled": _absolute(config.data.unlabelled),
                 "exclude": str(data.exclude) if data.exclude else None,
                 "manifest": data.repeats,
-                "mirror_symmetric": _mirror_setting(data.mirror),
+                # so that a repetition of the run takes the same
+                "mirror_symmetric": None if mirror.answer == "unknown" else mirror.is_symmetric,
             }
         ),
     }
     return resolved.model_copy(update=sections)
-
-
-def _for_task(config: RunConfig, data: IngestedData) -> RunConfig:
-    """Return the config with the training settings for one label of each image, or for a set.
-
-    Raises:
-        ConfigError: if one is for the other kind.
-    """
-    several = bool(data.classes) and data.task == MULTI_LABEL
-    try:
-        training = config.training.for_labels(several=several)
-    except ValueError as error:
-        raise ConfigError(f"{error}.") from None
-    return config.model_copy(update={"training": training})
 
 
 def prepare(
@@ -524,11 +507,6 @@ def decoded_bytes(config: RunConfig, data: IngestedData) -> int:
     """Return the bytes of all decoded images."""
     side, channels = config.data.image_size or 0, config.data.channels or 0
     return sum(data.counts.values()) * side * side * channels
-
-
-def _mirror_setting(mirror: MirrorSymmetry) -> bool | None:
-    """Return the answer as a setting, so that a repetition of the run takes the same."""
-    return None if mirror.answer == "unknown" else mirror.is_symmetric
 
 
 def _absolute(path: str | None) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.models.provenance import CONTENT, Provenance, unused_words
+from patchline.pipeline.terminal_words import by_number
 
 
 def count_seen_images(
@@ -66,7 +67,7 @@ def seen_images_notes(before: SeenBefore, counts: Mapping[str, int]) -> list[str
     }
     notes = [
         f"{before.counts[split]:,} of the {counts[split]:,} {split} images "
-        f"{_were(before.counts[split])} {meaning}"
+        f"{by_number(before.counts[split], 'was', 'were')} {meaning}"
         for split, meaning in words.items()
         if before.counts.get(split)
     ]
@@ -90,7 +91,7 @@ def about_test_images(before: SeenBefore) -> str:
         more = f" {before.related:,} of these {_related(before)}.{more}"
     if count := before.counts.get("test", 0):
         return (
-            f"{count:,} of these images {_were(count)} used to train or select "
+            f"{count:,} of these images {by_number(count, 'was', 'were')} used to train or select "
             f"{before.weights}, so the metrics are optimistic; the others {unused}.{more}"
         )
     return f"These images {unused}.{more}"
@@ -104,10 +105,6 @@ def caveat_on_test_images(before: SeenBefore) -> str:
 
 def _related(before: SeenBefore) -> str:
     """Return what is said of images whose groups the weights know."""
-    subject = "image is in a group" if before.related == 1 else "images are in groups"
+    subject = by_number(before.related, "image is in a group", "images are in groups")
     have = "has" if before.weights.endswith("teacher") else "have"
     return f"{subject} of which {before.weights} {have} seen other images"
-
-
-def _were(count: int) -> str:
-    return "was" if count == 1 else "were"

@@ -24,9 +24,10 @@ from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests import left_out
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.earlier_manifests import (
+    UNLABELLED_FOLDER,
     EarlierData,
+    manifest_of_run,
     repeated,
-    unlabelled_of_run,
 )
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
 from patchline.pipeline.data.manifests.scanning import ScanMemory, scan
@@ -35,10 +36,8 @@ from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from patchline.pipeline.data.reading.child_processes import threads
-from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
-from patchline.pipeline.data.reading.image_root import exists, root_image_bytes
-from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
+from patchline.pipeline.data.reading.image_root import exists
+from patchline.pipeline.data.value_ranges.data_values import decoded_each, with_unfit_damaged
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.terminal_words import by_number, counted, few_names
 from patchline.pipeline.workspace.files.paths import expanded
@@ -126,20 +125,19 @@ def copied_held_out(manifest: pd.DataFrame, labelled: pd.DataFrame) -> list[str]
 
 def notes_on_copies(copies: dict[str, list[str]]) -> list[str]:
     """Name the unlabelled images that were left out, a line for each reason."""
-    return [_note(reason, paths) for reason, paths in copies.items()]
-
-
-def _note(reason: str, paths: list[str]) -> str:
-    number = len(paths)
-    follows = ""
-    if reason in LEAKING:
-        follows = f", so training on {by_number(number, 'it', 'them')} would be leakage,"
-    elif reason == KNOWN:
-        follows = f", {by_number(number, 'whose label is', 'whose labels are')} known,"
-    return (
-        f"{counted(number, 'unlabelled image')} {by_number(number, _ONE[reason], f'are {reason}')}"
-        f"{follows} and {by_number(number, 'was', 'were')} left out: {few_names(paths, 3)}"
-    )
+    notes = []
+    for reason, paths in copies.items():
+        number, follows = len(paths), ""
+        if reason in LEAKING:
+            follows = f", so training on {by_number(number, 'it', 'them')} would be leakage,"
+        elif reason == KNOWN:
+            follows = f", {by_number(number, 'whose label is', 'whose labels are')} known,"
+        are = by_number(number, _ONE[reason], f"are {reason}")
+        notes.append(
+            f"{counted(number, 'unlabelled image')} {are}{follows} and "
+            f"{by_number(number, 'was', 'were')} left out: {few_names(paths, 3)}"
+        )
+    return notes
 
 
 Progress = Callable[[str, int, int], None]
@@ -201,10 +199,9 @@ def with_unlabelled(
     )
     before = _of_repeated_run(data, config)
     if before is not None:
-        if config.data.exclude is not None:
-            table = left_out.read_exclusion(Path(config.data.exclude))
-            rest, _ = left_out.excluded_unlabelled(before.manifest, labelled, table)
-            before = before._replace(manifest=rest)
+        excluded = config.data.exclude
+        rest, _ = left_out.excluded_unlabelled(before.manifest, labelled, excluded)
+        before = before._replace(manifest=rest)
         manifest, more = repeated(config, before, root, workspace)
         notes = more[:1] if (manifest["status"] != before.manifest["status"]).any() else []
     rows = manifests.usable(manifest)
@@ -214,12 +211,10 @@ def with_unlabelled(
             f"{_SETTING} is {config.data.unlabelled}, but has no image left to train on ({why}). "
             "Name other images, or leave it out."
         )
-    fingerprint = manifests.fingerprint(manifest, data.mapping)
-    file = workspace / "manifests" / f"{fingerprint}.parquet"
-    manifests.save(manifest, file, data.mapping)
+    file = manifests.save_version(manifest, workspace / "manifests", data.mapping)
     images = UnlabelledImages(
         manifest_file=file,
-        fingerprint=fingerprint,
+        fingerprint=file.stem,
         root=root,
         count=len(rows),
         left_out={why: len(paths) for why, paths in left_out_copies(manifest).items()},
@@ -236,10 +231,8 @@ def with_unlabelled(
 def few_unlabelled(images: UnlabelledImages, limit: int, folder: Path) -> UnlabelledImages:
     """Return the first images, with a manifest in a folder, to rehearse a run with."""
     few = manifests.usable(manifests.load(images.manifest_file)).iloc[:limit]
-    fingerprint = manifests.fingerprint(few)
-    file = folder / f"{fingerprint}.parquet"
-    manifests.save(few, file)
-    changes = {"manifest_file": file, "fingerprint": fingerprint, "count": len(few)}
+    file = manifests.save_version(few, folder)
+    changes = {"manifest_file": file, "fingerprint": file.stem, "count": len(few)}
     return images.model_copy(update=changes)
 
 
@@ -276,10 +269,8 @@ def read_unlabelled(
     memory = ScanMemory(listing.root, workspace, fresh=fresh)
     manifest = scan(listing, reading, labelled=False, memory=memory)
     manifest = with_unfit_damaged(manifest, mapping)
-    if config.data.exclude is not None:
-        table = left_out.read_exclusion(Path(config.data.exclude))
-        manifest, more = left_out.excluded_unlabelled(manifest, labelled, table)
-        notes += more
+    manifest, more = left_out.excluded_unlabelled(manifest, labelled, config.data.exclude)
+    notes += more
     near = None
     if config.data.group_near_duplicates:
         compared = SearchMemory(listing.root, workspace, fresh=fresh)
@@ -340,7 +331,7 @@ def _of_repeated_run(data: IngestedData, config: RunConfig) -> EarlierData | Non
     """Return the unlabelled images of the run whose manifest is used again, if it had some."""
     if config.data.manifest is None or data.repeats is None or Path(data.repeats).is_absolute():
         return None
-    manifest = unlabelled_of_run(data.repeats)
+    manifest = manifest_of_run(data.repeats, UNLABELLED_FOLDER)
     return None if manifest is None else EarlierData(manifest, data.repeats)
 
 
@@ -354,27 +345,19 @@ def _near(
     memory: SearchMemory,
 ) -> tuple[Array, Array]:
     """Return a number for each unlabelled and each labelled image, equal for near duplicates."""
-    rows = manifests.usable(manifest)
-    collector = ThumbnailCollector()
-    names = [f"u{place}" for place in range(len(rows))]
-    names += [f"l{place}" for place in range(len(labelled))]
-    files = [(root, path) for path in rows["path"]]
-    files += [(labelled_root, path) for path in labelled["path"]]
+    rows, collector, done = manifests.usable(manifest), ThumbnailCollector(), 0
+    every = len(rows) + len(labelled)
+    parts = (("u", root, rows["path"]), ("l", labelled_root, labelled["path"]))
+    for mark, place, paths in parts:
 
-    def collect(name: str, place: tuple[Path, str]) -> None:
-        try:
-            with (
-                root_image_bytes(*place) as content,
-                decoded(content, 3, mapping=mapping) as pixels,
-            ):
-                collector.add(name, b"", pixels)
-        except UndecodableImageError as error:
-            raise DataError(f"{place[1]}: {error}. Restore it, or run again.") from error
+        def collect(path: str, data: bytes, image_HWC: Array, mark: str = mark) -> None:
+            collector.add(f"{mark} {path}", data, image_HWC)
 
-    with threads() as pool:
-        for done, _ in enumerate(pool.map(collect, names, files), start=1):
+        for _ in decoded_each(place, paths, mapping, collect):
+            done += 1
             if on_progress:
-                on_progress("Reading images to compare", done, len(names))
+                on_progress("Reading images to compare", done, every)
+    names = pd.concat([f"{mark} " + paths for mark, _, paths in parts], ignore_index=True)
     both = pd.concat([rows, labelled], ignore_index=True)
-    numbers = near_duplicates(collector.of(pd.Series(names)), both, on_progress, memory)
+    numbers = near_duplicates(collector.of(names), both, on_progress, memory)
     return numbers[: len(rows)], numbers[len(rows) :]

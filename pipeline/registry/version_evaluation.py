@@ -24,7 +24,7 @@ from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.manifest import check_slices, own_columns
 from patchline.pipeline.data.store import prepared_store
-from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
+from patchline.pipeline.data.value_ranges.data_values import notes_on_fit
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.evaluation.answers_report import (
     NO_FEATURES,

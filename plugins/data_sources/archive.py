@@ -23,6 +23,7 @@ from patchline.plugin_api import (
     valid_name,
 )
 from patchline.plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
+from patchline.plugins.data_sources.source_files import example_images, existing_path
 
 
 class ArchiveConfig(ClassFolderConfig):
@@ -33,19 +34,18 @@ class ImageArchive:
     """List the images in an archive, labelled by the name of their class folder."""
 
     def __init__(self, config: ArchiveConfig, context: SourceContext) -> None:
-        self.config = config
-        self.path, self.work_dir = context.path, context.work_dir
-        self.needs_labels, self.rules = context.needs_labels, context.rules
-        self.ignored = context.ignored
+        self.config, self.context = config, context
 
     def list_images(self) -> ImageListing:
         """Return every file in the archive; raise `DataError` if it cannot be read."""
         file = self._file()
-        readable = readable_archive(file, self.work_dir, self.rules.name_encoding)
+        readable = readable_archive(file, self.context.work_dir, self.context.rules.name_encoding)
         archive = open_archive(readable)
         skipped: list[str] = []
-        files = self.ignored.remaining(archive.paths, skipped.append)
-        folders = [each for each in archive.folders if not self.ignored.skipped_part(f"{each}/")]
+        files = self.context.ignored.remaining(archive.paths, skipped.append)
+        folders = [
+            each for each in archive.folders if not self.context.ignored.skipped_part(f"{each}/")
+        ]
         outer = ClassFolders(readable, folders, files)
         content = _unwrapped(outer)
         if not archive.paths and not archive.refused:
@@ -56,9 +56,11 @@ class ImageArchive:
                 f"{file} holds no file that can be read: {first.path} {first.reason}. Pack the "
                 "images themselves, in class folders."
             )
-        images, empty = content.images(self.config.split_folders, needs_labels=self.needs_labels)
+        images, empty = content.images(
+            self.config.split_folders, needs_labels=self.context.needs_labels
+        )
         inner = content.root.relative_to(readable).as_posix()
-        beside = [] if inner == "." else [path for path in outer.files if not _is_in(path, inner)]
+        beside = [path for path in outer.files if not path.startswith(f"{inner}/")]
         return ImageListing(
             name=valid_name(stem_of(file)),
             root=content.root,
@@ -67,18 +69,18 @@ class ImageArchive:
             empty_classes=empty,
             left_out=[
                 *(LeftOutFile(member.path, member.reason) for member in archive.refused),
-                *(LeftOutFile(path, "is not in a class folder", "foreign") for path in beside),
+                *(
+                    LeftOutFile(path, "is not in a class folder", "foreign")
+                    for path in beside
+                    if inner != "."
+                ),
             ],
             notes=[each for each in (archive.note, _note_on_repeated(archive.repeated)) if each],
             ignored=skipped,
         )
 
     def _file(self) -> Path:
-        if self.path is None:
-            raise DataError("data.path is missing. Name the archive.")
-        file = Path(self.path).expanduser()
-        if not file.exists():
-            raise DataError(f"There is no archive {file}. Check the path.")
+        file = existing_path(self.context.path, "the archive", "archive")
         if not file.is_file():
             raise DataError(
                 f"{file} is not a file. Set data.source to image_folder to read a folder."
@@ -110,24 +112,14 @@ def _note_on_repeated(paths: list[str]) -> str:
     )
 
 
-def _is_in(path: str, folder: str) -> bool:
-    return path.startswith(f"{folder}/")
-
-
 def _write_example(folder: Path) -> str:
     """Write a zip archive of two classes of three small images and return its path."""
-    import io
     import zipfile
-
-    from PIL import Image
 
     file = folder / "example.zip"
     with zipfile.ZipFile(file, "w") as archive:
-        for label, colour in (("dark", 60), ("light", 200)):
-            for number in range(3):
-                content = io.BytesIO()
-                Image.new("RGB", (24, 16), (colour, colour, 80 * number)).save(content, "PNG")
-                archive.writestr(f"{label}/{number}.png", content.getvalue())
+        for number, (label, content) in enumerate(example_images()):
+            archive.writestr(f"{label}/{number}.png", content)
     return str(file)
 
 

@@ -161,7 +161,8 @@ class ClassFolders:
 
     def has_images_beside(self) -> bool:
         """Return whether a file directly in the root is named like an image."""
-        return any(_is_named_like_an_image(path) for path in self.files if "/" not in path)
+        beside = [path for path in self.files if "/" not in path]
+        return any(f".{path.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES for path in beside)
 
     def filled(self, folders: Collection[str]) -> list[str]:
         """Return the folders that contain files, at any depth."""
@@ -261,10 +262,6 @@ def _images_in_splits(content: ClassFolders) -> tuple[list[ListedImage], list[st
     filled = set(map(content.class_folder, meanings))
     listed = set(map(content.class_folder, content.folders))
     return images, sorted(listed - filled - {""})
-
-
-def _is_named_like_an_image(path: str) -> bool:
-    return f".{path.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES
 
 
 def _in_class_folder(path: str) -> ListedImage:

@@ -24,6 +24,7 @@ from patchline.plugin_api import (
     split_named,
 )
 from patchline.plugins.data_sources.named_images import ImagePlaces, find_images, image_root
+from patchline.plugins.data_sources.source_files import example_images, existing_path
 from patchline.plugins.data_sources.table_formats import shown
 from patchline.plugins.data_sources.tool_labels import (
     BOXES,
@@ -75,7 +76,7 @@ class Coco:
 
     def list_images(self) -> ImageListing:
         """Return the images; raise `DataError` if the export cannot be used."""
-        top = self._top()
+        top = existing_path(self.context.path, "the JSON file").resolve()
         files = coco_files(top) if top.is_dir() else [top]
         if not files:
             raise DataError(
@@ -194,14 +195,6 @@ class Coco:
             )
         return read
 
-    def _top(self) -> Path:
-        if self.context.path is None:
-            raise DataError("data.path is missing. Name the JSON file.")
-        top = Path(self.context.path).expanduser()
-        if not top.exists():
-            raise DataError(f"There is no file or folder {top}. Check the path.")
-        return top.resolve()
-
 
 def _pair(
     each: Any, place: int, names: Container[Any], categories: Container[Any], file: Path
@@ -283,22 +276,17 @@ def _image_folder(file: Path) -> Path:
 
 def _write_example(folder: Path) -> str:
     """Write six small images and a COCO file of two labels; return the file."""
-    from PIL import Image
-
     (folder / "images").mkdir()
-    images, annotations = [], []
-    for number in range(6):
-        name = f"{number}.png"
-        label = number % 2
-        Image.new("RGB", (24, 16), (60 + 140 * label, 80, 30 * number)).save(
-            folder / "images" / name
-        )
+    images, annotations, names = [], [], ["dark", "light"]
+    for number, (label, content) in enumerate(example_images()):
+        name, category = f"{number}.png", names.index(label)
+        (folder / "images" / name).write_bytes(content)
         images.append({"id": number, "file_name": name, "width": 24, "height": 16})
-        annotations.append({"id": number, "image_id": number, "category_id": label})
-    categories = [{"id": 0, "name": "dark"}, {"id": 1, "name": "light"}]
-    content = {"images": images, "annotations": annotations, "categories": categories}
+        annotations.append({"id": number, "image_id": number, "category_id": category})
+    categories = [{"id": place, "name": name} for place, name in enumerate(names)]
+    export = {"images": images, "annotations": annotations, "categories": categories}
     file = folder / "example.json"
-    file.write_text(json.dumps(content), encoding="utf-8")
+    file.write_text(json.dumps(export), encoding="utf-8")
     return str(file)
 
 

@@ -5,17 +5,16 @@ E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 
 from patchline.plugin_api import (
-    DataError,
     DataSourcePlugin,
     ImageListing,
     ListedImage,
     PluginConfig,
     SourceContext,
 )
+from patchline.plugins.data_sources.source_files import refuse_path, written_at_once
 
 _BRIGHTEST = 16  # the scans count dark pixels in 4x4 fields, 0 to 16
 
@@ -28,11 +27,7 @@ class Digits:
     """Write the digits as PNG files, once, and list them."""
 
     def __init__(self, _config: DigitsConfig, context: SourceContext) -> None:
-        if context.path:
-            raise DataError(
-                f"data.path is {context.path}, but the source digits reads no path. Set "
-                "data.source to image_folder, or leave data.path out."
-            )
+        refuse_path(context.path, "digits")
         self.root = context.work_dir
 
     def list_images(self) -> ImageListing:
@@ -54,13 +49,9 @@ def _write_once(file: Path, pixels: object) -> None:
 
     if file.exists():
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
     scaled = np.round(np.asarray(pixels) * (255 / _BRIGHTEST)).astype(np.uint8)
-    temporary = file.with_name(
-        f".{file.stem}.{uuid.uuid4().hex[:8]}.part"
-    )  # runs may begin at once
-    Image.fromarray(scaled).save(temporary, format="PNG")
-    temporary.replace(file)
+    with written_at_once(file) as temporary:
+        Image.fromarray(scaled).save(temporary, format="PNG")
 
 
 plugin = DataSourcePlugin(

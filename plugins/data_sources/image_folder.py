@@ -27,6 +27,7 @@ from patchline.plugin_api import (
     walk_files,
 )
 from patchline.plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
+from patchline.plugins.data_sources.source_files import example_images, existing_path
 
 _LOOKED_AT = 4096
 """Bytes of a table in which the name of its column is searched for."""
@@ -40,20 +41,20 @@ class ImageFolder:
     """List the images below a folder, labelled by the name of their class folder."""
 
     def __init__(self, config: ImageFolderConfig, context: SourceContext) -> None:
-        self.config = config
-        self.path, self.ignored = context.path, context.ignored
-        self.needs_labels, self.rules = context.needs_labels, context.rules
+        self.config, self.context = config, context
 
     def list_images(self) -> ImageListing:
         """Return every file below the folder; raise `DataError` if there is no class in it."""
         root = self._root()
-        if self.needs_labels and self.rules.label == "auto":
+        if self.context.needs_labels and self.context.rules.label == "auto":
             _ask_about_metadata(root)
         skipped: list[str] = []
-        content = _content(root, self.ignored, skipped)
+        content = _content(root, self.context.ignored, skipped)
         if self.config.split_folders is not False:
             content = _around_splits(content)
-        images, empty = content.images(self.config.split_folders, needs_labels=self.needs_labels)
+        images, empty = content.images(
+            self.config.split_folders, needs_labels=self.context.needs_labels
+        )
         return ImageListing(
             name=valid_name(root.name),
             root=content.root,
@@ -64,11 +65,7 @@ class ImageFolder:
         )
 
     def _root(self) -> Path:
-        if self.path is None:
-            raise DataError("data.path is missing. Name the folder that holds the class folders.")
-        root = Path(self.path).expanduser()
-        if not root.exists():
-            raise DataError(f"There is no folder {root}. Check the path.")
+        root = existing_path(self.context.path, "the folder that holds the class folders", "folder")
         if not root.is_dir():
             raise DataError(
                 f"{root} is not a folder. Pass the folder that holds the class folders, an archive "
@@ -147,13 +144,9 @@ def _whole(root: Path, ignored: IgnoredFiles, skipped: list[str]) -> Iterator[st
 
 def _write_example(folder: Path) -> str:
     """Write two classes of three small images and return the folder."""
-    from PIL import Image
-
-    for label, colour in (("dark", 60), ("light", 200)):
-        (folder / label).mkdir()
-        for number in range(3):
-            image = Image.new("RGB", (24, 16), (colour, colour, 80 * number))
-            image.save(folder / label / f"{number}.png")
+    for number, (label, content) in enumerate(example_images()):
+        (folder / label).mkdir(exist_ok=True)
+        (folder / label / f"{number}.png").write_bytes(content)
     return str(folder)
 
 

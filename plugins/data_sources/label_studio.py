@@ -30,6 +30,7 @@ from patchline.plugin_api import (
     innermost_paths,
 )
 from patchline.plugins.data_sources.named_images import find_images, image_root, readings
+from patchline.plugins.data_sources.source_files import example_images, existing_path
 from patchline.plugins.data_sources.table_formats import joined, shown
 from patchline.plugins.data_sources.tool_labels import (
     BOXES,
@@ -209,9 +210,7 @@ class LabelStudio:
         return best[0]
 
     def _file(self) -> Path:
-        if self.context.path is None:
-            raise DataError("data.path is missing. Name the JSON file.")
-        file = Path(self.context.path).expanduser()
+        file = existing_path(self.context.path, "the JSON file", "file")
         if not file.is_file():
             raise DataError(f"There is no file {file}. Check the path.")
         return file.resolve()
@@ -302,13 +301,10 @@ def _answer(
 
 def _write_example(folder: Path) -> str:
     """Write six small images and an export with two choices; return the file."""
-    from PIL import Image
-
     tasks = []
-    for number in range(6):
+    for number, (label, content) in enumerate(example_images()):
         name = f"{number:08x}-{number}.png"
-        label = ("dark", "light")[number % 2]
-        Image.new("RGB", (24, 16), (60 + 140 * (number % 2), 80, 30 * number)).save(folder / name)
+        (folder / name).write_bytes(content)
         result = {"type": "choices", "from_name": "class", "value": {"choices": [label]}}
         data = {"image": f"/data/upload/1/{name}"}
         tasks.append({"id": number, "data": data, "annotations": [{"result": [result]}]})

@@ -22,6 +22,7 @@ from unicodedata import normalize
 from urllib.parse import unquote, unquote_plus
 
 from patchline.plugin_api import DataError, ReadingRules, walk_files
+from patchline.plugins.data_sources.source_files import folder_of
 from patchline.plugins.data_sources.table_formats import joined, shown
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*")
@@ -94,16 +95,7 @@ def image_root(base: Path, rules: ReadingRules) -> Path:
     Raises:
         DataError: if it is no folder.
     """
-    if rules.root is None:
-        return base
-    folder = Path(rules.root).expanduser()
-    inside = base / folder
-    folder = inside if inside.is_dir() else folder
-    if not folder.is_dir():
-        raise DataError(
-            f"data.root is {folder}, which is not a folder. Give the folder of the images."
-        )
-    return folder.resolve()
+    return folder_of(base, rules.root, "data.root", "the folder of the images")
 
 
 def find_images(file: Path, names: Sequence[str], root: Path, *, is_set: bool) -> ImagePlaces:
@@ -165,8 +157,9 @@ def _is_file(root: Path, path: str) -> bool:
         return False
 
 
-def _plain(path: str) -> str:
-    return normalize("NFC", path).casefold()
+def comparable(path: str) -> str:
+    """Return what paths have in common that differ in case or in the form of Unicode."""
+    return path.casefold() if path.isascii() else normalize("NFC", path).casefold()
 
 
 class _Below:
@@ -187,7 +180,7 @@ class _Below:
         by_stored: dict[str, list[str]] = defaultdict(list)
         for each in walk_files(self._root):
             name = PurePosixPath(each.path).name
-            by_name[_plain(name)].append(each.path)
+            by_name[comparable(name)].append(each.path)
             by_stored[stored_name(name)].append(each.path)
         return by_name, by_stored
 
@@ -201,7 +194,7 @@ class _Below:
         for path in paths:
             by_name, by_stored = self._by_name
             last = path.rpartition("/")[2]
-            candidates = by_name.get(_plain(last), [])
+            candidates = by_name.get(comparable(last), [])
             if not candidates and (original := original_name(last)):
                 candidates = by_stored.get(original, [])
             shared = {each: _same_end(each, path) for each in candidates}
@@ -224,7 +217,7 @@ def _same_end(one: str, other: str) -> int:
     count = 0
     pairs = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
     for first, second in pairs:
-        if _plain(first) != _plain(second):
+        if comparable(first) != comparable(second):
             break
         count += 1
     return count

@@ -7,20 +7,19 @@ that are in it. They depend on nothing but the settings.
 from __future__ import annotations
 
 import json
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from patchline.plugin_api import (
-    DataError,
     DataSourcePlugin,
     ImageListing,
     ListedImage,
     PluginConfig,
     SourceContext,
 )
+from patchline.plugins.data_sources.source_files import refuse_path, written_at_once
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,11 +50,7 @@ class Shapes:
     """Draw the pictures as PNG files, once, and list them."""
 
     def __init__(self, config: ShapesConfig, context: SourceContext) -> None:
-        if context.path:
-            raise DataError(
-                f"data.path is {context.path}, but the source shapes reads no path. Set "
-                "data.source to image_folder, or leave data.path out."
-            )
+        refuse_path(context.path, "shapes")
         self.config = config
         self.root = context.work_dir / f"{config.images}-{config.pixels}-{config.seed}"
 
@@ -76,15 +71,13 @@ def _drawn(root: Path, config: ShapesConfig) -> dict[str, list[str]]:
     if table.exists():
         found: dict[str, list[str]] = json.loads(table.read_text(encoding="utf-8"))
         return found
-    root.mkdir(parents=True, exist_ok=True)
     labels = {}
     for number in range(config.images):
         generator = np.random.default_rng([config.seed, number])
         path = f"{number:06d}.png"
         labels[path] = _draw(root / path, generator, config.pixels)
-    temporary = _temporary(table)
-    temporary.write_text(json.dumps(labels), encoding="utf-8")
-    temporary.replace(table)  # last: with it, all pictures are there
+    with written_at_once(table) as temporary:  # last: with it, all pictures are there
+        temporary.write_text(json.dumps(labels), encoding="utf-8")
     return labels
 
 
@@ -110,9 +103,8 @@ def _draw(file: Path, generator: np.random.Generator, pixels: int) -> list[str]:
         top = corner // 2 * pixels / 2 + float(generator.uniform(0, room))
         _shape(draw, shape, (left, top, side), COLOURS[colour])
         names |= {shape, colour}
-    temporary = _temporary(file)
-    picture.save(temporary, format="PNG")
-    temporary.replace(file)
+    with written_at_once(file) as temporary:
+        picture.save(temporary, format="PNG")
     return sorted(names)
 
 
@@ -128,11 +120,6 @@ def _shape(
     else:
         corners = ((left, top + side), (left + side, top + side), (left + side / 2, top))
         draw.polygon(corners, fill=colour)
-
-
-def _temporary(file: Path) -> Path:
-    """Return a name beside a file; runs may begin at once."""
-    return file.with_name(f".{file.stem}.{uuid.uuid4().hex[:8]}.part")
 
 
 plugin = DataSourcePlugin(

@@ -21,7 +21,6 @@ from patchline.plugin_api import (
     DataError,
     DataSourcePlugin,
     ImageListing,
-    PluginConfig,
     ReadingRules,
     SourceContext,
     answer_rules,
@@ -33,26 +32,28 @@ from patchline.plugin_api import (
     table_parts,
     valid_name,
 )
-from patchline.plugins.data_sources.embedded_images import extracted, image_names
+from patchline.plugins.data_sources.source_files import example_images, existing_path, folder_of
 from patchline.plugins.data_sources.table_columns import (
     NO_COLUMN,
+    ColumnConfig,
     Columns,
-    GivenColumns,
     chosen_columns,
 )
 from patchline.plugins.data_sources.table_files import find_files
 from patchline.plugins.data_sources.table_formats import first_few, joined, shown
 from patchline.plugins.data_sources.table_reading import (
-    SPLIT,
+    JoinedTables,
     ParquetTable,
     PartedTable,
     Table,
+    extracted,
+    image_names,
     read_table,
 )
 from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
 
 
-class JoinedTables:
+class SplitTables(JoinedTables):
     """Tables in the folders of splits, one after the other; their paths begin with the folder.
 
     Args:
@@ -64,29 +65,15 @@ class JoinedTables:
     """
 
     def __init__(self, folder: Path, tables: Sequence[Table]) -> None:
-        self.file, self.tables = folder, tables
         first, *others = tables
         for other in others:
-            if set(other.names) != set(first.names):
-                odd = sorted(set(other.names) ^ set(first.names))
+            if odd := sorted(set(other.names) ^ set(first.names)):
                 raise DataError(
                     f"{other.file} and {first.file} have different columns: {joined(odd)}. Give "
                     "both the same ones."
                 )
-        self.notes = [note for table in tables for note in table.notes]
-        self.embedded: frozenset[str] = frozenset()
-        self.class_names = first.class_names
-        self._splits = [split_named(table.file.parent.name) for table in tables]
-        has_split = SPLIT in first.names or not all(self._splits)
-        self.names = [*first.names, *([] if has_split else [SPLIT])]
-        self._has_split = has_split
-
-    def column(self, name: str) -> list[str]:
-        """Return the values of a column."""
-        if name == SPLIT and not self._has_split:
-            pairs = zip(self.tables, self._splits, strict=True)
-            return [str(split) for table, split in pairs for _ in self._rows(table)]
-        return [value for table in self.tables for value in table.column(name)]
+        super().__init__(folder, tables, [split_named(each.file.parent.name) for each in tables])
+        self.embedded = frozenset()
 
     def paths(self, name: str) -> list[str]:
         """Return the values of the column of images, from the folder on."""
@@ -96,9 +83,6 @@ class JoinedTables:
             for table in self.tables
             for value in table.column(name)
         ]  # fmt: skip
-
-    def _rows(self, table: Table) -> list[str]:
-        return table.column(table.names[0])
 
 
 _SPLIT_WORD = re.compile(r"(?:^|[^a-z])(?:train|val|dev|test)", re.IGNORECASE)
@@ -164,7 +148,7 @@ _COMMON_NAMES = (
 _MOST_MISSING = 0.1
 
 
-class TableConfig(PluginConfig):
+class TableConfig(ColumnConfig):
     """Settings of the table."""
 
     image_column: str | None = None
@@ -193,24 +177,17 @@ class ImageTable:
     """List the images of a table."""
 
     def __init__(self, config: TableConfig, context: SourceContext) -> None:
-        self.config = config
-        self.path, self.work_dir = context.path, context.work_dir
-        self.needs_labels, self.context = context.needs_labels, context
+        self.config, self.context = config, context
 
     def list_images(self) -> ImageListing:
         """Return one image for each row; raise `DataError` if the table cannot be used."""
         file, rules = self._file(), self.context.rules
         table = _table(file, rules)
         config = self.config
-        given = GivenColumns(
-            config.image_column,
-            config.label_column,
-            config.split_column,
-            config.group_column,
-            rules.label_columns,
+        columns = chosen_columns(
+            table, config, rules.label_columns, needs_labels=self.context.needs_labels
         )
-        columns = chosen_columns(table, given, needs_labels=self.needs_labels)
-        if self.needs_labels and columns.split is None and config.split_column is None:
+        if self.context.needs_labels and columns.split is None and config.split_column is None:
             ask_about_lists(table.file, table.column(columns.image))
         places = self._places(table, columns.image)
         context = self.context
@@ -249,12 +226,12 @@ class ImageTable:
         if image in table.embedded and isinstance(table, ParquetTable | PartedTable):
             stored = table.column(image)
             names = image_names(stored)
-            root = extracted(table, image, names, self.work_dir)
+            root = extracted(table, image, names, self.context.work_dir)
             there = set(open_archive(root).paths)
             if there:
                 paths = [name if name in there else None for name in names]
                 return Places(root, paths, names, "the table holds no image for it", [])
-        values = table.paths(image) if isinstance(table, JoinedTables) else table.column(image)
+        values = table.paths(image) if isinstance(table, SplitTables) else table.column(image)
         folder = self._folder(table.file)
         inside, own = self.config.image_folder is None, f"{folder.name}/"
         if inside and all(each.startswith(own) for each in values if each.strip()):
@@ -283,15 +260,10 @@ class ImageTable:
                 "--data.image-folder to the folder of the images, or choose another "
                 "--data.image-column."
             )
-        note = [found.note] if found.note else []
-        return Places(found.root, found.paths, values, "there is no such file", note)
+        return Places(found.root, found.paths, values, "there is no such file", found.notes)
 
     def _file(self) -> Path:
-        if self.path is None:
-            raise DataError("data.path is missing. Name the table.")
-        file = Path(self.path).expanduser()
-        if not file.exists():
-            raise DataError(f"There is no table {file}. Check the path.")
+        file = existing_path(self.context.path, "the table", "table")
         if table_parts(file) or metadata_files(file):
             return file.resolve()
         if not file.is_file() or file.suffix.lower() not in TABLE_SUFFIXES:
@@ -303,17 +275,8 @@ class ImageTable:
 
     def _folder(self, table: Path) -> Path:
         base = table if table.is_dir() else table.parent
-        if self.config.image_folder is None:
-            return base
-        folder = Path(self.config.image_folder).expanduser()
-        inside = base / folder
-        folder = inside if inside.is_dir() else folder
-        if not folder.is_dir():
-            raise DataError(
-                f"data.image_folder is {folder}, which is not a folder. Give the folder that the "
-                "table's paths start from."
-            )
-        return folder.resolve()
+        remedy = "the folder that the table's paths start from"
+        return folder_of(base, self.config.image_folder, "data.image_folder", remedy)
 
 
 def _table(file: Path, rules: ReadingRules) -> Table:
@@ -323,7 +286,7 @@ def _table(file: Path, rules: ReadingRules) -> Table:
         DataError: if it cannot be read, or several tables are beside the same images.
     """
     if not file.is_dir() or table_parts(file):
-        return read_table(file, rules.header, rules.encoding)
+        return read_table(file, rules)
     files = metadata_files(file)
     folders = [each.parent for each in files]
     twice = next((each for each in folders if folders.count(each) > 1), None)
@@ -333,10 +296,10 @@ def _table(file: Path, rules: ReadingRules) -> Table:
             f"{twice} holds several tables of its images: {', '.join(names)}. Give one of them, or "
             "move the others away."
         )
-    tables = [read_table(each, rules.header, rules.encoding) for each in files]
+    tables = [read_table(each, rules) for each in files]
     if folders == [file]:
         return tables[0]
-    return JoinedTables(file, tables)
+    return SplitTables(file, tables)
 
 
 def _guess_note(file: Path, columns: Columns) -> list[str]:
@@ -354,14 +317,10 @@ def _name(file: Path) -> str:
 
 def _write_example(folder: Path) -> str:
     """Write six small images of two classes and a table that names them; return the table."""
-    from PIL import Image
-
     lines = ["image,label"]
-    for label, colour in (("dark", 60), ("light", 200)):
-        for number in range(3):
-            name = f"{label}-{number}.png"
-            Image.new("RGB", (24, 16), (colour, colour, 80 * number)).save(folder / name)
-            lines.append(f"{name},{label}")
+    for number, (label, content) in enumerate(example_images()):
+        (folder / f"{number}.png").write_bytes(content)
+        lines.append(f"{number}.png,{label}")
     file = folder / "example.csv"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return str(file)

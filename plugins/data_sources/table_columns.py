@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from patchline.plugin_api import (
     ANSWER_GROUP,
     IMAGE_SUFFIXES,
     DataError,
+    PluginConfig,
     Split,
     are_answers,
     split_named,
@@ -98,18 +99,18 @@ class Columns(NamedTuple):
     """Which columns are not read, though they may say what belongs together."""
 
 
-class GivenColumns(NamedTuple):
+class ColumnConfig(PluginConfig):
     """The columns that the settings name; those that are None are guessed."""
 
-    image: str | None
-    label: str | None
-    split: str | None
-    group: str | None
-    labels: Sequence[str] = ()
-    """Columns of 0 and 1 that each stand for a label."""
+    image_column: str | None = None
+    label_column: str | None = None
+    split_column: str | None = None
+    group_column: str | None = None
 
 
-def chosen_columns(table: Table, given: GivenColumns, *, needs_labels: bool = True) -> Columns:
+def chosen_columns(
+    table: Table, given: ColumnConfig, label_columns: Sequence[str], *, needs_labels: bool = True
+) -> Columns:
     """Return the columns that were given, and guess the others.
 
     Where no labels are needed, only a column that is named like one is taken for them. `none` in
@@ -119,24 +120,22 @@ def chosen_columns(table: Table, given: GivenColumns, *, needs_labels: bool = Tr
         DataError: if a column does not exist or cannot be guessed, or if one that was not given
             most likely holds splits or groups.
     """
-    image, label = given.image, given.label
-    asks_splits, asks_groups = given.split is None, given.group is None
+    image, label = given.image_column, given.label_column
+    asks_splits, asks_groups = given.split_column is None, given.group_column is None
     split, group = (
         None if name == NO_COLUMN and name not in table.names else name
-        for name in (given.split, given.group)
+        for name in (given.split_column, given.group_column)
     )
-    _check_given(
-        table, given.labels, image_column=image, label_column=label, split_column=split,
-        group_column=group,
-    )  # fmt: skip
+    names = {"image": image, "label": label, "split": split, "group": group}
+    _check_given(table, label_columns, names)
     guessed = []
-    taken = {name for name in (label, split, group, *given.labels) if name is not None}
+    taken = {name for name in (label, split, group, *label_columns) if name is not None}
     if image is None:
         image = _guessed_image(table, taken)
         guessed.append(f"images from '{shown(image)}'")
     found_split = _guessed_split(table, {image, *taken}) if asks_splits else split
     taken |= {name for name in (image, found_split) if name is not None}
-    labels = tuple(dict.fromkeys(given.labels))
+    labels = tuple(dict.fromkeys(label_columns))
     if label is None and not labels:
         if needs_labels:
             label, labels = _guessed_labels(table, taken)
@@ -153,14 +152,15 @@ def chosen_columns(table: Table, given: GivenColumns, *, needs_labels: bool = Tr
     return Columns(image, label or "", found_split, group, tuple(guessed), labels, tuple(notes))
 
 
-def _check_given(table: Table, labels: Sequence[str], **settings: str | None) -> None:
+def _check_given(table: Table, labels: Sequence[str], names: Mapping[str, str | None]) -> None:
     """Refuse columns that do not exist, and two settings for the labels."""
-    if labels and settings["label_column"] is not None:
+    if labels and names["label"] is not None:
         raise DataError(
-            f"data.label_column is '{shown(settings['label_column'])}', and data.label_columns "
-            "names others. Give one of them."
+            f"data.label_column is '{shown(names['label'])}', and data.label_columns names others. "
+            "Give one of them."
         )
-    for setting, name in (*settings.items(), *(("label_columns", each) for each in labels)):
+    settings = [(f"{kind}_column", name) for kind, name in names.items()]
+    for setting, name in (*settings, *(("label_columns", each) for each in labels)):
         if name is not None and name not in table.names:
             raise DataError(
                 f"data.{setting} is '{name}', but {table.file} has the columns "
@@ -289,7 +289,7 @@ def _almost_zero_one(table: Table, name: str) -> str:
     if is_uncertain(values):
         return UNCERTAIN
     values.pop("", None)
-    odd = {value: count for value, count in values.items() if value not in ABSENT | PRESENT}
+    odd = {value: count for value, count in values.items() if value not in _ANSWERS}
     few = _MOST_ODD * sum(values.values())
     if not odd or sum(odd.values()) > few or not values.keys() & PRESENT:
         return ""
@@ -307,7 +307,7 @@ def _almost_words(table: Table, almost: dict[str, str]) -> str:
 def holds_zero_one(table: Table, name: str) -> bool:
     """Return whether a column says of each image whether it has a label; a cell may be empty."""
     values = {value.strip().casefold() for value in table.column(name)}
-    return values != {""} and values <= ABSENT | PRESENT | {""} and not is_uncertain(values)
+    return values != {""} and values <= _ANSWERS | {""} and not is_uncertain(values)
 
 
 def is_uncertain(values: Collection[str]) -> bool:
@@ -317,7 +317,7 @@ def is_uncertain(values: Collection[str]) -> bool:
         values: in lower case; without 0 and empty cells, -1 is the opposite of 1.
     """
     plain = {value.removesuffix(".0") for value in values}
-    return "-1" in plain and bool(plain & {"0", ""}) and plain <= ABSENT | PRESENT | {""}
+    return "-1" in plain and bool(plain & {"0", ""}) and plain <= _ANSWERS | {""}
 
 
 def _counts_rows(table: Table, name: str) -> bool:

@@ -7,13 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
-from unicodedata import normalize
 
 from patchline.plugin_api import IMAGE_SUFFIXES, DataError, walk_files
 from patchline.plugins.data_sources.named_images import (
     ADDRESS,
+    ImagePlaces,
     Readings,
+    comparable,
     original_name,
     readings,
     stored_name,
@@ -23,18 +23,7 @@ from patchline.plugins.data_sources.table_formats import shown
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
 
-class FoundFiles(NamedTuple):
-    """The files of a table."""
-
-    root: Path
-    """A folder that holds all of them."""
-    paths: list[str | None]
-    """Relative to the root, for each value; None if there is no such file."""
-    note: str
-    """How names that are not paths were found; may be empty."""
-
-
-def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
+def find_files(table: Path, values: list[str], folder: Path) -> ImagePlaces:
     """Return the file of each value of the image column.
 
     Args:
@@ -70,13 +59,17 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
             files[value] = at[0]
     rest = {value: decoded for value, decoded in rest.items() if value not in files}
     searched |= _searched(table, rest, folder, named)
-    note = _note(searched) if searched else ""
+    notes = []
+    if searched:
+        value, path = next(iter(searched.items()))
+        count = f"{len(searched):,} image{'' if len(searched) == 1 else 's'}"
+        notes.append(f"{count} found by name: '{shown(value)}' is {path}")
     for value, path in searched.items():
         files[value] = f"{folder}/{path}"
     root = _common_root(files.values(), folder)
     start = len(str(root).rstrip("/")) + 1
     paths = [files[value][start:] if value in files else None for value in values]
-    return FoundFiles(root, paths, note)
+    return ImagePlaces(root, paths, notes)
 
 
 def _check_address(table: Path, value: str) -> None:
@@ -121,17 +114,17 @@ def _below(table: Path, values: list[str], folder: Path, named: Collection[str])
     """
     by_name: dict[str, list[str]] = {}
     for value, relative in _relative(values, elsewhere=not named).items():
-        by_name.setdefault(_plain(relative), []).append(value)
+        by_name.setdefault(comparable(relative), []).append(value)
     names = {PurePosixPath(name).name for name in by_name}
     candidates: dict[str, list[str]] = {}
     for file in walk_files(folder):
         path = PurePosixPath(file.path)
         stem = file.path[: -len(path.suffix)] if path.suffix.lower() in IMAGE_SUFFIXES else ""
         for text in (file.path, stem):
-            plain = _plain(text)
-            if plain.rpartition("/")[2] not in names or f"{folder}/{file.path}" in named:
+            compared = comparable(text)
+            if compared.rpartition("/")[2] not in names or f"{folder}/{file.path}" in named:
                 continue
-            for tail in _tails(plain):
+            for tail in _tails(compared):
                 for value in by_name.get(tail, ()):
                     candidates.setdefault(value, []).append(file.path)
     exact = {
@@ -176,10 +169,6 @@ def _ends_with(path: str, value: str) -> bool:
     stated = value.strip().replace("\\", "/").rpartition("/")[2]
     name = path.rpartition("/")[2]
     return stated in (name, PurePosixPath(name).stem)
-
-
-def _plain(path: str) -> str:
-    return path.casefold() if path.isascii() else normalize("NFC", path).casefold()
 
 
 def _tails(path: str) -> Iterable[str]:
@@ -228,12 +217,6 @@ def _unambiguous(table: Path, candidates: dict[str, list[str]]) -> dict[str, str
 
 def _folder(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _note(searched: dict[str, str]) -> str:
-    value, path = next(iter(searched.items()))
-    count = len(searched)
-    return f"{count:,} image{'' if count == 1 else 's'} found by name: '{shown(value)}' is {path}"
 
 
 def _common_root(files: Iterable[str], folder: Path) -> Path:

@@ -88,7 +88,11 @@ def csv_columns(
     notes = []
     first = [plain_cell(cell.strip()) for cell in first]
     if header == "true" or (header == "auto" and _is_header(file, first, rows)):
-        _check_names(file, first)
+        for name in first:
+            if first.count(name) > 1:
+                raise DataError(
+                    f"{file} has two columns named '{shown(name)}'. Rename one of them."
+                )
         names = first
         repeated = [row for row in rows if [cell.strip() for cell in row] == first]
         if repeated:  # files that were put together
@@ -177,12 +181,6 @@ def _names_an_image(file: Path, cell: str) -> bool:
         return False
 
 
-def _check_names(file: Path, names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{file} has two columns named '{shown(name)}'. Rename one of them.")
-
-
 _UTF_8 = "utf-8-sig"
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),  # begins like the mark of UTF-16
@@ -208,7 +206,8 @@ def opened_text(file: Path, encoding: str | None) -> Iterator[TextIO]:
     try:
         with file.open("rb") as binary:
             start = binary.read(_BYTES_LOOKED_AT)
-        used = encoding or _marked(start)
+        marked = (name for mark, name in _MARKS if start.startswith(mark))
+        used = encoding or next(marked, _UTF_8)
         if encoding is None and used == _UTF_8 and b"\0" in start:
             raise DataError(
                 f"{file} holds zero bytes, as UTF-16 does without a byte-order mark. Set "
@@ -224,10 +223,6 @@ def opened_text(file: Path, encoding: str | None) -> Iterator[TextIO]:
         raise DataError(
             f"{file} cannot be read ({error.strerror}). Check the path and its permissions."
         ) from error
-
-
-def _marked(start: bytes) -> str:
-    return next((name for mark, name in _MARKS if start.startswith(mark)), _UTF_8)
 
 
 def _not_text(file: Path, encoding: str | None, error: UnicodeError) -> str:

@@ -1,19 +1,33 @@
 """Tables as text: the columns of a CSV, TSV, JSON Lines or Parquet file.
 
 Every value becomes text, and a missing value the empty text, so that labels such as `001` and `NA`
-stay what they are. Of a Parquet file, only the columns that are asked for are read.
+stay what they are. Of a Parquet file, only the columns that are asked for are read. Images inside
+such a file are copied once into a tar file, which can be read in any order.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import re
+import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from patchline.plugin_api import DataError, split_named, table_parts
+from patchline.plugin_api import (
+    IMAGE_SUFFIXES,
+    DataError,
+    ReadingRules,
+    Split,
+    check_expansion,
+    known_digest,
+    made_once,
+    split_named,
+    table_parts,
+)
 from patchline.plugins.data_sources.table_formats import (
     csv_columns,
     opened_text,
@@ -78,6 +92,7 @@ class ParquetTable:
 
     def __init__(self, file: Path) -> None:
         import pyarrow.parquet as pq
+        from pyarrow import types
 
         self.file, self.notes = file, list[str]()
         with parquet_errors(file):
@@ -85,12 +100,17 @@ class ParquetTable:
             self.rows: int = pq.read_metadata(file).num_rows
         if not self.rows:
             raise _no_rows(file)
-        self.embedded = frozenset(field.name for field in self.schema if _holds_images(field.type))
+        self.embedded = frozenset(
+            field.name
+            for field in self.schema
+            if _is_binary(field.type)
+            or (_has_field(field.type, _BYTES) and _is_binary(field.type.field(_BYTES).type))
+        )
         self.names = [
             field.name
             for field in self.schema
             if field.name in self.embedded
-            or not _is_nested(field.type)
+            or not types.is_nested(field.type)
             or _is_list(field.type)
             or any(_has_field(field.type, name) for name in ("choices", "taxonomy"))
         ]
@@ -143,15 +163,35 @@ class ParquetTable:
             raise ValueError(f"column {name} has {count} values for {self.rows} rows")
 
 
-class PartedTable:
-    """Parquet files with the same columns, one after the other, in a folder.
+class JoinedTables:
+    """Tables with the same columns, one after the other, in a folder.
 
-    If the files are named for splits, as `train-00000-of-00002.parquet`, and none of their columns
-    is called `split`, there is such a column.
+    If all of them are named for splits, and none of their columns is called `split`, there is such
+    a column.
     """
 
+    def __init__(
+        self, folder: Path, tables: Sequence[Table], splits: Sequence[Split | None]
+    ) -> None:
+        first = tables[0]
+        self.file, self.tables = folder, tables
+        self.notes = [note for table in tables for note in table.notes]
+        self.embedded, self.class_names = first.embedded, first.class_names
+        self._splits = splits if all(splits) and SPLIT not in first.names else []
+        self.names = [*first.names, *([SPLIT] if self._splits else [])]
+
+    def column(self, name: str) -> list[str]:
+        """Return the values of a column; of an embedded image, the path that is stored with it."""
+        if name == SPLIT and self._splits:
+            named = zip(self._splits, self.tables, strict=True)
+            return [str(split) for split, each in named for _ in each.column(each.names[0])]
+        return [value for table in self.tables for value in table.column(name)]
+
+
+class PartedTable(JoinedTables):
+    """Parquet files in a folder; a split is told by `train-00000-of-00002.parquet`."""
+
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
-        self.file, self.notes = folder, list[str]()
         self.parts = [ParquetTable(file) for file in files]
         first, *others = self.parts
         for part in others:
@@ -161,7 +201,6 @@ class PartedTable:
                     f"({_list_types(part.schema)}; {_list_types(first.schema)}). Give one "
                     "of the files, or move the others away."
                 )
-        self.embedded, self.class_names = first.embedded, first.class_names
         words = [_SPLIT_PART.split(part.file.name, maxsplit=1)[0] for part in self.parts]
         splits = [split_named(word) for word in words]
         if any(splits) and not all(splits) and SPLIT not in first.names:
@@ -171,24 +210,16 @@ class PartedTable:
                 f"{known.name} is named for a split, but {odd} beside it is not. Rename it, or "
                 "move it away."
             )
-        self._splits = splits if all(splits) and SPLIT not in first.names else []
-        self.names = [*first.names, *([SPLIT] if self._splits else [])]
-
-    def column(self, name: str) -> list[str]:
-        """Return the values of a column; of an embedded image, the path that is stored with it."""
-        if name == SPLIT and self._splits:
-            named = zip(self._splits, self.parts, strict=True)
-            return [str(split) for split, part in named for _ in range(part.rows)]
-        return [value for part in self.parts for value in part.column(name)]
+        super().__init__(folder, self.parts, splits)
 
 
-def read_table(file: Path, header: str = "auto", encoding: str | None = None) -> Table:
+def read_table(file: Path, rules: ReadingRules) -> Table:
     """Read a table by its suffix, or the Parquet files of a folder as one.
 
     Args:
         file: the table.
-        header: whether the first line of a CSV or TSV file names the columns: true, false or auto.
-        encoding: of a text; None for UTF-8, or what a byte-order mark says.
+        rules: the encoding of a text, and whether the first line of a CSV or TSV file names the
+            columns.
 
     Raises:
         DataError: if it cannot be read, has no rows, or may or may not have a header.
@@ -200,15 +231,15 @@ def read_table(file: Path, header: str = "auto", encoding: str | None = None) ->
         return ParquetTable(file)
     notes: list[str] = []
     if suffix == ".xlsx":
-        columns, notes = workbook_columns(file, header)
+        columns, notes = workbook_columns(file, rules.header)
         return _text_table(file, columns, notes)
-    with opened_text(file, encoding) as opened:
+    with opened_text(file, rules.encoding) as opened:
         if suffix == ".json":
             columns = _columns_of(_records(file, opened))
         elif suffix in (".jsonl", ".ndjson"):
             columns = _columns_of(_json_lines(file, opened))
         else:
-            columns, notes = csv_columns(file, opened, header)
+            columns, notes = csv_columns(file, opened, rules.header)
     return _text_table(file, columns, notes)
 
 
@@ -307,10 +338,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-def _holds_images(kind: pa.DataType) -> bool:
-    return _is_binary(kind) or (_has_field(kind, _BYTES) and _is_binary(kind.field(_BYTES).type))
-
-
 def _is_binary(kind: pa.DataType) -> bool:
     from pyarrow import types
 
@@ -326,12 +353,6 @@ def _has_field(kind: pa.DataType, name: str) -> bool:
     from pyarrow import types
 
     return bool(types.is_struct(kind) and kind.get_field_index(name) >= 0)
-
-
-def _is_nested(kind: pa.DataType) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_nested(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -374,3 +395,62 @@ def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
         for name, names in found.items()
         if isinstance(names, list) and name in schema.names
     }
+
+
+def image_names(stored: list[str]) -> list[str]:
+    """Return a distinct name for the image of each row.
+
+    Args:
+        stored: the paths that are stored with the images; empty where there is none.
+    """
+    relative = [_relative(path) for path in stored]
+    for names in (relative, [name.rpartition("/")[2] for name in relative]):
+        parts = (part for name in names for part in name.split("/"))
+        is_hidden = any(part.startswith((".", "__MACOSX")) for part in parts)
+        if all(names) and len(set(names)) == len(names) and not is_hidden:
+            return names
+    digits = len(str(len(stored)))
+    suffixes = (PurePosixPath(path).suffix.lower() for path in stored)
+    return [
+        f"{row:0{digits}d}{suffix if suffix in IMAGE_SUFFIXES else ''}"
+        for row, suffix in enumerate(suffixes)
+    ]
+
+
+def extracted(
+    table: ParquetTable | PartedTable, column: str, names: list[str], work_dir: Path
+) -> Path:
+    """Return a tar file of the images in a column; rows without an image are not in it.
+
+    Raises:
+        DataError: if a Parquet file is damaged, or unpacks to much more than its own size.
+        StorageError: if the disk is full or read-only.
+    """
+    digests = [known_digest(part.file, work_dir / "digests") for part in table.parts]
+    digest = " ".join(digests)
+    key = hashlib.sha256(f"{digest}\0{column}".encode()).hexdigest()[:32]
+
+    def write(target: Path) -> None:
+        remaining = iter(names)
+        with tarfile.open(target, "w") as archive:
+            for part in table.parts:
+                written = 0
+                # Not strict: the table checks the number of rows, after the last one.
+                for image, name in zip(part.images(column), remaining, strict=False):
+                    if image is None:
+                        continue
+                    written += len(image)
+                    check_expansion(part.file, written)
+                    member = tarfile.TarInfo(name)
+                    member.size = len(image)
+                    archive.addfile(member, io.BytesIO(image))
+                    archive.members = []  # type: ignore[attr-defined]  # do not keep them all
+
+    return made_once(work_dir / f"{key}.tar", write)
+
+
+def _relative(path: str) -> str:
+    path = path.replace("\\", "/")
+    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+    is_absolute = path.startswith("/") or (parts and parts[0].endswith(":"))
+    return parts[-1] if is_absolute and parts else "/".join(parts)

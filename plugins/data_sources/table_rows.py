@@ -16,6 +16,7 @@ from patchline.plugin_api import (
     DataError,
     LeftOutFile,
     ListedImage,
+    SetCells,
     SourceContext,
     Split,
     answer_groups,
@@ -36,18 +37,8 @@ from patchline.plugins.data_sources.table_formats import first_few, joined, show
 from patchline.plugins.data_sources.table_reading import Table
 
 
-class RowLabels(NamedTuple):
-    """The labels of all rows."""
-
-    sets: list[tuple[str, ...]]
-    """Of each row, sorted."""
-    how: str
-    """How several labels of a row are written, in words; empty if a row has at most one."""
-    notes: list[str]
-
-
-def row_labels(table: Table, columns: Columns, context: SourceContext) -> RowLabels:
-    """Return the labels of each row.
+def row_labels(table: Table, columns: Columns, context: SourceContext) -> SetCells:
+    """Return the labels of each row, and how several of a row are written, if they are.
 
     Raises:
         DataError: if a cell may be several labels or not, or is not 0 or 1 where it has to be.
@@ -55,17 +46,17 @@ def row_labels(table: Table, columns: Columns, context: SourceContext) -> RowLab
     if columns.labels:
         return _of_zero_one(table, columns.labels)
     if not columns.label:
-        return RowLabels([()] * len(table.column(columns.image)), "", [])
+        return SetCells([()] * len(table.column(columns.image)), "", [])
     given = table.class_names.get(columns.label)
     names = None if given is None else {str(number): name for number, name in enumerate(given)}
     cells = table.column(columns.label)
     column, file = shown(columns.label), str(table.file)
     read = read_set_cells(cells, column, context.rules, context.task, names, table=file)
     how = f"column '{shown(columns.label)}' holds several labels in a cell, {read.several}"
-    return RowLabels(read.sets, how if read.several else "", read.notes)
+    return read._replace(several=how if read.several else "")
 
 
-def _of_zero_one(table: Table, names: tuple[str, ...]) -> RowLabels:
+def _of_zero_one(table: Table, names: tuple[str, ...]) -> SetCells:
     labels: list[list[str]] = []
     empty, all_values = 0, set[str]()
     for name in names:
@@ -87,7 +78,7 @@ def _of_zero_one(table: Table, names: tuple[str, ...]) -> RowLabels:
             "and read as 0"
         )
     how = f"{len(names):,} columns of 0 and 1 each stand for a label ({some})"
-    return RowLabels([tuple(sorted(each)) for each in labels], how, notes)
+    return SetCells([tuple(sorted(each)) for each in labels], how, notes)
 
 
 def _check_zero_one(table: Table, name: str, values: Counter[str], all_values: set[str]) -> None:
@@ -176,7 +167,7 @@ def listed_rows(
         if path is not None
     ]
     several = context.needs_labels and is_several(
-        _united(rows).values() if read.how else [("",)], context.task
+        _united(rows).values() if read.several else [("",)], context.task
     )
     if not several and context.needs_labels:
         _ask_about_rows(table, rows, context)
@@ -204,11 +195,15 @@ def listed_rows(
             image = image._replace(label=first.label)
         if first != image:
             left_out[path] = LeftOutFile(path, _contradiction(first, image))
-    left_out = {path: each for path, each in left_out.items() if not _is_kept(each, images)}
+    left_out = {  # but images that another row gives a label
+        path: each
+        for path, each in left_out.items()
+        if each.reason != _NO_LABEL or each.path not in images
+    }
     kept = [images[path] for path in images if path not in left_out]
     kept_rows = [first_rows[image.path] for image in kept]
     notes = [*_understood(table, read, kept, several=several), *read.notes]
-    if several and read.how:
+    if several and read.several:
         notes += _differing(table, rows)
     return ListedRows(kept, list(left_out.values()), kept_rows, notes)
 
@@ -246,21 +241,21 @@ def _ask_about_rows(table: Table, rows: Sequence[ListedImage], context: SourceCo
 
 
 def _understood(
-    table: Table, read: RowLabels, images: Sequence[ListedImage], *, several: bool
+    table: Table, read: SetCells, images: Sequence[ListedImage], *, several: bool
 ) -> list[str]:
     """Return how the labels were understood, with an example, and how many images have none."""
     if not images:
         return []
     if not several:
-        if not read.how:
+        if not read.several:
             return []
         first = images[0]
         example = f"{shown(first.path)} is {joined((first.label,))}"
         flag = f"--data.task {MULTI_LABEL} learns several labels"
-        how = f"{read.how}, and each image that is used has exactly one, so it is its class"
+        how = f"{read.several}, and each image that is used has exactly one, so it is its class"
         return [f"{table.file.name}: {how}: {example} ({flag})"]
     first = max(images[:_LOOKED_AT], key=lambda image: min(len(image.labels or ()), _NAMED))
-    how = read.how or "the labels of all rows of an image are its labels"
+    how = read.several or "the labels of all rows of an image are its labels"
     flag = (
         "--data.label-columns chooses others"
         if how.endswith(")")
@@ -286,11 +281,6 @@ def _differing(table: Table, rows: Sequence[ListedImage]) -> list[str]:
             f"count, such as {shown(several[0])}"
         )
     ]
-
-
-def _is_kept(left_out: LeftOutFile, images: dict[str, ListedImage]) -> bool:
-    """Return whether another row gives the image its label."""
-    return left_out.reason == _NO_LABEL and left_out.path in images
 
 
 def _contradiction(one: ListedImage, other: ListedImage) -> str:

@@ -21,7 +21,6 @@ from patchline.plugin_api import (
     ImageListing,
     LeftOutFile,
     ListedImage,
-    PluginConfig,
     SourceContext,
     open_archive,
     readable_archive,
@@ -32,7 +31,8 @@ from patchline.plugin_api import (
     stem_of,
     valid_name,
 )
-from patchline.plugins.data_sources.table_columns import Columns, GivenColumns, chosen_columns
+from patchline.plugins.data_sources.source_files import example_images, existing_path
+from patchline.plugins.data_sources.table_columns import ColumnConfig, Columns, chosen_columns
 from patchline.plugins.data_sources.table_formats import shown
 from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
 
@@ -80,7 +80,11 @@ class ShardTable:
         most_images = 0
         for (name, shard), split in zip(shards.items(), splits, strict=True):
             for key, kinds in _samples(place, name, shard).items():
-                images = {kind: f"{name}/{path}" for kind, path in kinds.items() if _is_image(kind)}
+                images = {
+                    kind: f"{name}/{path}"
+                    for kind, path in kinds.items()
+                    if PurePosixPath(f"x.{kind}").suffix in IMAGE_SUFFIXES
+                }
                 try:
                     facts = _facts(shard, kinds)
                 except _UnreadableError as error:
@@ -103,10 +107,6 @@ class ShardTable:
         """Return the values of a column; of an image, its path."""
         return [row.get(name, "") for row in self._rows]
 
-    def add(self, name: str) -> None:
-        """Add an empty column."""
-        self.names.append(name)
-
     def _rename(self, kinds: set[str]) -> None:
         """Call the only image of each sample `image`, whatever its suffix."""
         for row in self._rows:
@@ -114,10 +114,6 @@ class ShardTable:
             row.pop(IMAGE, None)  # a field of the JSON member
             if image is not None:
                 row[IMAGE] = image
-
-
-def _is_image(kind: str) -> bool:
-    return PurePosixPath(f"x.{kind}").suffix in IMAGE_SUFFIXES
 
 
 def _samples(place: Path, name: str, shard: Path) -> dict[str, dict[str, str]]:
@@ -258,7 +254,7 @@ def _class_names(place: Path, rows: list[dict[str, str]]) -> dict[str, list[str]
     return {}
 
 
-class WebDatasetConfig(PluginConfig):
+class WebDatasetConfig(ColumnConfig):
     """Settings of the shards."""
 
     image_column: str | None = None
@@ -284,13 +280,11 @@ class WebDataset:
     """List the images of shards."""
 
     def __init__(self, config: WebDatasetConfig, context: SourceContext) -> None:
-        self.config = config
-        self.path, self.work_dir = context.path, context.work_dir
-        self.needs_labels, self.context = context.needs_labels, context
+        self.config, self.context = config, context
 
     def list_images(self) -> ImageListing:
         """Return one image for each sample; raise `DataError` if the shards cannot be used."""
-        place = self._place()
+        place = existing_path(self.context.path, "the folder of the shards").resolve()
         files = shards_in(place)
         if not files:
             raise DataError(
@@ -301,7 +295,7 @@ class WebDataset:
         names = {shard.relative_to(top).as_posix(): shard for shard in files}
         skipped: list[str] = []
         shards = {
-            name: readable_archive(names[name], self.work_dir)
+            name: readable_archive(names[name], self.context.work_dir)
             for name in self.context.ignored.remaining(names, skipped.append)
         }
         if not shards:
@@ -311,7 +305,7 @@ class WebDataset:
             raise _no_label(place, LABEL, table.left_out)
         columns = self._columns(table)
         digest = hashlib.sha256(str(place).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        root = shard_index(shards, self.work_dir / "indexes" / f"{digest}.shards")
+        root = shard_index(shards, self.context.work_dir / "indexes" / f"{digest}.shards")
         paths = [path or None for path in table.column(columns.image)]
         places = Places(root, paths, table.keys, "the sample has no image", [])
         listed = listed_rows(table, columns, places, self.context)
@@ -330,25 +324,15 @@ class WebDataset:
         )
 
     def _columns(self, table: ShardTable) -> Columns:
-        config = self.config
-        if not self.needs_labels and set(table.names) <= {*table.embedded, SPLIT}:
-            table.add(LABEL)
-        image, label = config.image_column, config.label_column
-        if image is None and len(table.embedded) == 1:
-            [image] = table.embedded
-        several = self.context.rules.label_columns
-        if label is None and LABEL in table.names and not several:
-            label = LABEL
-        given = GivenColumns(image, label, config.split_column, config.group_column, several)
-        return chosen_columns(table, given)
-
-    def _place(self) -> Path:
-        if self.path is None:
-            raise DataError("data.path is missing. Name the folder of the shards.")
-        place = Path(self.path).expanduser()
-        if not place.exists():
-            raise DataError(f"There is no file or folder {place}. Check the path.")
-        return place.resolve()
+        if not self.context.needs_labels and set(table.names) <= {*table.embedded, SPLIT}:
+            table.names.append(LABEL)
+        given, several = self.config, self.context.rules.label_columns
+        guessed = {}
+        if given.image_column is None and len(table.embedded) == 1:
+            [guessed["image_column"]] = table.embedded
+        if given.label_column is None and LABEL in table.names and not several:
+            guessed["label_column"] = LABEL
+        return chosen_columns(table, given.model_copy(update=guessed), several)
 
 
 def _no_label(place: Path, column: str, left_out: list[LeftOutFile]) -> DataError:
@@ -383,23 +367,14 @@ def _write_example(folder: Path) -> str:
     import io
     import tarfile
 
-    from PIL import Image
-
-    for number in range(2):
-        with tarfile.open(folder / f"{number:06d}.tar", "w") as shard:
-            for sample in range(3):
-                for label, colour in (("dark", 60), ("light", 200)):
-                    content = io.BytesIO()
-                    picture = (colour, 40 * sample, 80 * number)
-                    Image.new("RGB", (24, 16), picture).save(content, "PNG")
-                    key = f"{label}-{number}-{sample}"
-                    for name, data in (
-                        (f"{key}.png", content.getvalue()),
-                        (f"{key}.cls", label.encode()),
-                    ):
-                        member = tarfile.TarInfo(name)
-                        member.size = len(data)
-                        shard.addfile(member, io.BytesIO(data))
+    samples = list(example_images(12))
+    for first in (0, 6):
+        with tarfile.open(folder / f"{first:06d}.tar", "w") as shard:
+            for number, (label, content) in enumerate(samples[first : first + 6], first):
+                for kind, data in (("png", content), ("cls", label.encode())):
+                    member = tarfile.TarInfo(f"{number}.{kind}")
+                    member.size = len(data)
+                    shard.addfile(member, io.BytesIO(data))
     return str(folder)
 
 

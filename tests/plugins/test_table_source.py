@@ -20,7 +20,7 @@ from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 from patchline.pipeline.data.manifests.source_listing import with_groups
 from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.plugins.data_sources.embedded_images import image_names
+from patchline.plugins.data_sources.table_reading import image_names
 from tests.conftest import write_photos
 from tests.plugins.listings import ingested, labels_of, listed, refused, table, touched, two_classes
 

@@ -316,9 +316,13 @@ class StreamedOrder:
 
     def _parts(self, rows: Rows) -> Iterator[tuple[int, StreamedRecords, Rows]]:
         """Yield the streamed stores that have some of the rows, with their own rows."""
-        for part, images, own in divided(self._images, rows):
+        joined = self._images if isinstance(self._images, JoinedImages) else None
+        stores = [self._images] if joined is None else joined.parts
+        divided = [(0, rows, rows)] if joined is None else joined.divided(rows)
+        for number, _, own in divided:
+            images = stores[number]
             if isinstance(images, StreamedImages):
-                yield part, images.records, own
+                yield number, images.records, own
 
     def _fetch(self, number: int, page: _OrderPage) -> None:
         if page.is_ahead:
@@ -330,13 +334,3 @@ class _OrderPage(NamedTuple):
     batches: list[Batch]
     is_ahead: bool
     """Whether its images are fetched before they are needed."""
-
-
-def divided(images: StoredImages, rows: Rows) -> Iterator[tuple[int, StoredImages, Rows]]:
-    """Yield the number of each store that has some of the rows, its images, and its own rows."""
-    if isinstance(images, JoinedImages):
-        for part, _, own in images.divided(rows):
-            number = next(at for at, each in enumerate(images.parts) if each is part)
-            yield number, part, own
-    else:
-        yield 0, images, rows

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 from patchline.pipeline.data.labels.label_cells import number_in
@@ -137,20 +137,58 @@ def suspicions(counts: Mapping[str, int]) -> list[Suspicion]:
         counts: images of each class.
     """
     names = sorted(counts)
+    misread = {name: meaning for name in names if (meaning := _meant(name))}
+
+    def those(is_odd: Callable[[str], bool]) -> dict[str, str]:
+        return {name: _quoted([name]) for name in names if is_odd(name)}
+
     suspicions = [
         _similar(names, counts),
         _same_answer(names),
         _copies(names),
         _missing(names, counts),
-        _other_things(names),
-        _misread(names),
-        _invisible(names),
-        _mixed_alphabets(names),
-        _file_names(names),
-        _several_labels(names),
+        _suspicious(
+            "class names that are usual for folders of something else",
+            those(is_other_thing),
+            "If they are no classes, move them out of the data, or leave them out with "
+            "--data.ignore",
+        ),
+        _suspicious(
+            "class names that were read in the wrong encoding",
+            {name: f"{_quoted([name])} for {_quoted([meant])}" for name, meant in misread.items()},
+            "Rename them; for an archive, set --data.name-encoding",
+        ),
+        _suspicious(
+            "class names with characters that cannot be seen, or spaces at an end",
+            those(_has_unseen),
+            "Rename them",
+        ),
+        _suspicious(
+            "class names that mix letters of several alphabets within a word",
+            those(_mixes_alphabets),
+            "Type them again if they are meant to be Latin",
+        ),
+        _suspicious(
+            "class names that look like file names or sentences",
+            those(_is_file_name),
+            "Check that --data.label-column, or --data.label, chooses the classes",
+        ),
+        _suspicious(
+            "class names that look like several labels of one image",
+            those(partial(_is_several, {name.strip().casefold() for name in names})),
+            "If they are, set --data.label-separator to what separates them",
+        ),
         numbers(counts) or identifiers(counts),
     ]
     return [each for each in suspicions if each]
+
+
+def _suspicious(sentence: str, shown: Mapping[str, str], remedy: str) -> Suspicion | None:
+    """Return what is wrong about some names, given how each is shown; None without names."""
+    if not shown:
+        return None
+    words = f"{sentence}: {few_names(shown.values(), 3)}"
+    return Suspicion("suspicious_class", tuple(shown), words, remedy)
 
 
 def identifiers(counts: Mapping[str, int]) -> Suspicion | None:
@@ -270,40 +308,10 @@ def _missing(names: Sequence[str], counts: Mapping[str, int]) -> Suspicion | Non
     missing = [name for name in names if {name.strip().casefold(), _bare(name)} & _NOTHING]
     if set(missing) == {"-"} and "+" in names:
         return None  # negative and positive
-    if not missing:
-        return None
-    shown = [f"{_quoted([name])} ({counts[name]:,})" for name in missing]
-    return Suspicion(
-        "suspicious_class",
-        tuple(missing),
-        f"class names that may mean that there is no label: {few_names(shown, 3)}",
+    return _suspicious(
+        "class names that may mean that there is no label",
+        {name: f"{_quoted([name])} ({counts[name]:,})" for name in missing},
         "If they do, leave the images out: --data.no-label for a table, --data.ignore for folders",
-    )
-
-
-def _other_things(names: Sequence[str]) -> Suspicion | None:
-    others = [name for name in names if is_other_thing(name)]
-    if not others:
-        return None
-    return Suspicion(
-        "suspicious_class",
-        tuple(others),
-        "class names that are usual for folders of something else: "
-        f"{few_names(_each_quoted(others), 3)}",
-        "If they are no classes, move them out of the data, or leave them out with --data.ignore",
-    )
-
-
-def _misread(names: Sequence[str]) -> Suspicion | None:
-    meant = {name: meaning for name in names if (meaning := _meant(name))}
-    if not meant:
-        return None
-    shown = [f"{_quoted([name])} for {_quoted([meaning])}" for name, meaning in meant.items()]
-    return Suspicion(
-        "suspicious_class",
-        tuple(meant),
-        f"class names that were read in the wrong encoding: {few_names(shown, 3)}",
-        "Rename them; for an archive, set --data.name-encoding",
     )
 
 
@@ -323,98 +331,36 @@ def _meant(name: str) -> str | None:
     return None
 
 
-def _invisible(names: Sequence[str]) -> Suspicion | None:
-    invisible = [
-        name
-        for name in names
-        if name != name.strip() or any(unicodedata.category(each) in _HIDDEN for each in name)
-    ]
-    invisible = [name for name in invisible if not _joins_letters(name)]
-    if not invisible:
-        return None
-    return Suspicion(
-        "suspicious_class",
-        tuple(invisible),
-        "class names with characters that cannot be seen, or spaces at an end: "
-        f"{few_names(_each_quoted(invisible), 3)}",
-        "Rename them",
-    )
-
-
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+"""Categories of characters that cannot be seen."""
 _JOINERS = "\u200c\u200d"
 
 
-def _joins_letters(name: str) -> bool:
-    """Return whether the only hidden characters are joiners, which some scripts and emoji need."""
-    rest = [each for each in name if unicodedata.category(each) in _HIDDEN]
-    joined = all(each in _JOINERS for each in rest) and not name.isascii()
-    others = [each for each in name if each not in _JOINERS]
-    return joined and name == name.strip() and not all(each.isascii() for each in others)
+def _has_unseen(name: str) -> bool:
+    """Return whether a name has hidden characters, but for joiners that scripts and emoji need."""
+    hidden = {each for each in name if unicodedata.category(each) in HIDDEN}
+    others = "".join(each for each in name if each not in _JOINERS)
+    is_joined = hidden <= set(_JOINERS) and not others.isascii()
+    return name != name.strip() or bool(hidden and not is_joined)
 
 
-def _mixed_alphabets(names: Sequence[str]) -> Suspicion | None:
-    mixed = [name for name in names if len(_alphabets(name)) > 1]
-    if not mixed:
-        return None
-    return Suspicion(
-        "suspicious_class",
-        tuple(mixed),
-        f"class names that mix letters of several alphabets within a word: "
-        f"{few_names(_each_quoted(mixed), 3)}",
-        "Type them again if they are meant to be Latin",
-    )
-
-
-def _alphabets(name: str) -> set[str]:
-    """Return the alphabets in one word of a name, of those whose letters look alike."""
-    if name.isascii():
-        return set()
-    for word in _SPACES.split(name):
+def _mixes_alphabets(name: str) -> bool:
+    """Return whether one word of a name has letters of alphabets whose letters look alike."""
+    for word in () if name.isascii() else _SPACES.split(name):
         letters = [unicodedata.name(each, "").partition(" ")[0] for each in word if each.isalpha()]
-        used = set(letters) & {"LATIN", "CYRILLIC", "GREEK"}
-        if len(used) > 1:
-            return used
-    return set()
+        if len(set(letters) & {"LATIN", "CYRILLIC", "GREEK"}) > 1:
+            return True
+    return False
 
 
-def _file_names(names: Sequence[str]) -> Suspicion | None:
-    file_names = [
-        name
-        for name in names
-        if f".{name.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES or len(name) > _LONGEST
-    ]
-    if not file_names:
-        return None
-    return Suspicion(
-        "suspicious_class",
-        tuple(file_names),
-        "class names that look like file names or sentences: "
-        f"{few_names(_each_quoted(file_names), 3)}",
-        "Check that --data.label-column, or --data.label, chooses the classes",
-    )
+def _is_file_name(name: str) -> bool:
+    return f".{name.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES or len(name) > _LONGEST
 
 
-def _several_labels(names: Sequence[str]) -> Suspicion | None:
-    plain_names = {name.strip().casefold() for name in names}
-    combined = []
-    for name in names:
-        parts = [part.strip().casefold() for part in _SEPARATED.split(name)]
-        if len(parts) > 1 and sum(part in plain_names for part in parts) > 1:
-            combined.append(name)
-    if not combined:
-        return None
-    return Suspicion(
-        "suspicious_class",
-        tuple(combined),
-        "class names that look like several labels of one image: "
-        f"{few_names(_each_quoted(combined), 3)}",
-        "If they are, set --data.label-separator to what separates them",
-    )
-
-
-def _each_quoted(names: Sequence[str]) -> Iterator[str]:
-    return (_quoted([name]) for name in names)
+def _is_several(plain_names: Collection[str], name: str) -> bool:
+    """Return whether at least two of the parts of a name are names, too."""
+    parts = [part.strip().casefold() for part in _SEPARATED.split(name)]
+    return len(parts) > 1 and sum(part in plain_names for part in parts) > 1
 
 
 def _quoted(names: Sequence[str]) -> str:

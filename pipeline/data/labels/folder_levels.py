@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from patchline.pipeline.data.labels.class_names import are_images_and_marks, is_other_thing
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES, split_named
 
 _NAMED = 3
@@ -60,9 +61,13 @@ def _unclear_folders(folders: set[tuple[str, str]]) -> UnclearLevel | None:
     Args:
         folders: the class of each, and its path.
     """
-    below = {pair: _below(*pair) for pair in folders}
+    below = {}
+    for label, path in folders:
+        parts = path.split("/")
+        below[label, path] = parts[parts.index(label) + 1 :] if label in parts else []
     classes = sorted({label for label, _ in folders})
-    prefix = "{split}/" if any(_in_split(label, folder) for label, folder in folders) else ""
+    tops = {(label, folder.partition("/")[0]) for label, folder in folders}
+    prefix = "{split}/" if any(label != top and split_named(top) for label, top in tops) else ""
     if len(classes) < _FEWEST:
         return None
     levels: list[dict[str, set[str]]] = []
@@ -126,17 +131,6 @@ def _other_things(classes: list[str]) -> UnclearLevel | None:
     )
 
 
-def _below(label: str, folder: str) -> list[str]:
-    """Return the folders of a path below its class folder."""
-    parts = folder.split("/")
-    return parts[parts.index(label) + 1 :] if label in parts else []
-
-
-def _in_split(label: str, folder: str) -> bool:
-    top = folder.partition("/")[0]
-    return top != label and split_named(top) is not None
-
-
 def _shared(inside: Inside) -> list[str]:
     """Return the names that most class folders share; none if that is no sign."""
     counts = Counter(name for names in inside.values() for name in {_plain(each) for each in names})
@@ -194,8 +188,7 @@ def _plain(name: str) -> str:
 
 
 def _quoted(names: list[str]) -> str:
-    named = [f"'{name}'" for name in names[:_NAMED]]
-    more = len(names) - len(named)
-    if more:
-        return f"{', '.join(named)} and {more:,} more"
-    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    named = [f"'{name}'" for name in names]
+    if 1 < len(named) <= _NAMED:
+        return f"{', '.join(named[:-1])} and {named[-1]}"
+    return few_names(named, _NAMED)

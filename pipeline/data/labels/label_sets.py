@@ -10,7 +10,6 @@ Shapes: N images, K classes.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -46,15 +45,6 @@ def decoded(text: str) -> tuple[str, ...]:
 def labels_in(text: str, task: Task) -> tuple[str, ...]:
     """Return the labels in a text of a manifest: the text itself, if an image has one label."""
     return decoded(text) if task == MULTI_LABEL else (text,)
-
-
-def counts_of(texts: Iterable[str]) -> Counter[str]:
-    """Return the number of images with each label, of the texts of all images."""
-    found: Counter[str] = Counter()
-    for text, images in Counter(texts).items():
-        for label in decoded(text):
-            found[label] += images
-    return found
 
 
 def matrix(texts: Sequence[str], classes: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -98,8 +98,13 @@ def _check_classes(manifest: pd.DataFrame, root: Path, task: Task) -> None:
     counts = pairs.counts()
     if task == SINGLE_LABEL and len(counts) == 1:
         raise one_class(root, counts.keys(), usable["path"])
-    if task == MULTI_LABEL and len(usable):
-        _check_sets(counts, len(usable), root)
+    if task == MULTI_LABEL and len(usable) and not counts:
+        raise no_labels(root)
+    if task == MULTI_LABEL and list(counts.values()) == [len(usable)]:
+        raise DataError(
+            f"Every image of {root} has the label '{pairs.names[0]}', and there is no other, so "
+            "there is nothing to tell apart. Add images without it, or another label."
+        )
     wrong = numbers(counts) or identifiers(counts)
     if wrong and sum(counts.values()) < _FEWEST_EACH * len(counts):
         raise DataError(
@@ -108,14 +113,3 @@ def _check_classes(manifest: pd.DataFrame, root: Path, task: Task) -> None:
         )
     if not len(usable) and (manifest["status"] == STATUS).any():
         raise DataError(f"{root} has no image left: all are excluded. Edit data.exclude.")
-
-
-def _check_sets(counts: Mapping[str, int], images: int, root: Path) -> None:
-    """Refuse sets of labels that say nothing: none at all, or the same label on every image."""
-    if not counts:
-        raise no_labels(root)
-    if len(counts) == 1 and counts[label := next(iter(counts))] == images:
-        raise DataError(
-            f"Every image of {root} has the label '{label}', and there is no other, so there is "
-            "nothing to tell apart. Add images without it, or another label."
-        )

@@ -11,10 +11,17 @@ from collections import defaultdict
 import pandas as pd
 
 from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task, by_task, decoded
+from patchline.pipeline.data.labels.label_sets import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    Task,
+    by_task,
+    decoded,
+)
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 
 
 class Moved(FrozenModel):
@@ -110,15 +117,15 @@ def compare(before: pd.DataFrame, now: pd.DataFrame) -> DataDiff:
 
 
 def _relabelled(path: str, before: str, label: str, label_before: str, task: Task) -> Relabelled:
-    change = Relabelled(path=path, before=before, label=label, label_before=label_before)
-    if task == SINGLE_LABEL:
-        return change
-    new, old = set(decoded(label)), set(decoded(label_before))
-    return change.model_copy(
-        update={
-            "added_labels": tuple(sorted(new - old)),
-            "removed_labels": tuple(sorted(old - new)),
-        }
+    are_sets = task == MULTI_LABEL
+    new, old = (set(decoded(each)) if are_sets else set() for each in (label, label_before))
+    return Relabelled(
+        path=path,
+        before=before,
+        label=label,
+        label_before=label_before,
+        added_labels=tuple(sorted(new - old)),
+        removed_labels=tuple(sorted(old - new)),
     )
 
 
@@ -164,18 +171,8 @@ class NewImages(FrozenModel):
             name: of the experiment.
             verdict: what follows from the counts, in a sentence.
         """
-        if self.first:
-            return f"## {name}\n\nThe first training: {self.images:,} images.\n"
-        lines = [f"## {name}", "", f"**{self.words()}** since the last training. {verdict}", ""]
-        if self.new_by_class:
-            lines += [f"| {by_task(self.task).one} | new images |", "|---|---|"]
-            lines += [f"| {label} | {count} |" for label, count in self.new_by_class.items()]
-            lines.append("")
-        if self.relabelled_examples:
-            files = ", ".join(f"`{path}`" for path in self.relabelled_examples)
-            lines += [f"Relabelled: {files}.", ""]
-        lines.append(f"The folder holds {self.images} different images.")
-        return "\n".join(lines) + "\n"
+        values = {"new": self, "name": name, "verdict": verdict, "one": by_task(self.task).one}
+        return render_markdown("new_images.md.j2", __package__, **values)
 
 
 def count_new_images(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
@@ -87,7 +88,7 @@ def empty_row(listed: ListedImage) -> Row:
     )
 
 
-class _LargeImageError(Exception):
+class LargeImageError(Exception):
     """The image takes more memory than it may."""
 
 
@@ -97,6 +98,7 @@ def describe(
     on_image: OnImage | None = None,
     *,
     is_labelled: bool,
+    most_pixels: int | None = None,
 ) -> Row:
     """Open a file once and return its row.
 
@@ -105,37 +107,25 @@ def describe(
         listed: the file.
         on_image: called with its content and its pixels, if it is an image.
         is_labelled: whether it has a class, or needs none; other files are foreign.
+        most_pixels: a larger image raises a `LargeImageError` instead.
     """
-    return _Description(root, listed, on_image, is_labelled).row()
+    row = empty_row(listed)
+    return _Description(root, listed.path, on_image, is_labelled, most_pixels, row).row()
 
 
-def describe_small(
-    root: Path, listed: ListedImage, on_image: OnImage | None = None, *, is_labelled: bool
-) -> Row | None:
-    """Return the row of a file; None for an image that takes much memory."""
-    try:
-        return _Description(root, listed, on_image, is_labelled, FEW_PIXELS).row()
-    except _LargeImageError:
-        return None
-
-
+@dataclass(frozen=True)
 class _Description:
     """One file, and the row that is made for it."""
 
-    def __init__(
-        self,
-        root: Path,
-        listed: ListedImage,
-        on_image: OnImage | None,
-        is_labelled: bool,
-        most_pixels: int | None = None,
-    ) -> None:
-        self.root, self.path = root, listed.path
-        self.on_image, self.is_labelled, self.most_pixels = on_image, is_labelled, most_pixels
-        self._row = empty_row(listed)
+    root: Path
+    path: str
+    on_image: OnImage | None
+    is_labelled: bool
+    most_pixels: int | None
+    _row: Row
 
     def row(self) -> Row:
-        """Return the row; raise `_LargeImageError` if the image is larger than it may be."""
+        """Return the row; raise `LargeImageError` if the image is larger than it may be."""
         row = self._row
         if row["path"] != self.path:
             row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"
@@ -164,7 +154,7 @@ class _Description:
             self._decode(small)
             return
         if self.most_pixels and row["bytes"] > SMALL_FILE_BYTES:
-            raise _LargeImageError
+            raise LargeImageError
         with root_image_bytes(self.root, self.path) as data:
             self._decode(data)
 
@@ -216,7 +206,7 @@ class _Description:
         row = self._row
         row["width"], row["height"], row["mode"] = header
         if self.most_pixels and header.width * header.height > self.most_pixels:
-            raise _LargeImageError
+            raise LargeImageError
 
 
 def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:

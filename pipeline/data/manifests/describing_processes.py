@@ -15,7 +15,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from patchline.pipeline.data.manifests.describing import OnImage, Row, describe, describe_small
+from patchline.pipeline.data.manifests.describing import (
+    FEW_PIXELS,
+    LargeImageError,
+    OnImage,
+    Row,
+    describe,
+)
 from patchline.pipeline.data.reading.child_processes import (
     FEWEST_FILES,
     answer_parent,
@@ -112,7 +118,12 @@ def rows_in_process(
 def _described(root: Path, kept: KeptImageArray | None, file: list[Any]) -> Row | None:
     place, listed, is_labelled = file
     noted = kept.beside(None, place) if kept else None
-    return describe_small(root, ListedImage(*listed), noted, is_labelled=is_labelled)
+    try:
+        return describe(
+            *(root, ListedImage(*listed), noted), is_labelled=is_labelled, most_pixels=FEW_PIXELS
+        )
+    except LargeImageError:
+        return None
 
 
 def _prepared(job: list[Any]) -> Callable[[Any], Any]:

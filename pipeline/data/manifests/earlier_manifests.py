@@ -66,26 +66,15 @@ def manifest_of_last_run(
     stored = store.get_experiment_by_name(experiment)
     if stored is None:
         return None
-    newest = [
-        training
-        for kind in _TRAININGS
-        if (training := _newest(store, stored.experiment_id, kind, params or {})) is not None
-    ]
-    return max(newest, key=lambda training: training.ended).manifest if newest else None
-
-
-class _Trained(NamedTuple):
-    """The manifest of a finished training."""
-
-    ended: int
-    """Milliseconds since 1970."""
-    manifest: pd.DataFrame
+    newest = [_newest(store, stored.experiment_id, kind, params or {}) for kind in _TRAININGS]
+    found = [training for training in newest if training is not None]
+    return max(found, key=lambda training: training[0])[1] if found else None
 
 
 def _newest(
     store: MlflowClient, experiment_id: str, kind: str, params: Mapping[str, str]
-) -> _Trained | None:
-    """Return the newest finished run that has a manifest, of those that a condition names."""
+) -> tuple[int, pd.DataFrame] | None:
+    """Return when the newest run ended that a condition names and that has a manifest, and this."""
     conditions = [
         "attributes.status = 'FINISHED'",
         kind,
@@ -101,30 +90,36 @@ def _newest(
             page_token=token,
         )
         for run in page:
-            manifest = _manifest(store, run.info.run_id)
+            manifest = manifest_of_run(run.info.run_id)
             if manifest is not None:
-                return _Trained(int(run.info.end_time or 0), manifest)
+                return int(run.info.end_time or 0), manifest
         token = page.token
         if not token:
             return None
 
 
-def manifest_of_run(run_id: str) -> pd.DataFrame | None:
-    """Return the manifest of a run; None if it is missing from the store.
+def manifest_of_run(run_id: str, folder: str = "data") -> pd.DataFrame | None:
+    """Return the manifest of a run; None if it is missing from the store, or damaged.
+
+    Args:
+        run_id: of the run.
+        folder: of its artifacts; `UNLABELLED_FOLDER` for its unlabelled images, if it had some.
 
     Raises:
         TrackingError: if the store does not respond.
     """
-    return _manifest(client(), run_id)
+    from mlflow.exceptions import MlflowException
 
-
-def unlabelled_of_run(run_id: str) -> pd.DataFrame | None:
-    """Return the manifest of a run's unlabelled images; None if it had none, or it is missing.
-
-    Raises:
-        TrackingError: if the store does not respond.
-    """
-    return _manifest(client(), run_id, UNLABELLED_FOLDER)
+    store = client()
+    try:
+        listed = [item.path for item in store.list_artifacts(run_id, folder)]
+        tables = [path for path in listed if path.endswith(".parquet")]
+        if not tables:
+            return None
+        with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
+            return pd.read_parquet(store.download_artifacts(run_id, tables[0], scratch))
+    except (MlflowException, OSError, ValueError, KeyError):  # gone, or a damaged table
+        return None
 
 
 def run_of_version(reference: str) -> str | None:
@@ -146,7 +141,7 @@ def run_of_version(reference: str) -> str | None:
             return None
     store = client()
     try:
-        run_id = (
+        version = (
             store.get_model_version_by_alias(name, alias)
             if at
             else store.get_model_version(name, number)
@@ -155,27 +150,7 @@ def run_of_version(reference: str) -> str | None:
         raise DataError(
             f"There is no model version {reference}. `patchline models` lists all of them."
         ) from error
-    return str(run_id.run_id) if run_id.run_id else None
-
-
-def _manifest(store: MlflowClient, run_id: str, folder: str = "data") -> pd.DataFrame | None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        tables = [
-            item.path
-            for item in store.list_artifacts(run_id, folder)
-            if item.path.endswith(".parquet")
-        ]
-        if not tables:
-            return None
-        with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
-            manifest: pd.DataFrame = pd.read_parquet(
-                store.download_artifacts(run_id, tables[0], scratch)
-            )
-    except (MlflowException, OSError, ValueError, KeyError):  # gone, or a damaged table
-        return None
-    return manifest
+    return str(version.run_id) if version.run_id else None
 
 
 ACCEPTED = "changes"
@@ -264,7 +239,9 @@ def repeated(
     if not changes:
         return manifest, [f"the images, labels and splits are those of {earlier.words}", *notes]
     listed = manifest.loc[list(changes), ["path"]].assign(change=list(changes.values()))
-    file = _write_changes(listed, workspace)
+    file = workspace / "manifests" / "changes.csv"
+    with replacing(file) as temporary:
+        listed.map(lambda cell: table_cell(str(cell))).to_csv(temporary, index=False)
     counted = (
         f"{len(changes):,} of {len(used):,} images of {earlier.words} "
         f"{by_number(len(changes), 'is missing or has', 'are missing or have')} changed: "
@@ -317,14 +294,6 @@ def _changes(
             if on_progress:
                 on_progress(len(reasons), len(rows))
     return reasons
-
-
-def _write_changes(changes: pd.DataFrame, workspace: Path) -> Path:
-    """Write the list of what has changed."""
-    file = workspace / "manifests" / "changes.csv"
-    with replacing(file) as temporary:
-        changes.map(lambda cell: table_cell(str(cell))).to_csv(temporary, index=False)
-    return file
 
 
 def _read(file: Path) -> pd.DataFrame:

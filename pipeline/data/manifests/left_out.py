@@ -36,8 +36,8 @@ class Cause(NamedTuple):
     """A reason that files have in common."""
 
     kind: LeftOutKind
-    reasons: re.Pattern[str]
-    """Matches the beginning of the manifest's column `reason`."""
+    reasons: str
+    """A regular expression for the beginning of the manifest's column `reason`."""
     noun: str
     one: str
     """What is true of one file: `is empty`."""
@@ -60,103 +60,99 @@ class LeftOut(NamedTuple):
         return f"{counted(count, self.cause.noun)} {words}"
 
 
-def _cause(kind: LeftOutKind, reasons: str, noun: str, one: str, many: str, remedy: str) -> Cause:
-    return Cause(kind, re.compile(reasons), noun, one, many, remedy)
-
-
 _AN = {"HDF5", "NRRD", "OpenEXR", "SVG"}
 """Formats whose names begin with the sound of a vowel."""
 _NOTHING = "Nothing needs to be done."
 _DAMAGED = (
-    _cause("contradictory_rows", "has two labels in the (table|export)", "image",
+    Cause("contradictory_rows", "has two labels in the (table|export)", "image",
            "has two labels", "have two labels",
            "Keep one entry for each image, or those with the right label."),
-    _cause("contradictory_rows", "has several labels", "image",
+    Cause("contradictory_rows", "has several labels", "image",
            "has several labels, while nearly all others have one",
            "have several labels, while nearly all others have one",
            "Keep the right one, or set --data.task multi_label to learn several."),
-    _cause("contradictory_rows", "has two (splits|groups) in the (table|export)", "image",
+    Cause("contradictory_rows", "has two (splits|groups) in the (table|export)", "image",
            "is in two splits or groups", "are in two splits or groups",
            "Keep one entry for each image."),
-    _cause("missing_file", "(the row names no image|the sample has no image|the table holds no im)",
+    Cause("missing_file", "(the row names no image|the sample has no image|the table holds no im)",
            "row", "names no image", "name no image", "Fill in the image, or delete the row."),
-    _cause("missing_file", "(there is no such file|is not in the archive|is in no shard"
+    Cause("missing_file", "(there is no such file|is not in the archive|is in no shard"
            "|cannot be read: No such file)", "file", "does not exist", "do not exist",
            "Copy the files there, or correct their paths."),
-    _cause("missing_file", "the link leads to no file", "file", "is a link that leads to no file",
+    Cause("missing_file", "the link leads to no file", "file", "is a link that leads to no file",
            "are links that lead to no file", "Copy the files there, or delete the links."),
-    _cause("refused_member", "is a link", "member of the archive", "is a link",
+    Cause("refused_member", "is a link", "member of the archive", "is a link",
            "are links", "Pack the files that the links lead to."),
-    _cause("refused_member", "its path (leads outside|is absolute)", "member of the archive",
+    Cause("refused_member", "its path (leads outside|is absolute)", "member of the archive",
            "has a path outside the archive", "have paths outside the archive",
            "Pack the files with paths relative to the folder of the images."),
-    _cause("refused_member", "is encrypted", "member of the archive", "is encrypted",
+    Cause("refused_member", "is encrypted", "member of the archive", "is encrypted",
            "are encrypted", "Pack the files without a password."),
-    _cause("refused_member", "is compressed with", "member of the archive",
+    Cause("refused_member", "is compressed with", "member of the archive",
            "is compressed by a method that is not read",
            "are compressed by methods that are not read",
            "Pack the files with deflate, the usual method of a zip."),
-    _cause("refused_member", "(is a sparse file|its path has more than)", "member of the archive",
+    Cause("refused_member", "(is a sparse file|its path has more than)", "member of the archive",
            "is of a form that is not read", "are of a form that is not read",
            "Pack the files again, with shorter paths and without sparse files."),
-    _cause("unreadable", "not a regular file", "file", "is a pipe, a device or a socket",
+    Cause("unreadable", "not a regular file", "file", "is a pipe, a device or a socket",
            "are pipes, devices or sockets", "Remove them, or put images in their places."),
-    _cause("unreadable", "its name is not UTF-8", "file", "has a name that is not UTF-8",
+    Cause("unreadable", "its name is not UTF-8", "file", "has a name that is not UTF-8",
            "have names that are not UTF-8",
            "Rename the files; for an archive, set --data.name-encoding."),
-    _cause("unreadable", "its (cls|json|index|id|txt) ", "sample",
+    Cause("unreadable", "its (cls|json|index|id|txt) ", "sample",
            "has a label that cannot be read", "have labels that cannot be read",
            "Write the shards again, with labels in UTF-8 and valid JSON."),
-    _cause("unreadable", "cannot be read: Permission denied", "file", "may not be read",
+    Cause("unreadable", "cannot be read: Permission denied", "file", "may not be read",
            "may not be read", "Give yourself the permission to read them, as with chmod u+r."),
-    _cause("unreadable", "cannot be read", "file", "cannot be read from the disk",
+    Cause("unreadable", "cannot be read", "file", "cannot be read from the disk",
            "cannot be read from the disk",
            "Check the disk or the connection to the server, then copy the files again."),
-    _cause("unreadable", "the file is empty", "file", "is empty", "are empty",
+    Cause("unreadable", "the file is empty", "file", "is empty", "are empty",
            "Copy or download the files again."),
-    _cause("unreadable", "is damaged in the archive", "member of the archive",
+    Cause("unreadable", "is damaged in the archive", "member of the archive",
            "is damaged", "are damaged", "Download or pack the archive again."),
-    _cause("unreadable", "(HEIF|the package pillow-heif)", "HEIF file (.heic)",
+    Cause("unreadable", "(HEIF|the package pillow-heif)", "HEIF file (.heic)",
            "needs another package", "need another package",
            "Install it with pip install 'patchline[heic]'."),
     *(
-        _cause("unreadable", f"{name} files {re.escape(need)}", "file",
+        Cause("unreadable", f"{name} files {re.escape(need)}", "file",
                f"is {'an' if name in _AN else 'a'} {name} file",
                f"are {name} files", f"{name} files {need}: {remedy}.")
         for name, (need, remedy) in REMEDIES.items()
         if name != "HEIF"  # which is told above
     ),
-    _cause("unreadable", "(it is a camera's|it is a scan of|JPEG(-LS| with)|its samples|its bands"
+    Cause("unreadable", "(it is a camera's|it is a scan of|JPEG(-LS| with)|its samples|its bands"
            "|nothing says|its values have|it has samples)", "image",
            "holds values that are not read", "hold values that are not read",
            "Save them as 16-bit PNG, or as TIFF with integers or floating-point numbers; the "
            "reason of each names a program."),
-    _cause("unreadable", r"([\w ]+ files are not supported|the installed Pillow cannot read)",
+    Cause("unreadable", r"([\w ]+ files are not supported|the installed Pillow cannot read)",
            "image", "has a format that is not supported", "have formats that are not supported",
            "Convert the images to PNG or JPEG."),
-    _cause("unreadable", "not an image that can be read", "file",
+    Cause("unreadable", "not an image that can be read", "file",
            "is named like an image but is none", "are named like images but are none",
            "Download the files again, or delete them."),
-    _cause("unreadable", r"(the file has \d+ bytes|the image has \d+x\d+ pixels)", "image",
+    Cause("unreadable", r"(the file has \d+ bytes|the image has \d+x\d+ pixels)", "image",
            "is too large to be read safely", "are too large to be read safely",
            "Make the images smaller."),
-    _cause("unreadable", "there is not enough memory", "image", "needs more memory than is free",
+    Cause("unreadable", "there is not enough memory", "image", "needs more memory than is free",
            "need more memory than is free", "Free memory, or make the images smaller."),
-    _cause("truncated", "the file ends too early", "image",
+    Cause("truncated", "the file ends too early", "image",
            "is incomplete: its file ends too early", "are incomplete: their files end too early",
            "Copy or download the files again."),
-    _cause("unreadable", "", "image", "cannot be decoded", "cannot be decoded",
+    Cause("unreadable", "", "image", "cannot be decoded", "cannot be decoded",
            "Repair or delete the files."),
 )  # fmt: skip
 _FOREIGN = (
-    _cause("foreign", "has no label", "image", "has no label", "have no label",
+    Cause("foreign", "has no label", "image", "has no label", "have no label",
            "Label them, or leave them as they are."),
-    _cause("foreign", "is not in a class folder", "file", "is not in a class folder",
+    Cause("foreign", "is not in a class folder", "file", "is not in a class folder",
            "are not in class folders", "Move the images among them into class folders."),
-    _cause("foreign", "its path does not have the form", "file",
+    Cause("foreign", "its path does not have the form", "file",
            "has a path of another form than data.label", "have paths of another form than "
            "data.label", "Change data.label, or move the files, if they belong to the data."),
-    _cause("foreign", "", "file", "is not an image of a class", "are not images of a class",
+    Cause("foreign", "", "file", "is not an image of a class", "are not images of a class",
            _NOTHING),
 )  # fmt: skip
 CAUSES = (*_DAMAGED, *_FOREIGN)
@@ -166,7 +162,7 @@ CAUSES = (*_DAMAGED, *_FOREIGN)
 def cause_of(status: str, reason: str) -> Cause:
     """Return the cause for which a file is left out."""
     causes = _FOREIGN if status == "foreign" else _DAMAGED
-    return next(cause for cause in causes if cause.reasons.match(reason))
+    return next(cause for cause in causes if re.match(cause.reasons, reason))
 
 
 def left_out(manifest: pd.DataFrame) -> Iterator[LeftOut]:
@@ -291,7 +287,7 @@ def with_exclusion(
 
 
 def excluded_unlabelled(
-    unlabelled: pd.DataFrame, labelled: pd.DataFrame, exclusion: Exclusion
+    unlabelled: pd.DataFrame, labelled: pd.DataFrame, setting: str | None
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the manifest of the unlabelled images without the files of a table, and notes.
 
@@ -300,8 +296,11 @@ def excluded_unlabelled(
     Args:
         unlabelled: manifest of the unlabelled images.
         labelled: manifest of the labelled ones.
-        exclusion: the table.
+        setting: the value of `data.exclude`; None excludes nothing.
     """
+    if setting is None:
+        return unlabelled, []
+    exclusion = read_exclusion(Path(setting))
     of_labelled = {_written(path, exclusion.reasons) for path in labelled["path"]}
     others = {path: why for path, why in exclusion.reasons.items() if path not in of_labelled}
     rest = exclusion._replace(reasons=others)
@@ -328,7 +327,8 @@ def _written(path: str, reasons: Mapping[str, str]) -> str:
 def table_of(text: str) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     """Return the names of a table's columns in lower case, and its rows with their line numbers."""
     csv.field_size_limit(_LONGEST_FIELD)
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text))
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)  # as spreadsheets write it
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names = [name.strip().lower() for name in next(lines, [])]
     return names, ((lines.line_num, dict(zip(names, cells, strict=False))) for cells in lines)
 
@@ -363,9 +363,3 @@ def _reasons(text: str, setting: str) -> dict[str, str]:
                 f"{number}. Write yes or no."
             )
     return reasons
-
-
-def _delimiter(text: str) -> str:
-    """Return the character between the columns; some spreadsheets write semicolons."""
-    first = text.partition("\n")[0]
-    return max(",;\t", key=first.count)

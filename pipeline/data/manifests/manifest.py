@@ -18,6 +18,7 @@ import pandas as pd
 
 from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.workspace.files.atomic_files import replacing
@@ -89,6 +90,18 @@ def save(
         manifest.to_parquet(temporary, index=False)
 
 
+def save_version(
+    manifest: pd.DataFrame,
+    folder: Path,
+    mapping: PixelMapping | None = None,
+    task: label_sets.Task | None = None,
+) -> Path:
+    """Write a manifest to a file that its fingerprint names, and return the file; see `save`."""
+    file = folder / f"{fingerprint(manifest, mapping)}.parquet"
+    save(manifest, file, mapping, task)
+    return file
+
+
 def load(file: Path) -> pd.DataFrame:
     """Read a manifest."""
     return pd.read_parquet(file)
@@ -134,10 +147,7 @@ def usable(manifest: pd.DataFrame) -> pd.DataFrame:
 
 def classes(manifest: pd.DataFrame, task: label_sets.Task = label_sets.SINGLE_LABEL) -> list[str]:
     """Return the class names, sorted; their order is the order of the model's outputs."""
-    labels = usable(manifest)["label"]
-    if task == label_sets.MULTI_LABEL:
-        return sorted(label_sets.counts_of(labels))
-    return sorted(labels.unique())
+    return list(label_pairs(usable(manifest)["label"], task).names)
 
 
 def class_images(manifest: pd.DataFrame, classes: Sequence[str]) -> tuple[int, ...]:

@@ -142,16 +142,13 @@ def digest_of_root(root: Path, version: int | str) -> str:
 def _facts_of_objects(e_tags: dict[str, str], paths: list[str], *, is_folder: bool) -> Facts:
     """Return a number for the ETag of each object, or for that of the archive they are in."""
     unknown = (-1, -1, -1, -1)
-    facts = {key: (0, 0, 0, _number(e_tag)) for key, e_tag in e_tags.items()}
+    digests = {key: hashlib.sha256(e_tag.encode()).digest() for key, e_tag in e_tags.items()}
+    facts = {key: (0, 0, 0, int.from_bytes(each[:8]) >> 1) for key, each in digests.items()}
     if is_folder:
         of_paths = [facts.get(path, unknown) for path in paths]
     else:
         of_paths = [next(iter(facts.values()), unknown)] * len(paths)
     return np.array(of_paths, np.int64).reshape(-1, 4)
-
-
-def _number(e_tag: str) -> int:
-    return int.from_bytes(hashlib.sha256(e_tag.encode()).digest()[:8]) >> 1
 
 
 def _facts_of_shards(index: Path, paths: list[str]) -> Facts:

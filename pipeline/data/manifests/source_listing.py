@@ -53,12 +53,17 @@ def by_rules(listing: ImageListing, rules: ReadingRules, *, labelled: bool) -> I
     if rules.label not in (AUTO, TOP, LEAF):
         listing = _by_template(listing, PathTemplate(rules.label))
     elif rules.label != AUTO:
-        of_folders = _leaf if rules.label == LEAF else _top
         shards = shard_names(listing.root)
-        images = [
-            image._replace(label=of_folders(image, _folders(image.path, shards)), labels=None)
-            for image in listing.images
-        ]
+
+        def label_of(image: ListedImage) -> str:
+            folders = _folders(image.path, shards)
+            if rules.label == LEAF:
+                return folders[-1] if folders else ""
+            if image.label in folders:  # the class folder that a source has found
+                return image.label
+            return next((name for name in folders if not split_named(name)), "")
+
+        images = [image._replace(label=label_of(image), labels=None) for image in listing.images]
         listing = replace(listing, images=images, empty_classes=[])
     if not labelled:
         return listing
@@ -114,17 +119,6 @@ def _folders(path: str, shards: Collection[str]) -> list[str]:
     return folders
 
 
-def _top(image: ListedImage, folders: Sequence[str]) -> str:
-    """Return the class folder: what a source of folders has found, else the first one."""
-    if image.label in folders:
-        return image.label
-    return next((name for name in folders if not split_named(name)), "")
-
-
-def _leaf(_: ListedImage, folders: Sequence[str]) -> str:
-    return folders[-1] if folders else ""
-
-
 def _by_template(listing: ImageListing, template: PathTemplate) -> ImageListing:
     """Return the listing with the label, and whatever else a template reads, of each path."""
     matches = [template.match(image.path) for image in listing.images]
@@ -134,6 +128,13 @@ def _by_template(listing: ImageListing, template: PathTemplate) -> ImageListing:
             f"data.label is '{template.text}', but no path is of that form: {paths}. Change it; it "
             "is compared with the path below the data's folder."
         )
+    others = [
+        LeftOutFile(image.path, _OTHER_FORM, "foreign")
+        for image, parts in zip(listing.images, matches, strict=True)
+        if parts is None
+    ]
+    listing = _only(listing, [parts is not None for parts in matches])
+    read = [parts for parts in matches if parts is not None]
     images = [
         image._replace(
             label=parts[LABEL],
@@ -141,22 +142,14 @@ def _by_template(listing: ImageListing, template: PathTemplate) -> ImageListing:
             split=_split(image, parts, template),
             group=parts.get(GROUP) or image.group,
         )
-        for image, parts in zip(listing.images, matches, strict=True)
-        if parts is not None
+        for image, parts in zip(listing.images, read, strict=True)
     ]
-    others = [
-        LeftOutFile(image.path, _OTHER_FORM, "foreign")
-        for image, parts in zip(listing.images, matches, strict=True)
-        if parts is None
-    ]
-    listing = _only(listing, [parts is not None for parts in matches])
     own = [name for name in template.names if name not in (LABEL, SPLIT, GROUP)]
-    columns = {name: [parts[name] for parts in matches if parts is not None] for name in own}
     return replace(
         listing,
         images=images,
         left_out=[*listing.left_out, *others],
-        columns={**listing.columns, **columns},
+        columns={**listing.columns, **{name: [parts[name] for parts in read] for name in own}},
         empty_classes=[],
     )
 
@@ -190,13 +183,6 @@ def _labels(listing: ImageListing) -> Counter[str]:
     )
 
 
-def _renamed(image: ListedImage, names: Mapping[str, str]) -> ListedImage:
-    """Return an image with other names for its labels; equal ones of a set become one."""
-    if image.labels is None:
-        return image._replace(label=names.get(image.label, image.label))
-    return image._replace(labels=tuple(sorted({names.get(each, each) for each in image.labels})))
-
-
 def _spelled(listing: ImageListing, spelling: dict[str, str], why: str) -> ImageListing:
     """Return the listing with other names for some classes, and a note on those that meet."""
     changed = {label: name for label, name in spelling.items() if label != name}
@@ -205,29 +191,39 @@ def _spelled(listing: ImageListing, spelling: dict[str, str], why: str) -> Image
         return listing
     names = Counter(spelling.values())
     united = [name for name, count in names.items() if count > 1]
-    images = [_renamed(image, changed) for image in listing.images]
-    notes = list(listing.notes)
+    notes = []
     if united:
         verb = by_number(len(united), "is one class", "are one class each")
         quoted = few_names((f"'{name}'" for name in united), 3)
         notes.append(f"{quoted} {verb}, {why}")
-    rest = sorted(empty - set(names))
-    return replace(listing, images=images, notes=notes, empty_classes=rest)
+    return _with_names(listing, changed, sorted(empty - set(names)), notes)
 
 
 def _merged(listing: ImageListing) -> ImageListing:
     """Return the listing with one class for names that look equal."""
-    counts = _labels(listing)
-    spelling = {label: label for label in counts}
-    notes = list(listing.notes)
+    counts, names, notes = _labels(listing), dict[str, str](), list[str]()
     for group in groups_alike(list(counts)):
         name = most_frequent(group, counts)
-        spelling |= dict.fromkeys(group, name)
+        names |= dict.fromkeys(group, name)
         others = few_names((f"'{other}'" for other in group if other != name), 3)
         notes.append(f"data.merge_classes: {others} counted as '{name}'")
-    images = [_renamed(image, spelling) for image in listing.images]
-    rest = [name for name in listing.empty_classes if name not in spelling]
-    return replace(listing, images=images, notes=notes, empty_classes=rest)
+    empty = [name for name in listing.empty_classes if name not in counts]
+    return _with_names(listing, names, empty, notes)
+
+
+def _with_names(
+    listing: ImageListing, names: Mapping[str, str], empty: list[str], notes: list[str]
+) -> ImageListing:
+    """Return the listing with other names for some labels; equal ones of a set become one."""
+
+    def renamed(image: ListedImage) -> ListedImage:
+        if image.labels is None:
+            return image._replace(label=names.get(image.label, image.label))
+        labels = {names.get(each, each) for each in image.labels}
+        return image._replace(labels=tuple(sorted(labels)))
+
+    images = [renamed(image) for image in listing.images]
+    return replace(listing, images=images, notes=[*listing.notes, *notes], empty_classes=empty)
 
 
 _NO_LABEL = "has no label"
@@ -271,18 +267,13 @@ def with_task(listing: ImageListing, task: Literal["auto"] | Task) -> ImageListi
             f"have several labels ({first.path}: {labels}). Leave data.task out, or correct the "
             "labels."
         )
-    places = [place for place, image in enumerate(listing.images) if image.labels]
-    images = [
-        image._replace(label="".join(image.labels or ()), labels=None)
-        for image in (listing.images[place] for place in places)
-    ]
     without = [image.path for image in listing.images if not image.labels]
-    columns = {name: [of[place] for place in places] for name, of in listing.columns.items()}
-    left_out = [
-        *listing.left_out,
-        *(LeftOutFile(path, _NO_LABEL, "foreign") for path in without),
+    listing = _only(listing, [bool(image.labels) for image in listing.images])
+    images = [
+        image._replace(label="".join(image.labels or ()), labels=None) for image in listing.images
     ]
-    return replace(listing, images=images, left_out=left_out, columns=columns)
+    foreign = [LeftOutFile(path, _NO_LABEL, "foreign") for path in without]
+    return replace(listing, images=images, left_out=[*listing.left_out, *foreign])
 
 
 _EXAMPLES = 2

@@ -13,6 +13,7 @@ from patchline.pipeline.data.manifests.same_images import GROUP, column_of, cont
 from patchline.pipeline.data.near_duplicates.search import Progress, near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
 _NAME_DIGITS = 12
@@ -51,7 +52,8 @@ def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str
     groups = column_of(rows, GROUP)
     units_N = united(groups, pd.Series(near_N.astype(str), index=rows.index))
     contents_N = content_numbers(rows)[0].to_numpy()
-    together_N = _connects_several(near_N, contents_N)
+    contents_by_near = pd.Series(contents_N).groupby(near_N)
+    together_N = contents_by_near.transform("nunique").to_numpy() > 1
     changed_N = np.isin(units_N, units_N[together_N])
     names = rows["sha256"].str[:_NAME_DIGITS].radd(NEAR)
     key = groups.where(groups != "", names)
@@ -67,11 +69,5 @@ def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str
     grouped[GROUP] = column
     count = len(np.unique(near_N[together_N]))
     images = int(together_N.sum())
-    kept = f"kept together in {count:,} group{'' if count == 1 else 's'}"
+    kept = f"kept together in {counted(count, 'group')}"
     return grouped, f"{images:,} images are near duplicates of others, {kept}"
-
-
-def _connects_several(near_N: Array, contents_N: Array) -> Any:
-    """Return which rows nearly show the same as a row with another content."""
-    pairs = pd.DataFrame({"near": near_N, "content": contents_N})
-    return (pairs.groupby("near")["content"].transform("nunique") > 1).to_numpy()

@@ -159,21 +159,26 @@ class _Cells:
         """Return the nearest cells of each vector (N, k), of those in the regions nearest to it."""
         if count == len(self):
             return np.tile(np.arange(count, dtype=np.int32), (len(vectors_ND), 1))
-        first, *others = self._levels
+        return _nearest(vectors_ND, self._levels, count)
 
-        def of_block(start: int) -> Array:
-            block_BD = vectors_ND[start : start + block]
-            numbers = [*[_REGION_PROBES] * len(others), count]
-            near = _highest(block_BD @ first.centres_KD.T, numbers[0]).astype(np.int32)
-            for level, number in zip(others, numbers[1:], strict=True):
-                near = _nearest_below(block_BD, near, level, number)
-            return near
 
-        widest = max((int(np.diff(level.starts).max()) for level in others), default=0)
-        block = min(_DIVIDED_BLOCK, _CELL_BLOCK // (_REGION_PROBES * widest)) if others else _BLOCK
-        starts = range(0, max(1, len(vectors_ND)), block)
-        with ThreadPoolExecutor(processors()) as pool:
-            return np.concatenate(list(pool.map(of_block, starts)))
+def _nearest(vectors_ND: Array, levels: list[_TreeLevel], count: int) -> Array:
+    """Return the nearest centres on the last level (N, k) of each vector, going through each."""
+    first, *others = levels
+
+    def of_block(start: int) -> Array:
+        block_BD = vectors_ND[start : start + block]
+        numbers = [*[_REGION_PROBES] * len(others), count]
+        near = _highest(block_BD @ first.centres_KD.T, numbers[0]).astype(np.int32)
+        for level, number in zip(others, numbers[1:], strict=True):
+            near = _nearest_below(block_BD, near, level, number)
+        return near
+
+    widest = max((int(np.diff(level.starts).max()) for level in others), default=0)
+    block = min(_DIVIDED_BLOCK, _CELL_BLOCK // (_REGION_PROBES * widest)) if others else _BLOCK
+    starts = range(0, max(1, len(vectors_ND)), block)
+    with ThreadPoolExecutor(processors()) as pool:
+        return np.concatenate(list(pool.map(of_block, starts)))
 
 
 def _nearest_below(block_BD: Array, above_BP: Array, level: _TreeLevel, count: int) -> Array:
@@ -208,26 +213,15 @@ def _highest(values_NK: Array, count: int) -> Array:
     return np.nonzero(are_highest)[1].reshape(len(values_NK), count)
 
 
-def _closest(rows_ND: Array, centres_KD: Array) -> Array:
-    """Return the nearest centre of each row."""
-    starts = range(0, max(1, len(rows_ND)), _BLOCK)
-
-    def nearest(start: int) -> Array:
-        cells: Array = (rows_ND[start : start + _BLOCK] @ centres_KD.T).argmax(axis=1)
-        return cells
-
-    with ThreadPoolExecutor(processors()) as pool:
-        return np.concatenate(list(pool.map(nearest, starts)))
-
-
 def _centres(sample_ND: Array, count: int, generator: np.random.Generator) -> Array:
     """Return centres of cells, as unit vectors; at most as many as there are in the sample."""
     if count == 1 or len(sample_ND) == 0:
         return np.zeros((1, sample_ND.shape[1]), np.float32)
     count = min(count, len(sample_ND))
     centres = sample_ND[generator.choice(len(sample_ND), count, replace=False)]
+    levels = [_TreeLevel(centres, np.array([0, count]))]
     for _ in range(_ROUNDS):
-        _move(centres, sample_ND, _closest(sample_ND, centres))
+        _move(centres, sample_ND, _nearest(sample_ND, levels, 1).ravel())
     return centres
 
 

@@ -51,7 +51,8 @@ def folds_of(rows: pd.DataFrame, folds: int, seed: int, task: Task | None = None
     task = task or manifests.task_of(rows)
     pairs = label_pairs(own["label"], task)
     keys = column_of(own, GROUP).where(column_of(own, GROUP) != "", column_of(own, FILE))
-    numbers = _numbers_of(units, keys, seed)
+    first = pd.Series(keys.to_numpy(object)).groupby(units).min()
+    numbers = np.array([_number(f"{seed}:{key}") for key in first])
     names = np.array(pairs.names, dtype=object)[pairs.labels]
     table = pd.DataFrame({"unit": units[pairs.images], "label": names})
     table["number"] = numbers[table["unit"]]
@@ -105,12 +106,6 @@ def _assigned(table: pd.DataFrame, folds: int, seed: int) -> Integers:
         first = int(_number(f"{seed}:class:{label}") * folds)
         of_unit[ordered] = (np.floor(middles * folds).astype(np.int64) + first) % folds
     return of_unit
-
-
-def _numbers_of(units: Integers, keys: pd.Series[str], seed: int) -> Floats:
-    """Return the number of each unit."""
-    first = pd.Series(keys.to_numpy(object)).groupby(units).min()
-    return np.array([_number(f"{seed}:{key}") for key in first])
 
 
 def _number(text: str) -> float:

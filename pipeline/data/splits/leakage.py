@@ -56,11 +56,10 @@ def notes_on_leakage(rows: pd.DataFrame) -> list[str]:
     copies = rows[with_copies(rows)]
     contents = content_numbers(copies)[0]
     images = _in_several_splits(copies, contents)
-    grouped = rows[rows["group"] != ""]
-    groups = grouped.loc[_in_several_splits(grouped, grouped["group"]), "group"]
+    groups = rows.loc[rows["group"] != "", "group"]
     return [
         *_note(int(contents[images].nunique()), "image", list(copies.loc[images, "path"])),
-        *_note(int(groups.nunique()), "group", sorted(set(groups))),
+        *_torn(rows, groups, "group"),
     ]
 
 
@@ -73,13 +72,9 @@ def notes_on_augmented_copies(rows: pd.DataFrame) -> list[str]:
     Args:
         rows: the usable images of a manifest, with their splits.
     """
-    sources = augmented_photographs(rows)
-    several = sources[_in_several_splits(rows.loc[sources.index], sources)]
-    if several.empty:
-        return []
-    [leaking] = _note(int(several.nunique()), "photograph", sorted(set(several)))
     copies = "the names are those of augmented copies, which --data.group-pattern"
-    return [f"{leaking}; {copies} '{GROUP_OF_COPIES}' keeps in one split"]
+    remedy = f"{copies} '{GROUP_OF_COPIES}' keeps in one split"
+    return [f"{note}; {remedy}" for note in _torn(rows, augmented_photographs(rows), "photograph")]
 
 
 def notes_on_patients(rows: pd.DataFrame) -> list[str]:
@@ -91,9 +86,8 @@ def notes_on_patients(rows: pd.DataFrame) -> list[str]:
     patients = rows["path"].str.extract(_PATIENT, expand=False).dropna()
     labels = rows.loc[patients.index, "label"]
     patients = patients[[name not in label for name, label in zip(patients, labels, strict=True)]]
-    several = patients[_in_several_splits(rows.loc[patients.index], patients)]
     remedy = f"--data.group-pattern '{_PATIENT}' keeps the images of each in one split"
-    notes = _note(int(several.nunique()), "patient", sorted(set(several)))
+    notes = _torn(rows, patients, "patient")
     return [f"{note}; their paths name them, and {remedy}" for note in notes]
 
 
@@ -105,6 +99,12 @@ def augmented_photographs(rows: pd.DataFrame) -> pd.Series[str]:
     """
     names = rows["path"].str.rpartition("/")[2]
     return names.str.extract(_AUGMENTED, expand=False).dropna()
+
+
+def _torn(rows: pd.DataFrame, names: pd.Series[str], kind: str) -> list[str]:
+    """Say which of the names of some images are those of images in several splits."""
+    several = names[_in_several_splits(rows.loc[names.index], names)]
+    return _note(int(several.nunique()), kind, sorted(set(several)))
 
 
 def _note(count: int, kind: str, names: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,11 @@ from patchline.pipeline.data.manifests.same_images import (
     united,
 )
 from patchline.pipeline.data.splits import random_draws
-from patchline.pipeline.data.splits.class_coverage import NEW, Parts
-from patchline.pipeline.data.splits.split_gaps import (
+from patchline.pipeline.data.splits.class_coverage import (
+    NEW,
     SPLITS,
     Gap,
+    Parts,
     fill_gaps,
     notes_on_gaps,
     too_few,
@@ -84,10 +85,11 @@ def assign(
     fractions = split_fractions(manifest, validation_fraction, test_fraction)
     movable = movable_rows(manifest)
     rows = manifest[movable]
-    memory = _empty() if remembered is None else remembered
+    if remembered is None:
+        remembered = pd.DataFrame(columns=REMEMBERED, dtype=object)
     pairs = label_pairs(rows["label"], task)
     new = _NewUnits(pairs, fractions, seed, task, random_draws.chosen(rows).to_numpy())
-    codes, notes, gaps = _decided(rows, new, memory, scope)
+    codes, notes, gaps = _decided(rows, new, remembered, scope)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
     stuck = {pairs.names[gap.label] for gap in gaps if SPLITS[gap.split] == "train"}
@@ -153,10 +155,6 @@ def all_known(rows: pd.DataFrame, remembered: pd.DataFrame, scope: str = "") -> 
     return True
 
 
-def _empty() -> pd.DataFrame:
-    return pd.DataFrame(columns=REMEMBERED, dtype=object)
-
-
 def _remembered_key(keys: pd.Series[str], kind: str, scope: str) -> pd.Series[str]:
     """Return the keys of a kind as they are remembered: those of contents are the same anywhere."""
     if kind != GROUP:
@@ -187,9 +185,7 @@ def _decided(
     torn = ((fixed != NEW) & (lowest != fixed))[units]
     notes = []
     if torn.any():
-        parts = SplitConflicts(
-            rows[torn], units[torn], of_content[torn], of_group[torn], groups[torn]
-        )
+        parts = _Conflicts(rows[torn], units[torn], of_content[torn], of_group[torn], groups[torn])
         row_codes[torn] = parts.codes()
         notes = parts.notes(is_new=of_file[torn].isna())
     names = _names(rows, units, count)
@@ -227,19 +223,15 @@ def _names(rows: pd.DataFrame, units: Array, count: int) -> list[str]:
     return list(names)
 
 
-class SplitConflicts:
+@dataclass(frozen=True)
+class _Conflicts:
     """Images that belong together but were assigned to different splits before."""
 
-    def __init__(
-        self,
-        rows: pd.DataFrame,
-        units: Array,
-        of_content: pd.Series[float],
-        of_group: pd.Series[float],
-        groups: pd.Series[str],
-    ) -> None:
-        self.rows, self.units = rows, units
-        self.of_content, self.of_group, self.groups = of_content, of_group, groups
+    rows: pd.DataFrame
+    units: Array
+    of_content: pd.Series[float]
+    of_group: pd.Series[float]
+    groups: pd.Series[str]
 
     def codes(self) -> Array:
         """Return the split of each row: its own, its copies', its group's, or train."""
@@ -268,6 +260,7 @@ class SplitConflicts:
         return [note]
 
 
+@dataclass(frozen=True)
 class _NewUnits:
     """Decides the splits of units that have not been assigned.
 
@@ -280,17 +273,16 @@ class _NewUnits:
             do not suffice.
     """
 
-    def __init__(
-        self,
-        pairs: LabelPairs,
-        fractions: dict[str, float],
-        seed: int,
-        task: Task,
-        chosen_N: Array,
-    ) -> None:
-        self._pairs, self._fractions, self._seed, self._task = pairs, fractions, seed, task
-        self._chosen_N = chosen_N
-        self._needed = [SPLITS.index(split) for split in (*fractions, "train")]
+    pairs: LabelPairs
+    fractions: dict[str, float]
+    seed: int
+    task: Task
+    chosen_N: Array
+
+    @property
+    def needed(self) -> list[int]:
+        """The splits that each class needs, training last."""
+        return [SPLITS.index(split) for split in (*self.fractions, "train")]
 
     def decided(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, list[Gap]]:
         """Return the split of each row, and what is lacking; rows with `NEW` are decided here.
@@ -306,44 +298,44 @@ class _NewUnits:
             DataError: if a class has fewer units than there are splits.
         """
         numbers, codes = self._stratified(units, names, fixed)
-        places, rows = self._pairs.labels, self._pairs.images
+        places, rows = self.pairs.labels, self.pairs.images
         table = pd.DataFrame({"label": places, "unit": units[rows], "fixed": fixed[rows]})
         table = table.drop_duplicates().sort_values("label", kind="stable")
         images, own = np.bincount(places), np.bincount(table["label"])
-        if self._task == SINGLE_LABEL:
-            for label in np.flatnonzero(own < len(self._needed))[:1]:
-                name = self._pairs.names[label]
-                raise too_few(name, int(images[label]), int(own[label]), self._needed)
+        if self.task == SINGLE_LABEL:
+            for label in np.flatnonzero(own < len(self.needed))[:1]:
+                name = self.pairs.names[label]
+                raise too_few(name, int(images[label]), int(own[label]), self.needed)
         parts = Parts(*(table[column].to_numpy() for column in ("label", "unit", "fixed")))
 
         last = np.zeros(len(names))
-        last[units[self._chosen_N]] = 1  # so that they fill gaps only if no others can
-        gaps = fill_gaps(parts, codes, numbers + last, self._needed)
+        last[units[self.chosen_N]] = 1  # so that they fill gaps only if no others can
+        gaps = fill_gaps(parts, codes, numbers + last, self.needed)
         return np.where(fixed == NEW, codes[units], fixed), gaps
 
     def _stratified(self, units: Array, names: list[str], fixed: Array) -> tuple[Array, Array]:
         """Return numbers and splits of the units: each label has its share in each split."""
         numbers, codes = self._numbers(units, names, fixed), np.full(len(names), NEW)
         _, *others = self._parts(units, fixed)
-        stratum = Stratum(units, self._pairs, fixed, numbers)
+        stratum = Stratum(units, self.pairs, fixed, numbers)
         for rows, fractions in others:  # then the images drawn at random fill what is lacking
             codes = self._distributed(stratum.of(rows), fractions)
             stratum = replace(stratum, fixed=np.where(rows, codes[units], fixed))
-        rest = self._distributed(stratum, self._fractions)
+        rest = self._distributed(stratum, self.fractions)
         return numbers, np.where(codes == NEW, rest, codes)
 
     def _distributed(self, stratum: Stratum, fractions: dict[str, float]) -> Array:
         shares = [fractions.get(split, 0.0) for split in SPLITS]
         shares[SPLITS.index("train")] = 1 - sum(shares)
-        important = self._needed[-1:] + self._needed[:-1]
-        if self._task == MULTI_LABEL:
+        important = self.needed[-1:] + self.needed[:-1]
+        if self.task == MULTI_LABEL:
             return stratified(stratum, shares, important)
         codes, is_new = np.full(len(stratum.numbers), NEW), stratum.fixed == NEW
         is_shared = (np.bincount(stratum.units) > 1)[stratum.units]
         if (is_shared & is_new).any():  # then the single images fill what is lacking
             codes = stratified(stratum.of(is_shared | ~is_new), shares, important)
         fixed = np.where(is_new, codes[stratum.units], stratum.fixed)
-        rest = ranked(replace(stratum, fixed=fixed), shares, self._needed)
+        rest = ranked(replace(stratum, fixed=fixed), shares, self.needed)
         return np.where(codes == NEW, rest, codes)
 
     def _parts(self, units: Array, fixed: Array) -> list[tuple[Array, dict[str, float]]]:
@@ -352,14 +344,14 @@ class _NewUnits:
         The test split is made of the former alone, and the validation split as far as they suffice:
         so that the splits have their shares of all new images, that of the former is larger.
         """
-        is_new, is_chosen = fixed == NEW, self._chosen_N
+        is_new, is_chosen = fixed == NEW, self.chosen_N
         drawn_units = len(np.unique(units[~is_chosen]))
         if not is_chosen.any() or drawn_units < random_draws.FEWEST:
-            return [(is_new, self._fractions)]
+            return [(is_new, self.fractions)]
         drawn, others = is_new & ~is_chosen, is_new & is_chosen
         share = drawn.sum() / max(1, is_new.sum())
         of_drawn, of_others, room = {}, {}, 1.0
-        for split, fraction in self._fractions.items():  # the test split is the first
+        for split, fraction in self.fractions.items():  # the test split is the first
             of_drawn[split] = min(room, fraction / share) if share else 0.0
             room -= of_drawn[split]
             rest = fraction - of_drawn[split] * share
@@ -370,7 +362,7 @@ class _NewUnits:
     def _numbers(self, units: Array, names: list[str], fixed: Array) -> Array:
         numbers = np.zeros(len(names))
         for unit in np.unique(units[fixed == NEW]).tolist():
-            numbers[unit] = _number(names[unit], self._seed)
+            numbers[unit] = _number(names[unit], self.seed)
         return numbers
 
 

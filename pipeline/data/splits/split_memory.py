@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from patchline.pipeline.data.splits import split
-from patchline.pipeline.data.splits.split_gaps import SPLITS
+from patchline.pipeline.data.splits.class_coverage import SPLITS
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.atomic_files import replacing

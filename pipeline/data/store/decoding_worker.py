@@ -68,7 +68,7 @@ def decode_part(job: DecodingJob, events: EventWriter) -> PartDone:
     listed = read_lines(events.folder / ROWS_FILE)
     images = [StoredImage(row, *each[1:]) for row, each in enumerate(listed)]
     spec, file = job.spec, events.folder / _IMAGES_FILE
-    shape = (len(images), spec.height, spec.width, spec.channels)
+    shape = spec.shape(len(images))
     pixels = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
     with decoder(file, pixels, job.root, spec, len(images), FEWEST_FILES) as decode:
         for _ in events.counted(decode(images), len(images), "images"):

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.data.store.packed_files import PACKED_FILE, PackedImages
+from patchline.pipeline.data.store.packed_files import PACKED_FILE, IndexedImages, PackedImages
 from patchline.pipeline.data.store.store_shards import IMAGES_FILE, Pixels
 from patchline.pipeline.data.store.streamed_images import LocalPages, StreamedImages
 from patchline.pipeline.data.store.streamed_records import STREAMED_FILE
@@ -47,41 +47,30 @@ def open_images(
     return images
 
 
-class JoinedImages:
-    """The images (N, H, W, C) of some stores.
+class JoinedImages(IndexedImages):
+    """The images of some stores.
 
     Args:
         parts: the stores, whose images have one shape.
     """
 
     def __init__(self, parts: Sequence[StoredImages]) -> None:
-        self._ends = np.cumsum([len(part) for part in parts])
         self.parts = parts
-        self.shape = (int(self._ends[-1]), *parts[0].shape[1:])
+        self._ends = np.cumsum([len(part) for part in parts])
+        _, height, width, channels = parts[0].shape
+        super().__init__((int(self._ends[-1]), height, width, channels))
 
-    def __len__(self) -> int:
-        return self.shape[0]
+    def _read(self, rows: Rows, images_NHWC: Pixels) -> None:
+        for number, places, own_rows in self.divided(rows):
+            images_NHWC[places] = self.parts[number][own_rows]
 
-    def __getitem__(self, key: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return an image (H, W, C), or several (n, H, W, C) for a slice or an array of rows."""
-        rows = np.asarray(key) if isinstance(key, list) else key
-        if not (isinstance(rows, np.ndarray) and rows.dtype.kind in "iu"):
-            rows = np.arange(len(self))[rows]
-        if np.ndim(rows) == 0:
-            one: np.ndarray[Any, np.dtype[np.uint8]] = self[np.array([rows])][0]
-            return one
-        images = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        for part, places, own_rows in self.divided(rows):
-            images[places] = part[own_rows]
-        return images
-
-    def divided(self, rows: Rows) -> Iterator[tuple[StoredImages, Rows, Rows]]:
-        """Yield each store that has some of the rows, their places, and its own rows."""
+    def divided(self, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
+        """Yield the number of each store with some of the rows, their places, and its own rows."""
         which = np.searchsorted(self._ends, rows, side="right")
         for number, part in enumerate(self.parts):
             places = np.flatnonzero(which == number)
             if len(places):
-                yield part, places, rows[places] - (self._ends[number] - len(part))
+                yield number, places, rows[places] - (self._ends[number] - len(part))
 
 
 def open_stores(
@@ -171,8 +160,8 @@ def ranges_of(images: StoredImages, rows: Rows) -> Iterator[FileRange]:
     if isinstance(images, PackedImages):
         yield from (FileRange(*where) for where in images.ranges_of(rows))
     elif isinstance(images, JoinedImages):
-        for part, _, own_rows in images.divided(rows):
-            yield from ranges_of(part, own_rows)
+        for number, _, own_rows in images.divided(rows):
+            yield from ranges_of(images.parts[number], own_rows)
     elif isinstance(images, np.memmap) and images.filename is not None:
         row_bytes = images[0].nbytes if len(images) else 0
         for neighbours in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):

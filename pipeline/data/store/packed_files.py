@@ -12,8 +12,8 @@ file, `packed-` and its first row: the offsets of its n images and their end (n 
 from __future__ import annotations
 
 import json
-import operator
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
-from patchline.pipeline.data.reading.resizing import Pixels, resize_image
+from patchline.pipeline.data.reading.resizing import Pixels, ResizePolicy, resize_image
 from patchline.pipeline.data.store.store_shards import (
     ROWS,
     ReadImage,
@@ -50,9 +50,11 @@ class PackedFiles(StoreShards):
     """The shards of a store that is complete, being built, or damaged."""
 
     def __init__(self, folder: Path, spec: StoreSpec, count: int) -> None:
-        super().__init__(folder, (count, spec.height, spec.width, spec.channels))
+        super().__init__(folder, spec.shape(count))
         self._spec = spec
-        self.finished = FinishedPieces(folder / "packed.pieces.jsonl", self._digest, ROWS)
+        self.finished = FinishedPieces(
+            folder / "packed.pieces.jsonl", lambda each: digest_of(self.file_of(each)).sha256, ROWS
+        )
 
     def write(self, shard: Piece, images: Sequence[bytes]) -> None:
         """Write the images of a shard."""
@@ -87,12 +89,71 @@ class PackedFiles(StoreShards):
         }
         write_text(self.folder / PACKED_FILE, json.dumps(described) + "\n")
 
-    def _digest(self, shard: Piece) -> str:
-        return digest_of(self.file_of(shard)).sha256
+
+class IndexedImages(ABC):
+    """Images, uint8 (N, H, W, C), that are read when they are indexed.
+
+    Args:
+        shape: of all images.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Pixels:
+        """Return an image (H, W, C), or several (n, H, W, C) for a slice or an array of rows."""
+        rows = np.asarray(range(len(self))[key] if isinstance(key, slice) else key)
+        if rows.dtype == np.bool_:
+            rows = np.flatnonzero(rows)
+        if rows.size and not (-len(self) <= rows.min() and rows.max() < len(self)):
+            raise IndexError(f"there is no image {key} among {len(self)}")
+        images_NHWC = np.empty((rows.size, *self.shape[1:]), np.uint8)
+        self._read(rows.reshape(-1) % len(self) if rows.size else np.zeros(0, int), images_NHWC)
+        return images_NHWC if rows.ndim else images_NHWC[0]
+
+    @abstractmethod
+    def _read(self, rows: np.ndarray[Any, Any], images_NHWC: Pixels) -> None:
+        """Read some rows, counted from 0, into an array of their own."""
 
 
-class PackedImages:
-    """The images of a packed store, uint8 (N, H, W, C), decoded when they are indexed.
+class DecodedWhenUsed(IndexedImages):
+    """Images that are kept as files.
+
+    Args:
+        shape: of all images, decoded.
+        resize: how an image becomes H x W.
+        threads: that decode; by default one for each processor.
+    """
+
+    def __init__(self, shape: Shape, resize: ResizePolicy, threads: int | None) -> None:
+        super().__init__(shape)
+        _, height, width, channels = shape
+        self._spec = StoreSpec(channels, height, width, resize)
+        self._threads = threads or processors()
+
+    def _read(self, rows: np.ndarray[Any, Any], images_NHWC: Pixels) -> None:
+        for place, image_HWC in enumerate(self._decoded(rows)):
+            images_NHWC[place] = image_HWC
+
+    @abstractmethod
+    def _decoded(self, rows: np.ndarray[Any, Any]) -> Iterable[Pixels]:
+        """Yield the images of some rows."""
+
+    def _mapped(self, decode: Callable[[Any], Pixels], items: Sequence[Any]) -> Iterable[Pixels]:
+        if self._threads == 1 or len(items) < 2:  # noqa: PLR2004 - nothing to share
+            return map(decode, items)
+        return self._pool.map(decode, items)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._threads)
+
+
+class PackedImages(DecodedWhenUsed):
+    """The images of a packed store.
 
     Args:
         folder: of the store.
@@ -101,25 +162,10 @@ class PackedImages:
 
     def __init__(self, folder: Path, threads: int | None = None) -> None:
         described = json.loads((folder / PACKED_FILE).read_text("utf-8"))
-        count, height, width, channels = described["shape"]
-        self.shape: Shape = (count, height, width, channels)
+        super().__init__(tuple(described["shape"]), described["resize"], threads)
         self._folder = folder
-        self._spec = StoreSpec(channels, height, width, described["resize"])
         self._rows_of_a_shard = int(described["rows_of_a_shard"])
         self._shards: dict[int, _PackedShard] = {}
-        self._threads = threads or processors()
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, key: Any) -> Pixels:
-        """Return an image (H, W, C), or several (n, H, W, C) for a slice or an array of rows."""
-        if isinstance(key, slice):
-            return self._several(range(*key.indices(len(self))))
-        if np.ndim(key) == 0:
-            return self._image(operator.index(key))
-        rows = np.asarray(key)
-        return self._several(np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.tolist())
 
     def ranges_of(self, rows: np.ndarray[Any, Any]) -> Iterator[tuple[Path, int, int]]:
         """Yield the file of each row, and where its bytes begin and end in it."""
@@ -128,25 +174,14 @@ class PackedImages:
             file = _shard_file(self._folder, row - within)
             yield file, *self._shard(file, row - within).bounds(within)
 
-    def _several(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Pixels:
-        images_NHWC = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        for place, image_HWC in enumerate(self._decoded(rows)):
-            images_NHWC[place] = image_HWC
-        return images_NHWC
-
-    def _decoded(self, rows: Sequence[int] | np.ndarray[Any, Any]) -> Iterator[Pixels]:
-        if self._threads == 1 or len(rows) < 2:  # noqa: PLR2004 - nothing to share
-            return map(self._image, rows)
-        return self._pool.map(self._image, rows)
+    def _decoded(self, rows: np.ndarray[Any, Any]) -> Iterable[Pixels]:
+        return self._mapped(self._image, rows.tolist())
 
     def _image(self, row: int) -> Pixels:
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"there is no image {row} among {len(self)}")
-        place = row % len(self)
-        within = place % self._rows_of_a_shard
-        file = _shard_file(self._folder, place - within)
+        within = row % self._rows_of_a_shard
+        file = _shard_file(self._folder, row - within)
         try:
-            data = bytes(self._shard(file, place - within).image(within))
+            data = bytes(self._shard(file, row - within).image(within))
         except (OSError, ValueError, IndexError) as error:
             raise _damaged(file, error) from error
         return unpacked(data, self._spec, file)
@@ -156,10 +191,6 @@ class PackedImages:
         if first not in self._shards:
             self._shards[first] = _PackedShard(np.memmap(file, np.uint8, mode="r"))
         return self._shards[first]
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._threads)
 
 
 def packed(image: ReadImage, *, keep_file: bool = True) -> bytes:

@@ -79,7 +79,7 @@ def prepare(
         logger.warning("another process is decoding these images; waiting for it")
 
     if shared is not None:
-        streamed = StreamedBuild(rows, root, spec, stores, shared, on_progress, kind == "packed")
+        streamed = StreamedBuild(rows, root, spec, stores, on_progress, shared, kind == "packed")
         with storage_errors(stores), file_locks.locked(lock_of(streamed.store), on_wait):
             return streamed.store, streamed.finish(fresh=fresh)
     decoded = DecodedBuild(rows, root, spec, stores, on_progress, fewest)

@@ -67,7 +67,10 @@ class ScanDraft:
             yield None
             return
         make_folder(self._stores)
-        self._remove_abandoned()
+        for abandoned in self._stores.glob(f"{_SCANNING}*"):  # by a scan that was killed
+            with file_locks.try_lock(lock_of(abandoned)) as free:
+                if free:
+                    shutil.rmtree(abandoned, ignore_errors=True)
         folder = self._stores / f"{_SCANNING}{digest_of_root(self._root, _FORMAT)}"
         with file_locks.try_lock(lock_of(folder)) as free:
             try:
@@ -77,7 +80,7 @@ class ScanDraft:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _begun(self, folder: Path, spec: StoreSpec, count: int) -> OpenScanDraft | None:
-        held = DecodedFiles(folder, (count, spec.height, spec.width, spec.channels))
+        held = DecodedFiles(folder, spec.shape(count))
         if not held.fit_the_disk(copies=2):  # the store may have to be a copy
             return None
         if workspace_of(self._stores).uri and held.images.bytes_to_allocate() > cache_limit.limit():
@@ -115,13 +118,6 @@ class ScanDraft:
                     yield read_header(content)
             except UndecodableImageError:
                 continue
-
-    def _remove_abandoned(self) -> None:
-        """Remove what scans that were killed have left."""
-        for folder in self._stores.glob(f"{_SCANNING}*"):
-            with file_locks.try_lock(lock_of(folder)) as free:
-                if free:
-                    shutil.rmtree(folder, ignore_errors=True)
 
 
 class OpenScanDraft:

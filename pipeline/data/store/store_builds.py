@@ -43,32 +43,12 @@ from patchline.pipeline.workers.worker_parts import number_of_parts
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.resumable_work import EarlierResult, EarlierRows, Piece
 
+PACKED = "-packed"
 BUILDING = ".building-"
 """Start of the name of a store that is not complete; its key follows."""
 DRAFT_FILE = "from_a_scan"
 """In a store that a scan has made; it is removed once its images are in another store."""
 _LOCKS = ".locks"
-
-
-def earlier_stores(
-    stores: Path,
-    key_of: Callable[[Contents], str],
-    files_of: Callable[[Path, int], StoreShards],
-    own: Path,
-) -> Iterator[EarlierResult]:
-    """Yield the stores of the format that is built.
-
-    Args:
-        stores: the folder of all stores.
-        key_of: returns the name of a store with these contents, in that format.
-        files_of: returns the files of a store with so many images.
-        own: the folder that is built.
-    """
-    for folder in sorted(stores.iterdir()) if stores.is_dir() else ():
-        contents = None if folder == own else read_contents(folder)
-        if contents is not None and key_of(contents) == folder.name.removeprefix(BUILDING):
-            files = files_of(folder, len(contents))
-            yield EarlierResult([bytes(each) for each in contents], files.finished, files.read)
 
 
 def lock_of(store: Path) -> Path:
@@ -84,37 +64,25 @@ def remove_drafts(stores: Path) -> None:
                 shutil.rmtree(marker.parent)
 
 
-_PACKED = "-packed"
-
-
 @dataclass(frozen=True)
-class StoreBuild(ABC):
-    """What a store is built from."""
+class StoreSource(ABC):
+    """What a store is made of."""
 
     rows: pd.DataFrame
     root: Path
     spec: StoreSpec
     stores: Path
     on_progress: Progress | None
-    fewest: int
-    """Child processes decode so many images or more."""
-
-    @abstractmethod
-    def key_of(self, contents: Contents) -> str:
-        """Return the name of a store of files with these digests."""
-
-    @abstractmethod
-    def files(self, folder: Path, count: int | None = None) -> StoreShards:
-        """Return the files of a store, of this one's number of images if none is given."""
-
-    @abstractmethod
-    def _write(self, folder: Path, incomplete: list[Piece], *, fresh: bool) -> None:
-        """Write the incomplete shards one after another; the others are left as they are."""
 
     @cached_property
     def contents(self) -> Contents:
         """The digests of the files, in their order."""
         return np.frombuffer(bytes.fromhex("".join(self.rows["sha256"])), np.uint8).reshape(-1, 32)
+
+    @property
+    @abstractmethod
+    def ending(self) -> str:
+        """What the name of a store of this kind ends with."""
 
     @cached_property
     def store(self) -> Path:
@@ -125,6 +93,46 @@ class StoreBuild(ABC):
     def building(self) -> Path:
         """The folder of the store until then."""
         return self.stores / f"{BUILDING}{self.store.name}"
+
+    def key_of(self, contents: Contents) -> str:
+        """Return the name of a store of files with these digests, decoded like this."""
+        spec = self.spec
+        formatted = [spec.channels, spec.height, spec.width, spec.resize]
+        mapping = [] if spec.mapping.is_plain else [spec.mapping.json()]
+        described = json.dumps([*decoder_version(), *formatted, *mapping])
+        digest = hashlib.sha256(described.encode())
+        digest.update(contents.tobytes().hex().encode())
+        return digest.hexdigest()[:32] + self.ending
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """The paths of the files."""
+        return list(self.rows["path"])
+
+    def stored_image(self, row: int) -> StoredImage:
+        """Return an image of the store."""
+        return StoredImage(row, self.paths[row], self.contents[row].tobytes().hex())
+
+    def packed(self, row: int) -> bytes:
+        """Return an image as a store of packed images keeps it."""
+        with read_image(self.root, self.stored_image(row), self.spec) as image:
+            return packed(image, keep_file=self.spec.mapping.is_plain)
+
+
+@dataclass(frozen=True)
+class StoreBuild(StoreSource):
+    """What a store on this machine is built from."""
+
+    fewest: int
+    """Child processes decode so many images or more."""
+
+    @abstractmethod
+    def files(self, folder: Path, count: int | None = None) -> StoreShards:
+        """Return the files of a store, of this one's number of images if none is given."""
+
+    @abstractmethod
+    def _write(self, folder: Path, incomplete: list[Piece], *, fresh: bool) -> None:
+        """Write the incomplete shards one after another; the others are left as they are."""
 
     def is_intact(self) -> bool:
         """Return whether the store is there, undamaged."""
@@ -159,7 +167,15 @@ class StoreBuild(ABC):
     def _earlier(self, folder: Path, incomplete: list[Piece], *, fresh: bool) -> EarlierRows:
         """Return the rows of the incomplete shards that other stores hold."""
         missing = [] if fresh else [each for shard in incomplete for each in self._digests(shard)]
-        return EarlierRows(earlier_stores(self.stores, self.key_of, self.files, folder), missing)
+        return EarlierRows(self._earlier_stores(folder), missing)
+
+    def _earlier_stores(self, own: Path) -> Iterator[EarlierResult]:
+        """Yield the stores of the format that is built."""
+        for folder in sorted(self.stores.iterdir()) if self.stores.is_dir() else ():
+            contents = None if folder == own else read_contents(folder)
+            if contents is not None and self.key_of(contents) == folder.name.removeprefix(BUILDING):
+                files = self.files(folder, len(contents))
+                yield EarlierResult([bytes(each) for each in contents], files.finished, files.read)
 
     def _copies(self, earlier: EarlierRows, shard: Piece) -> Iterator[tuple[int, Any]]:
         """Yield the rows of a shard that other stores hold, and the image as it is kept."""
@@ -182,26 +198,15 @@ class StoreBuild(ABC):
 
         return count
 
-    def _stored_image(self, row: int) -> StoredImage:
-        return StoredImage(row, self._paths[row], self.contents[row].tobytes().hex())
-
-    @cached_property
-    def _paths(self) -> list[str]:
-        return list(self.rows["path"])
-
 
 class DecodedBuild(StoreBuild):
     """Builds a store of decoded images."""
 
-    def key_of(self, contents: Contents) -> str:
-        """Return the name of a store of files with these digests."""
-        return store_key(contents, self.spec)
+    ending = ""
 
     def files(self, folder: Path, count: int | None = None) -> DecodedFiles:
         """Return the files of a store, of this one's number of images if none is given."""
-        spec = self.spec
-        images = len(self.rows) if count is None else count
-        return DecodedFiles(folder, (images, spec.height, spec.width, spec.channels))
+        return DecodedFiles(folder, self.spec.shape(len(self.rows) if count is None else count))
 
     def _write(self, folder: Path, incomplete: list[Piece], *, fresh: bool) -> None:
         files, count = self.files(folder), self._counter(incomplete)
@@ -210,13 +215,13 @@ class DecodedBuild(StoreBuild):
         images: Pixels = files.images.opened("r+")
         left = sum(shard.rows for shard in incomplete)
         divided = number_of_parts(left, decoding_worker.FEWEST_IMAGES_OF_PART) > 1
-        if divided and not stays_here(self.root, self._paths):
+        if divided and not stays_here(self.root, self.paths):
             self._write_by_workers(files, images, incomplete, earlier, count)
             return
         with decoder(files.images.file, images, self.root, self.spec, left, self.fewest) as decode:
             for shard in incomplete:
                 copied, others = self._copied(images, earlier, shard)
-                for _ in chain(copied, decode([self._stored_image(row) for row in others])):
+                for _ in chain(copied, decode([self.stored_image(row) for row in others])):
                     count()
                 files.finished.add(shard)
 
@@ -246,7 +251,7 @@ class DecodedBuild(StoreBuild):
             for _ in copied:
                 count()
         waiting = list(incomplete)
-        stored = [self._stored_image(row) for row in rows]
+        stored = [self.stored_image(row) for row in rows]
         for row, image in decoding_worker.decoded(self.root, stored, self.spec) if rows else ():
             images[row] = image
             count()
@@ -259,9 +264,7 @@ class DecodedBuild(StoreBuild):
 class PackedBuild(StoreBuild):
     """Builds a store of packed images, each read and decoded once to see which form is smaller."""
 
-    def key_of(self, contents: Contents) -> str:
-        """Return the name of a store of files with these digests."""
-        return store_key(contents, self.spec) + _PACKED
+    ending = PACKED
 
     def files(self, folder: Path, count: int | None = None) -> PackedFiles:
         """Return the files of a store, of this one's number of images if none is given."""
@@ -278,24 +281,10 @@ class PackedBuild(StoreBuild):
                     images[row] = bytes(image)  # a view would keep the whole shard in memory
                     count()
                 others = [row for row in range(*shard) if row not in images]
-                for row, image in zip(others, pool.map(self._packed, others), strict=True):
+                for row, image in zip(others, pool.map(self.packed, others), strict=True):
                     images[row] = image
                     count()
                 files.write(shard, [images[row] for row in range(*shard)])
-
-    def _packed(self, row: int) -> bytes:
-        with read_image(self.root, self._stored_image(row), self.spec) as image:
-            return packed(image, keep_file=self.spec.mapping.is_plain)
-
-
-def store_key(contents: Contents, spec: StoreSpec) -> str:
-    """Return what names a store of files with these digests, decoded like this."""
-    formatted = [spec.channels, spec.height, spec.width, spec.resize]
-    mapping = [] if spec.mapping.is_plain else [spec.mapping.json()]
-    described = json.dumps([*decoder_version(), *formatted, *mapping])
-    digest = hashlib.sha256(described.encode())
-    digest.update(contents.tobytes().hex().encode())
-    return digest.hexdigest()[:32]
 
 
 def _publish(building: Path, store: Path, log: str) -> None:

@@ -46,6 +46,10 @@ class StoreSpec:
     mapping: PixelMapping = PLAIN
     """What becomes of values that are not of 8 bits."""
 
+    def shape(self, images: int) -> Shape:
+        """Return the shape of so many images."""
+        return images, self.height, self.width, self.channels
+
 
 class ReadImage(NamedTuple):
     """An image in two forms."""

@@ -17,14 +17,10 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from patchline.pipeline.data.manifests.manifest import Progress
 from patchline.pipeline.data.reading.child_processes import threads
-from patchline.pipeline.data.store.packed_files import packed
-from patchline.pipeline.data.store.store_builds import BUILDING, store_key
-from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
-from patchline.pipeline.data.store.store_shards import Contents, StoreSpec
+from patchline.pipeline.data.store.store_builds import PACKED, StoreSource
+from patchline.pipeline.data.store.store_decoding import read_image
 from patchline.pipeline.data.store.streamed_records import SHARDS, Rows, StreamedIndex
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -39,7 +35,6 @@ SHARD_BYTES = 1 << 24
 """About so many bytes of decoded images are in a shard: some servers read all of an object, and
 then send a range of it."""
 _LOG = "shards.jsonl"
-_STREAMED, _PACKED = "-streamed", "-packed"
 
 
 class _Sent(FrozenModel):
@@ -55,23 +50,17 @@ class _Sent(FrozenModel):
 
 
 @dataclass(frozen=True)
-class StreamedBuild:
+class StreamedBuild(StoreSource):
     """What a streamed store is built from."""
 
-    rows: pd.DataFrame
-    root: Path
-    spec: StoreSpec
-    stores: Path
     shared: SharedFiles
-    on_progress: Progress | None = None
-    packed: bool = False
+    are_packed: bool
     """Whether images are kept as files."""
 
-    @cached_property
-    def store(self) -> Path:
-        """The folder of the store once it is complete."""
-        key = store_key(self._contents, self.spec)
-        return self.stores / f"{key}{_PACKED if self.packed else ''}{_STREAMED}"
+    @property
+    def ending(self) -> str:
+        """What the name of a store of this kind ends with."""
+        return f"{PACKED if self.are_packed else ''}-streamed"
 
     def is_intact(self) -> bool:
         """Return whether the store is there, here and in the workspace."""
@@ -89,16 +78,16 @@ class StreamedBuild:
         return False
 
     def _build(self, *, fresh: bool) -> None:
-        building = self.stores / f"{BUILDING}{self.store.name}"
+        building = self.building
         with storage_errors(building):
             if fresh:
                 shutil.rmtree(building, ignore_errors=True)
             make_folder(building)
         sent = self._send_shards(building)
         index = StreamedIndex(
-            shape=(len(self.rows), self.spec.height, self.spec.width, self.spec.channels),
+            shape=self.spec.shape(len(self.rows)),
             resize=self.spec.resize,
-            packed=self.packed,
+            packed=self.are_packed,
             rows_of_a_shard=self._rows_of_a_shard,
             shards=tuple(each.digest for each in sent),
         )
@@ -148,10 +137,9 @@ class StreamedBuild:
 
     def _image(self, row: int) -> bytes:
         """Return an image as it is kept."""
-        stored = StoredImage(row, self._paths[row], self._contents[row].tobytes().hex())
-        with read_image(self.root, stored, self.spec) as image:
-            if self.packed:
-                return packed(image, keep_file=self.spec.mapping.is_plain)
+        if self.are_packed:
+            return self.packed(row)
+        with read_image(self.root, self.stored_image(row), self.spec) as image:
             return image.resized_HWC.tobytes()
 
     def _written(self, building: Path, first: int, rows: Rows, images: Sequence[bytes]) -> _Sent:
@@ -167,7 +155,7 @@ class StreamedBuild:
         )
 
     def _digest(self, rows: Rows) -> str:
-        return hashlib.sha256(self._contents[rows].tobytes()).hexdigest()
+        return hashlib.sha256(self.contents[rows].tobytes()).hexdigest()
 
     def _send(self, building: Path, shard: _Sent) -> None:
         file = _shard_file(building, shard.first)
@@ -198,14 +186,6 @@ class StreamedBuild:
     @property
     def _rows_of_a_shard(self) -> int:
         return max(1, SHARD_BYTES // (self.spec.height * self.spec.width * self.spec.channels))
-
-    @cached_property
-    def _contents(self) -> Contents:
-        return np.frombuffer(bytes.fromhex("".join(self.rows["sha256"])), np.uint8).reshape(-1, 32)
-
-    @cached_property
-    def _paths(self) -> list[str]:
-        return list(self.rows["path"])
 
 
 def is_on(index: StreamedIndex, shared: SharedFiles, store: str) -> bool:

@@ -10,22 +10,17 @@ size of the store. The process that trains fetches pages, and its data-loader wo
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.resizing import Pixels
-from patchline.pipeline.data.store.packed_files import unpacked
-from patchline.pipeline.data.store.store_shards import Shape, StoreSpec
+from patchline.pipeline.data.store.packed_files import DecodedWhenUsed, unpacked
 from patchline.pipeline.data.store.streamed_records import Bytes, Records, Rows, StreamedRecords
 from patchline.pipeline.workspace import cache_limit
 from patchline.pipeline.workspace.files import file_locks
@@ -39,6 +34,9 @@ _AT_ONCE = 64 << 20
 _PARTS = round(cache_limit.PAGES_SHARE / cache_limit.PAGE_SHARE)
 """Of the space: three pages, being used up, used, and fetched; and the images that are kept."""
 _MOST_OF_THE_DISK = 0.9
+
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class PagesFolder:
@@ -80,7 +78,7 @@ class PagesFolder:
         Raises:
             StorageError: if the object store does not answer, or the disk is full.
         """
-        target = self.folder / _name(number, part)
+        target = self.folder / f"page-{number:06}-{part}"
         building = self.folder / f".{target.name}"
         ordered = records.in_order(rows)
         ends = np.cumsum(records.sizes_of(ordered))
@@ -118,19 +116,21 @@ class LocalPages:
 
     def __init__(self, folder: Path, part: int) -> None:
         self.folder, self.part = folder, part
-        self._open: dict[str, _Page] = {}
+        self._open: dict[str, _HeldRows] = {}
 
     def find(self, rows: Rows) -> dict[int, memoryview]:
         """Return what the pages hold of some rows, by row."""
-        found = dict(self._find(rows))
+        found = self._find(rows)
         if len(found) < len(rows):
             self._refresh()
-            found = dict(self._find(rows))
+            found = self._find(rows)
         return found
 
-    def _find(self, rows: Rows) -> Iterator[tuple[int, memoryview]]:
+    def _find(self, rows: Rows) -> dict[int, memoryview]:
+        found = dict[int, memoryview]()
         for page in reversed(self._open.values()):
-            yield from page.find(rows)
+            found |= page.find(rows)
+        return found
 
     def _refresh(self) -> None:
         """Open new pages, and close those that were removed."""
@@ -140,10 +140,41 @@ class LocalPages:
         for name in there:
             if name not in self._open:
                 with contextlib.suppress(OSError):  # it was removed just now
-                    self._open[name] = _Page.opened(self.folder / name)
+                    self._open[name] = _opened(self.folder / name)
 
 
-class KeptImages:
+class _HeldRows:
+    """Rows of a store that are held on this machine.
+
+    Args:
+        rows: in ascending order.
+        starts: where each begins in the data.
+        ends: where each ends.
+        data: of all rows.
+    """
+
+    def __init__(self, rows: Rows, starts: Rows, ends: Rows, data: Bytes) -> None:
+        self._rows, self._starts, self._ends, self._data = rows, starts, ends, data
+
+    def find(self, rows: Rows) -> dict[int, memoryview]:
+        """Return what is held of some rows, by row."""
+        places, known = self._known(rows)
+        known_places = zip(rows[known].tolist(), places[known].tolist(), strict=True)
+        view = self._data.data
+        return {row: view[self._starts[at] : self._ends[at]] for row, at in known_places}
+
+    def _known(self, rows: Rows) -> tuple[Rows, Flags]:
+        return self._places(rows)
+
+    def _places(self, rows: Rows) -> tuple[Rows, Flags]:
+        """Return the places of some rows, and whether they are among these."""
+        if not len(self._rows):
+            return np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
+        places = np.minimum(np.searchsorted(self._rows, rows), len(self._rows) - 1)
+        return places, self._rows[places] == rows
+
+
+class KeptImages(_HeldRows):
     """Images that are kept from their first use on, such as those to validate on.
 
     Args:
@@ -155,62 +186,36 @@ class KeptImages:
 
     def __init__(self, rows: Rows, records: StreamedRecords, file: Path, most_bytes: int) -> None:
         self._bytes_left = most_bytes
-        self._rows = np.unique(rows)
-        self._starts = np.concatenate(([0], np.cumsum(records.sizes_of(self._rows))))
-        self._is_there = np.zeros(len(self._rows), bool)
+        rows = np.unique(rows)
+        ends = np.cumsum(records.sizes_of(rows))
+        self._is_there = np.zeros(len(rows), bool)
         with storage_errors(file):
-            self._data: Bytes = np.memmap(file, np.uint8, "w+", shape=max(1, self._starts[-1]))
+            size = max(1, int(ends[-1])) if len(ends) else 1
+            data: Bytes = np.memmap(file, np.uint8, "w+", shape=size)
+        super().__init__(rows, np.concatenate(([0], ends[:-1])), ends, data)
 
-    def find(self, rows: Rows) -> dict[int, memoryview]:
-        """Return what is there of some rows, by row."""
-        places, known = _places(self._rows, rows)
-        known &= self._is_there[places]
-        return {
-            row: self._data.data[self._starts[at] : self._starts[at + 1]]
-            for row, at in zip(rows[known].tolist(), places[known].tolist(), strict=True)
-        }
+    def _known(self, rows: Rows) -> tuple[Rows, Flags]:
+        places, known = self._places(rows)
+        return places, known & self._is_there[places]
 
     def keep(self, records: Records) -> None:
         """Keep those of some images that may be kept."""
-        places, known = _places(self._rows, records.rows)
+        places, known = self._places(records.rows)
         for number in np.flatnonzero(known):
             place, size = places[number], records.starts[number + 1] - records.starts[number]
             if self._is_there[place] or size > self._bytes_left:
                 continue
             self._bytes_left -= int(size)
             data = records.data[records.starts[number] : records.starts[number + 1]]
-            self._data[self._starts[place] : self._starts[place + 1]] = data
+            self._data[self._starts[place] : self._ends[place]] = data
             self._is_there[place] = True
 
 
-class _Page:
-    def __init__(self, rows: Rows, starts: Rows, data: Bytes) -> None:
-        order = np.argsort(rows)
-        self._rows, self._begins, self._ends = rows[order], starts[:-1][order], starts[1:][order]
-        self._data = data
-
-    @classmethod
-    def opened(cls, folder: Path) -> Self:
-        rows, starts = (np.load(folder / name) for name in (_ROWS, _STARTS))
-        return cls(rows, starts, np.memmap(folder / _RECORDS, np.uint8, "r"))
-
-    def find(self, rows: Rows) -> Iterator[tuple[int, memoryview]]:
-        places, known = _places(self._rows, rows)
-        view = self._data.data
-        for row, at in zip(rows[known].tolist(), places[known].tolist(), strict=True):
-            yield row, view[self._begins[at] : self._ends[at]]
-
-
-def _places(ordered: Rows, rows: Rows) -> tuple[Rows, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Return the places of rows in ordered ones, and whether they are there."""
-    if not len(ordered):
-        return np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
-    places = np.minimum(np.searchsorted(ordered, rows), len(ordered) - 1)
-    return places, ordered[places] == rows
-
-
-def _name(number: int, part: int) -> str:
-    return f"page-{number:06}-{part}"
+def _opened(page: Path) -> _HeldRows:
+    rows, starts = (np.load(page / name) for name in (_ROWS, _STARTS))
+    order = np.argsort(rows)
+    data = np.memmap(page / _RECORDS, np.uint8, "r")
+    return _HeldRows(rows[order], starts[:-1][order], starts[1:][order], data)
 
 
 def _remove_abandoned(top: Path) -> None:
@@ -222,8 +227,8 @@ def _remove_abandoned(top: Path) -> None:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-class StreamedImages:
-    """The images of a streamed store, uint8 (N, H, W, C).
+class StreamedImages(DecodedWhenUsed):
+    """The images of a streamed store.
 
     An image that is in none of the pages is read from the object store when it is indexed.
 
@@ -240,36 +245,19 @@ class StreamedImages:
         self, folder: Path, threads: int | None = None, pages: LocalPages | None = None
     ) -> None:
         self.records = StreamedRecords(folder)
-        index = self.records.index
-        self.shape: Shape = index.shape
-        _, height, width, channels = index.shape
-        self._spec = StoreSpec(channels, height, width, index.resize)
+        super().__init__(self.records.index.shape, self.records.index.resize, threads)
         self._pages = pages
-        self._threads = threads or processors()
         self.kept: KeptImages | None = None
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, key: Any) -> Pixels:
-        """Return an image (H, W, C), or several (n, H, W, C) for a slice or an array of rows."""
-        if isinstance(key, slice):
-            return self._several(np.arange(*key.indices(len(self))))
-        if np.ndim(key) == 0:
-            image: Pixels = self._several(np.array([operator.index(key)]))[0]
-            return image
-        rows = np.asarray(key)
-        return self._several(np.flatnonzero(rows) if rows.dtype == np.bool_ else rows)
-
-    def _several(self, rows: Rows) -> Pixels:
-        if len(rows) and not (-len(self) <= rows.min() and rows.max() < len(self)):
-            raise IndexError(f"there is no image {rows} among {len(self)}")
-        rows = rows % len(self)
+    def _decoded(self, rows: Rows) -> Iterable[Pixels]:
         data = self._kept_as(np.unique(rows))
-        images_NHWC = np.empty((len(rows), *self.shape[1:]), np.uint8)
-        for position, image_HWC in enumerate(self._decoded([data[row] for row in rows.tolist()])):
-            images_NHWC[position] = image_HWC
-        return images_NHWC
+        images = [data[row] for row in rows.tolist()]
+        if self.records.index.packed:
+            return self._mapped(self._unpacked, images)
+        return (np.frombuffer(each, np.uint8).reshape(self.shape[1:]) for each in images)
+
+    def _unpacked(self, image: memoryview) -> Pixels:
+        return unpacked(bytes(image), self._spec, self.records.folder)
 
     def _kept_as(self, rows: Rows) -> dict[int, memoryview]:
         """Return rows as they are kept: of pages, of what was kept, or of the object store."""
@@ -286,17 +274,3 @@ class StreamedImages:
             for number, row in enumerate(records.rows.tolist()):
                 found[row] = view[records.starts[number] : records.starts[number + 1]]
         return found
-
-    def _decoded(self, images: Sequence[memoryview]) -> Any:
-        if not self.records.index.packed:
-            return (np.frombuffer(each, np.uint8).reshape(self.shape[1:]) for each in images)
-        if self._threads == 1 or len(images) < 2:  # noqa: PLR2004 - nothing to share
-            return map(self._unpacked, images)
-        return self._pool.map(self._unpacked, images)
-
-    def _unpacked(self, image: memoryview) -> Pixels:
-        return unpacked(bytes(image), self._spec, self.records.folder)
-
-    @cached_property
-    def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._threads)

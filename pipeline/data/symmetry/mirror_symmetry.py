@@ -28,9 +28,9 @@ from patchline.pipeline.data.symmetry.mirror_probe import (
     FEWEST,
     SIDE,
     MeasuredSymmetry,
-    Share,
     measured,
 )
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.workspace.workspace import workspace_of
 
 FORMAT = 2
@@ -98,15 +98,19 @@ def mirror_symmetry(
 def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> MirrorSymmetry:
     """Measure it on training images, or return what was measured on the same ones before."""
     chosen = _sample(rows)
-    file = workspace / "symmetries" / f"{_digest(chosen, files.mapping)}.json"
+    content = chosen[["label", FILE]].assign(group=column_of(chosen, GROUP)).to_csv(index=False)
+    described = f"{FORMAT} {files.mapping!r} {content}"
+    digest = hashlib.sha256(described.encode()).hexdigest()[:32]
+    file = workspace / "symmetries" / f"{digest}.json"
     workspace_of(file).fetch_file(file)
     if known := MirrorSymmetry.from_file_or_none(file):
         return known
     if len(chosen) < FEWEST:
-        return _unknown(f"{len(chosen)} training images are too few to measure it")
+        few = f"{len(chosen)} training images are too few to measure it"
+        return _in_words(None, reason=few)
     thumbnails = _thumbnails(chosen, files)
     if thumbnails is None:
-        return _unknown("an image changed while it was measured")
+        return _in_words(None, reason="an image changed while it was measured")
     names, labels = np.unique(column_of(chosen, "label").to_numpy(str), return_inverse=True)
     units = united(column_of(chosen, FILE), column_of(chosen, PIXELS), column_of(chosen, GROUP))
     symmetry = _in_words(measured(thumbnails, labels, units), names.tolist())
@@ -125,11 +129,6 @@ def _sample(rows: pd.DataFrame) -> pd.DataFrame:
     most = int(min(target, max(_FEWEST_IMAGES, _PIXELS / max(1, pixels))))
     order = rank.sort_values(kind="stable").index[:most]
     return rows.loc[rows.index.isin(order)]
-
-
-def _digest(rows: pd.DataFrame, mapping: PixelMapping) -> str:
-    content = rows[["label", FILE]].assign(group=column_of(rows, GROUP)).to_csv(index=False)
-    return hashlib.sha256(f"{FORMAT} {mapping!r} {content}".encode()).hexdigest()[:32]
 
 
 def _thumbnails(rows: pd.DataFrame, files: Files) -> Array | None:
@@ -153,80 +152,24 @@ def _thumbnails(rows: pd.DataFrame, files: Files) -> Array | None:
         return None
 
 
-# -- in words ----------------------------------------------------------------------------------
-
-_DIFFER = "mirrored images do not show the same classes"
 _THEY_DIFFER = "they do not show the same classes"
 _NONE_USED = "so none are used"
-_UNSKILLED = "a linear probe cannot tell the classes apart"
 
 
-def _unknown(reason: str, images: int = 0) -> MirrorSymmetry:
-    of = f"on {images:,} training images, " if images else ""
+def _in_words(
+    probe: MeasuredSymmetry | None, names: list[str] | None = None, reason: str = ""
+) -> MirrorSymmetry:
+    """Return the answer of a measurement, or why there is none."""
+    names = names or []
+    values = {"probe": probe, "names": names, "reason": reason, "fewest": FEWEST, "named": _NAMED}
+    note, why, *_ = render_markdown("mirror_symmetry.md.j2", __package__, **values).split("\n")
+    certain = [each.label for each in probe.classes] if probe else []
+    certain += [label for label, _ in probe.sides] if probe else []
+    is_certain = probe is not None and probe.answer == "asymmetric" and len(names) > 1
     return MirrorSymmetry(
-        answer="unknown",
+        answer=probe.answer if probe else "unknown",
         origin="measured",
-        note=(
-            f"whether mirrored images show the same classes is not known, {_NONE_USED}: "
-            f"{of}{reason}; set data.mirror_symmetric if you know"
-        ),
-        why=f"whether they show the same classes is not known ({reason})",
+        note=note,
+        why=why,
+        classes=tuple(names[label] for label in dict.fromkeys(certain)) if is_certain else (),
     )
-
-
-def _in_words(probe: MeasuredSymmetry, names: list[str]) -> MirrorSymmetry:
-    labelled = len(names) > 1
-    told = f"tells {_interval(probe.told_apart)} of held-out images from their mirror images"
-    evidence = f"a linear probe {told}, where 50% is chance"
-    if labelled:
-        evidence = (
-            f"a linear probe recognises {probe.accuracy.value:.0%} of held-out images and "
-            f"{_interval(probe.mirrored)} of their mirror images, and {told}, where 50% is chance"
-        )
-    if probe.answer == "unknown":
-        every = probe.images + probe.left_out
-        if probe.images < max(FEWEST, probe.left_out):
-            return _unknown(
-                f"{probe.left_out:,} of {every:,} training images are the only image or group of "
-                "their class, so no probe can be tested on them"
-            )
-        skilled = probe.is_skilled or not labelled
-        reason = f"{evidence}: no evidence either way" if skilled else _UNSKILLED
-        return _unknown(reason, every)
-    of = f"measured on {probe.images:,} training images"
-    if probe.left_out:
-        of += f" (not on {probe.left_out:,} that are the only image or group of their class)"
-    if probe.answer == "symmetric":
-        note = f"mirrored images show the same classes, {of}: {evidence}"
-        return MirrorSymmetry(answer="symmetric", origin="measured", note=note)
-    certain = [each.label for each in probe.classes] + [label for label, _ in probe.sides]
-    if labelled:
-        evidence = _differences(probe, names) or evidence
-    return MirrorSymmetry(
-        answer="asymmetric",
-        origin="measured",
-        note=f"{_DIFFER}, {of}: {evidence}",
-        why=f"{_THEY_DIFFER} ({of})",
-        classes=tuple(names[label] for label in dict.fromkeys(certain)) if labelled else (),
-    )
-
-
-def _differences(probe: MeasuredSymmetry, names: list[str]) -> str:
-    """Return how mirror images of the clearest classes differ; empty if no class is certain."""
-    parts = [
-        f"of '{names[each.label]}', a linear probe recognises {each.originals:.0%} of held-out "
-        f"images and {each.mirrored:.0%} of their mirror images; it takes "
-        f"{_interval(each.as_other)} of these for '{names[each.other]}'"
-        for each in probe.classes[:_NAMED]
-    ]
-    if not parts:
-        parts = [
-            f"of '{names[label]}', a linear probe tells {value:.0%} of held-out images from "
-            "their mirror images, where 50% is chance"
-            for label, value in probe.sides[:_NAMED]
-        ]
-    return "; ".join(parts)
-
-
-def _interval(value: Share) -> str:
-    return f"{value.value:.0%} ({value.low:.0%} to {value.high:.0%})"

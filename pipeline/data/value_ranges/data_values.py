@@ -1,8 +1,11 @@
-"""Decide once for a data set what becomes of the values and the bands of its images."""
+"""Decide once for a data set what becomes of the values and the bands of its images.
+
+What a model was trained with is compared with the images that it gets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -14,9 +17,11 @@ from patchline.pipeline.data.pixel_values.file_summary import FileSummary
 from patchline.pipeline.data.pixel_values.pixel_mapping import (
     EIGHT_BITS,
     PixelMapping,
+    ValueFit,
     Values,
     kind_words,
     number,
+    white_of,
 )
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
@@ -28,6 +33,7 @@ from patchline.pipeline.data.value_ranges.range_choice import (
     loss_words,
     value_sample,
 )
+from patchline.pipeline.data.value_ranges.value_fit import FitCounts
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError
 from patchline.pipeline.terminal_words import by_number, counted
 from patchline.plugin_api import PixelValues, ValueRange
@@ -66,7 +72,9 @@ class DataValues(NamedTuple):
         return PixelMapping.of(self.spec.model_dump())
 
 
-class _File(NamedTuple):
+class ValuedFile(NamedTuple):
+    """A file, and what the manifest notes about its values."""
+
     path: str
     sha256: str
     mode: str
@@ -74,6 +82,7 @@ class _File(NamedTuple):
 
     @property
     def bands(self) -> int:
+        """The number of its bands."""
         return self.summary.bands or _MODE_BANDS.get(self.mode, 3)
 
 
@@ -84,10 +93,10 @@ def summaries(rows: pd.DataFrame) -> list[FileSummary]:
     return [summary_of[text] for text in texts]
 
 
-def band_counts(rows: pd.DataFrame) -> list[int]:
-    """Return the number of bands of each file."""
-    pairs = zip(rows["mode"], summaries(rows), strict=True)
-    return [summary.bands or _MODE_BANDS.get(mode, 3) for mode, summary in pairs]
+def valued_files(rows: pd.DataFrame) -> list[ValuedFile]:
+    """Return the files of a manifest with what it notes about their values."""
+    columns = (rows["path"], rows["sha256"], rows["mode"], summaries(rows))
+    return [ValuedFile(*each) for each in zip(*columns, strict=True)]
 
 
 def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataValues:
@@ -101,15 +110,16 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
         root: the folder or archive that their paths are relative to.
         settings: may fix the range and the bands.
     """
-    columns = (rows["path"], rows["sha256"], rows["mode"], summaries(rows))
-    files = [_File(*each) for each in zip(*columns, strict=True)]
+    files = valued_files(rows)
     problem = _problem(files, settings)
     no_values: PipelineError | None = None
-    bands = _stand_in(files) if problem and files else settings.bands or ()
+    bands = settings.bands or ()
+    if problem and files:  # what an inspection shows
+        bands = (1, 2, 3) if min(file.bands for file in files) >= _SIDE_BY_SIDE else (1,)
     opacity, opacity_notes = _opacity(files, bands)
     ranges, notes, losses = list[ValueRange](), list[str](), list[str]()
     is_set = settings.value_range is not None
-    deep: dict[str, list[_File]] = {}
+    deep: dict[str, list[ValuedFile]] = {}
     for file in files:
         if file.summary.kind != EIGHT_BITS:
             deep.setdefault(file.summary.kind, []).append(file)
@@ -144,16 +154,21 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
     )
 
 
-def _is_grey(file: _File) -> bool:
+def _is_grey(file: ValuedFile) -> bool:
     return file.summary.colors == 1 if file.summary.is_deep else file.mode in _GREY_MODES
 
 
-def _problem(files: Sequence[_File], settings: DataConfig) -> PipelineError | None:
+def _problem(files: Sequence[ValuedFile], settings: DataConfig) -> PipelineError | None:
     """Return why nothing says which bands are used; None if something does."""
     if settings.bands:
         named = " ".join(map(str, settings.bands))
         few = [file for file in files if file.bands < max(settings.bands)]
-        return _too_few(few, named) if few else None
+        if not few:
+            return None
+        return ConfigError(
+            f"data.bands is {named}, but {_counted(few)} only {counted(few[0].bands, 'band')}. "
+            "Choose bands that every image has, or leave out the others with data.exclude."
+        )
     unknown = [file for file in files if file.summary.unknown_bands]
     if unknown:
         count = max(file.bands for file in unknown)
@@ -177,28 +192,14 @@ def _problem(files: Sequence[_File], settings: DataConfig) -> PipelineError | No
     return None
 
 
-def _too_few(few: Sequence[_File], named: str) -> ConfigError:
-    there = few[0].bands
-    return ConfigError(
-        f"data.bands is {named}, but {_counted(few)} only {counted(there, 'band')}. "
-        "Choose bands that every image has, or leave out the others with data.exclude."
-    )
-
-
-def _stand_in(files: Sequence[_File]) -> tuple[int, ...]:
-    """Return the bands that an inspection shows although it is not known which are used."""
-    least = min(file.bands for file in files)
-    return (1, 2, 3) if least >= _SIDE_BY_SIDE else (1,)
-
-
-def _counted(files: Sequence[_File]) -> str:
+def _counted(files: Sequence[ValuedFile]) -> str:
     """Return how many files there are, and an example: `3 images, such as a.tif, have`."""
     if len(files) == 1:
         return f"the image {files[0].path} has"
     return f"{len(files):,} images, such as {files[0].path}, have"
 
 
-def _opacity(files: Sequence[_File], bands: tuple[int, ...]) -> tuple[bool, list[str]]:
+def _opacity(files: Sequence[ValuedFile], bands: tuple[int, ...]) -> tuple[bool, list[str]]:
     """Return whether opacity is applied, and a note if it would hide the images."""
     with_opacity = [file for file in files if file.summary.clear >= 0]
     hidden = [file for file in with_opacity if file.summary.hidden]
@@ -213,7 +214,7 @@ def _opacity(files: Sequence[_File], bands: tuple[int, ...]) -> tuple[bool, list
 
 
 def _range(
-    kind: str, group: Sequence[_File], root: Path, settings: DataConfig, bands: tuple[int, ...]
+    kind: str, group: Sequence[ValuedFile], root: Path, settings: DataConfig, bands: tuple[int, ...]
 ) -> ChosenRange:
     lows, highs, declared = list[float](), list[float](), list[float]()
     for file in group:
@@ -234,7 +235,7 @@ def _range(
 
 
 def _flat(
-    group: Sequence[_File], kind: str, chosen: ChosenRange, bands: tuple[int, ...]
+    group: Sequence[ValuedFile], kind: str, chosen: ChosenRange, bands: tuple[int, ...]
 ) -> ConfigError | None:
     """Return why images cannot be used whose values all lie on one side of the range."""
     extremes = [file.summary.extremes(bands) for file in group]
@@ -263,7 +264,7 @@ def _range_note(kind: str, count: int, total: int, chosen: ChosenRange, is_set: 
     return f"{words}{'; ' if losses else ''}{losses}{hint}"
 
 
-def _notes_on_bands(files: Sequence[_File], settings: DataConfig) -> Iterator[str]:
+def _notes_on_bands(files: Sequence[ValuedFile], settings: DataConfig) -> Iterator[str]:
     if settings.bands:
         most = max((file.bands for file in files), default=0)
         named = " and ".join(map(str, settings.bands[-2:]))
@@ -272,7 +273,7 @@ def _notes_on_bands(files: Sequence[_File], settings: DataConfig) -> Iterator[st
         yield f"{plural} {named} of up to {most} are used; the others are dropped"
 
 
-def _notes_on_white(deep: dict[str, list[_File]]) -> Iterator[str]:
+def _notes_on_white(deep: dict[str, list[ValuedFile]]) -> Iterator[str]:
     """Say that files of one type declare different values of white, although one range maps all."""
     for kind, group in sorted(deep.items()):
         whites = sorted({file.summary.declared for file in group} - {0.0})
@@ -285,7 +286,7 @@ def _notes_on_white(deep: dict[str, list[_File]]) -> Iterator[str]:
             )
 
 
-def _other_notes(files: Sequence[_File]) -> Iterator[str]:
+def _other_notes(files: Sequence[ValuedFile]) -> Iterator[str]:
     """Say which files have more than is used of them."""
     reduced = [file for file in files if file.summary.reduced]
     if reduced:
@@ -304,7 +305,7 @@ def _other_notes(files: Sequence[_File]) -> Iterator[str]:
         )
 
 
-def _note_on_frames(files: Sequence[_File]) -> Iterator[str]:
+def _note_on_frames(files: Sequence[ValuedFile]) -> Iterator[str]:
     several = [file for file in files if file.summary.pages > 1]
     if several:
         yield (
@@ -320,18 +321,6 @@ def _unused(deep: bool, settings: DataConfig) -> Iterator[str]:
 
 
 OnImage = Callable[[str, bytes, Values], None]
-
-
-def usable_values(
-    manifest: pd.DataFrame, root: Path, settings: DataConfig, on_image: OnImage | None = None
-) -> DataValues:
-    """Decide like `chosen_values`, for a run.
-
-    Raises:
-        DataError: if nothing says which bands are used.
-        ConfigError: if the bands that are set are not there.
-    """
-    return chosen_values(manifest, root, settings, on_image, only_usable=True)
 
 
 def chosen_values(
@@ -350,29 +339,37 @@ def chosen_values(
         settings: may fix the range and the bands.
         on_image: called for these images, in a thread.
         only_usable: raise the problem, if there is one.
+
+    Raises:
+        DataError: if nothing says which bands are used, and `only_usable` is set.
+        ConfigError: likewise, if the bands that are set are not there.
     """
     rows = manifests.usable(manifest)
     values = choose_values(rows, root, settings)
     if values.problem and only_usable:
         raise values.problem
     if on_image:
-        show_mapped(root, rows, values.mapping, on_image)
+        hides, mapping = not values.spec.opacity, values.mapping
+        waiting = [each.is_deep or (each.hidden and hides) for each in summaries(rows)]
+        for _ in decoded_each(root, rows["path"][waiting], mapping, on_image):
+            pass
     return values
 
 
-def show_mapped(root: Path, rows: pd.DataFrame, mapping: PixelMapping, on_image: OnImage) -> None:
-    """Call a function for each image that was not decoded when it was described, or all white.
+def decoded_each(
+    root: Path, paths: Iterable[str], mapping: PixelMapping, on_image: OnImage
+) -> Iterator[None]:
+    """Call a function for each of some images, and yield when it is done.
 
     Args:
         root: the folder or archive that the paths are relative to.
-        rows: the usable images of a manifest.
+        paths: of the images.
         mapping: what becomes of their values.
         on_image: called in a thread with the path, the file and the decoded RGB image (H, W, 3).
 
     Raises:
         DataError: if a file has changed meanwhile.
     """
-    waiting = [each.is_deep or (each.hidden and not mapping.opacity) for each in summaries(rows)]
 
     def show(path: str) -> None:
         try:
@@ -385,5 +382,71 @@ def show_mapped(root: Path, rows: pd.DataFrame, mapping: PixelMapping, on_image:
             raise DataError(f"{path}: {error}. Restore it, or run again.") from error
 
     with threads() as pool:
-        for _ in pool.map(show, rows["path"][waiting]):
-            pass
+        yield from pool.map(show, paths)
+
+
+_MARGIN = 0.25
+"""Of the range: values that far outside of it are said, because few are always clipped."""
+
+
+def notes_on_fit(rows: pd.DataFrame, mapping: PixelMapping) -> list[str]:
+    """Say which images have other values than those that a model was trained with.
+
+    Args:
+        rows: the usable images of a manifest.
+        mapping: of the model.
+
+    Raises:
+        DataError: if the model cannot take some images.
+    """
+    files, counts = valued_files(rows), FitCounts()
+    for file in files:
+        if reason := _unfit(file, mapping):
+            raise DataError(f"{file.path}: {reason}. Convert it, or remove it from the data.")
+    for file in files:
+        counts.add(_fit(file.summary, mapping), mapping, file.path)
+    return list(counts.notes(mapping))
+
+
+def with_unfit_damaged(manifest: pd.DataFrame, mapping: PixelMapping) -> pd.DataFrame:
+    """Return a manifest in which images with values that a mapping does not know are damaged."""
+    rows = manifest[manifest["status"] == "ok"]
+    manifest = manifest.copy()
+    for place, file in zip(rows.index, valued_files(rows), strict=True):
+        if reason := _unfit(file, mapping):
+            manifest.loc[place, ["status", "reason"]] = ["damaged", reason]
+    return manifest
+
+
+def _fit(summary: FileSummary, mapping: PixelMapping) -> ValueFit:
+    """Return how the smallest and the largest value of a file fit the range of its type."""
+    if not summary.is_deep or summary.kind == EIGHT_BITS:
+        return ValueFit(reduced=summary.reduced)
+    low, high = summary.extremes(mapping.bands)
+    value_range = mapping.range_of(summary.kind)
+    if value_range is None or not low <= high:
+        return ValueFit(summary.kind, 0.0, *(value_range or (low, high)))
+    margin = _MARGIN * (value_range[1] - value_range[0])
+    is_outside = high > value_range[1] + margin or low < value_range[0] - margin
+    return ValueFit(summary.kind, float(is_outside), low, high)
+
+
+def _unfit(file: ValuedFile, mapping: PixelMapping) -> str:
+    """Return why the model cannot take an image; empty if it can."""
+    bands, summary = file.bands, file.summary
+    if mapping.bands:
+        if bands < max(mapping.bands):
+            named = ", ".join(map(str, mapping.bands))
+            return f"it has {bands} band{'' if bands == 1 else 's'}, but the model reads {named}"
+    elif summary.unknown_bands:
+        return f"it has {bands} bands, and the model was trained on images of grey or RGB"
+    kinds = {kind for kind, _, _ in mapping.ranges} | {EIGHT_BITS}
+    highest = max(summary.high[: summary.colors], default=0.0)
+    if summary.kind not in kinds and not white_of(summary.kind, highest, summary.declared):
+        there = [kind_words(kind) for kind, _, _ in mapping.ranges] or ["8-bit"]
+        return (
+            f"it has {kind_words(summary.kind)} values up to {number(highest)}, and the model was "
+            f"trained on "
+            f"{' and '.join(there)} values, so that nothing says which are black and white"
+        )
+    return ""

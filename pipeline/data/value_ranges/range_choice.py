@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +36,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, deep_values
 from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.terminal_words import by_number, counted
 from patchline.plugin_api import PixelValues
 
 _FEW_LEVELS = 32
@@ -108,7 +108,8 @@ def choose_range(
     low, high = _rounded_out(*(float(each) for each in np.percentile(kept, _CORE)))
     words = f"percentiles {_CORE[0]:g} and {_CORE[1]:g} of the pixels, rounded"
     if apart:
-        words += f"; {' and '.join(map(number, apart))} {_stands(apart)} apart and not counted"
+        stand = by_number(len(apart), "is", "are")
+        words += f"; {' and '.join(map(number, apart))} {stand} apart and not counted"
     return _judged(observed, low, high, words)
 
 
@@ -120,7 +121,7 @@ def _nominal(observed: Observed, kept: Values, apart: Sequence[float]) -> Chosen
         if fits:
             words = f"all values are from {number(low)} to {number(high)}"
             return _judged(observed, *fits[0], words)
-        if low < 0 or not _are_whole(kept):
+        if low < 0 or (kept != np.round(kept)).any():
             return None
     if low < 0:
         return None
@@ -162,8 +163,8 @@ def loss_words(chosen: ChosenRange) -> str:
         words.append(f"about {share} of the pixels lie outside and are clipped")
     if chosen.levels < _FEW_LEVELS and chosen.values > chosen.levels:
         words.append(
-            f"99 % of the pixels have only {chosen.levels} grey level"
-            f"{'' if chosen.levels == 1 else 's'} for {chosen.values:,} different values"
+            f"99 % of the pixels have only {counted(chosen.levels, 'grey level')} for "
+            f"{chosen.values:,} different values"
         )
     return "; ".join(words)
 
@@ -194,14 +195,6 @@ def _without_ends(sample: Values) -> tuple[Values, list[float]]:
         else:
             break
     return kept, apart
-
-
-def _stands(apart: Sequence[float]) -> str:
-    return "is" if len(apart) == 1 else "are"
-
-
-def _are_whole(values: Values) -> bool:
-    return bool((values == np.round(values)).all())
 
 
 def _full_bits(value: float) -> int:
@@ -243,9 +236,8 @@ def value_sample(root: Path, files: Sequence[Listed], bands: tuple[int, ...]) ->
         except UndecodableImageError:  # gone since it was described, which decoding will say
             return np.empty(0)
 
-    pool: ThreadPoolExecutor
     with threads() as pool:
-        parts = list(pool.map(some, [chosen[place] for place in range(len(chosen))]))
+        parts = list(pool.map(some, chosen))
     return np.sort(np.concatenate([np.empty(0), *parts]))
 
 
@@ -274,12 +266,15 @@ def notes_on_change(values: PixelValues, root: Path, workspace: Path) -> list[st
     """
     earlier = PixelValues.from_file_or_none(_file(root, workspace))
     before = {each.kind: (each.low, each.high) for each in earlier.ranges} if earlier else {}
-    return [
-        f"the range of {kind_words(each.kind)} values was {number(before[each.kind][0])} to "
-        f"{number(before[each.kind][1])} in the last run on these images; to keep it, set "
-        f"--data.value-range {before[each.kind][0]:g} {before[each.kind][1]:g}"
+    changed = [
+        (kind_words(each.kind), *before[each.kind])
         for each in values.ranges
         if before.get(each.kind, (each.low, each.high)) != (each.low, each.high)
+    ]
+    return [
+        f"the range of {kind} values was {number(low)} to {number(high)} in the last run on these "
+        f"images; to keep it, set --data.value-range {low:g} {high:g}"
+        for kind, low, high in changed
     ]
 
 

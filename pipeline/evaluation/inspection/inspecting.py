@@ -30,8 +30,8 @@ from patchline.pipeline.data.reading.color_profile import foreign_profile
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 from patchline.pipeline.data.reading.image_quality import as_grey, quality_of_grey, shrunk
 from patchline.pipeline.data.splits import random_draws, split
+from patchline.pipeline.data.splits.class_coverage import SPLITS
 from patchline.pipeline.data.splits.leakage import given_splits, notes_on_patients
-from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from patchline.pipeline.data.symmetry.mirror_probe import with_one_label
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry

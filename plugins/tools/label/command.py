@@ -155,8 +155,7 @@ def _tell_next(answers: AnswersTable, *, as_json: bool) -> None:
 def _import(edited: Path, file: Path, pool: Pool, *, as_json: bool) -> int:
     """Take the labels of an edited table into that of a folder."""
     from patchline.pipeline.data.labels.answer_columns import PATH
-    from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
-    from patchline.pipeline.data.labels.answers.edited_table import read_table
+    from patchline.pipeline.data.labels.answers.answers_table import AnswersTable, read_table
 
     rows = read_table(edited, "Give a CSV table with the columns path and label.")
     answers = AnswersTable(file)

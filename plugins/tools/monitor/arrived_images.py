@@ -33,7 +33,7 @@ from patchline.pipeline.data.near_duplicates.search import (
 )
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
-from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
+from patchline.pipeline.data.value_ranges.data_values import with_unfit_damaged
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.packaging.packaged_model import PackagedModel

@@ -217,12 +217,20 @@ def test_an_event_from_outside_starts_a_run(
         "workspace": f"patchline.watch.{identity}.by-workspace",
     }[by]
 
-    def started() -> list[FlowRun]:
-        for about in ("patchline.watch.other", resource):
-            emit_event(events.DATA_UPDATED, resource={"prefect.resource.id": about})
-        return _runs(client, watch)
+    sent, others = 0, 1
 
-    until(started, "no run", pause=1)  # the server learns of a new trigger a bit later
+    def has_started_another() -> bool:
+        nonlocal sent
+        sent += 1
+        for about in (*["patchline.watch.other"] * others, resource):
+            emit_event(events.DATA_UPDATED, resource={"prefect.resource.id": about})
+        return len(_runs(client, watch)) > before
+
+    before = 0
+    until(has_started_another, "no run", pause=1)  # the server learns of a new trigger a bit later
+    before, others = len(_runs(client, watch)), 1 + sent
+    until(has_started_another, "no further run", pause=1)
+    assert len(_runs(client, watch)) <= sent  # events about another watch start none
 
 
 def test_a_run_that_begins_stands_for_those_that_wait(

@@ -9,7 +9,7 @@ import pytest
 from patchline.flows.training.dry_run import _subset, dry_run
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
-from patchline.pipeline.data.labels import label_sets
+from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import ConfigError
 from tests.flows.training.runs import ran, refused
@@ -25,7 +25,7 @@ def test_two_batches_hold_every_label(tmp_path: Path) -> None:
     rows = manifests.load(few.manifest_file)
     training = rows[rows["split"] == "train"]["label"]
     assert len(training) == 8
-    assert set(label_sets.counts_of(training)) == set(data.classes)
+    assert label_pairs(training, data.task).names == data.classes
     assert "[]" in set(training)
 
 

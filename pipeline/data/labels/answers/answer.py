@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from patchline.pipeline.data.labels.class_names import alike, normalized
+from patchline.pipeline.data.labels.class_names import HIDDEN, alike, normalized
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, Task, encoded
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.terminal_words import visible
@@ -115,7 +115,6 @@ def looks_like_list(text: str) -> bool:
 LONGEST = 100
 """Characters."""
 MOST_CLASSES = 1000
-_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
 def checked_class(name: str, classes: Collection[str]) -> str:
@@ -132,7 +131,7 @@ def checked_class(name: str, classes: Collection[str]) -> str:
             f"The name of a class has {len(plain)} characters, but at most {LONGEST} are allowed. "
             "Type a shorter name."
         )
-    if any(unicodedata.category(each) in _HIDDEN for each in plain):
+    if any(unicodedata.category(each) in HIDDEN for each in plain):
         raise ConfigError(
             f"The class '{visible(plain)}' has invisible characters. Type it without them."
         )

@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.preprocessing import MultiLabelBinarizer
 
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.data.labels.label_pairs import are_known
+from patchline.pipeline.data.labels.label_pairs import are_known, label_pairs
 
 SETS = [("red", "circle"), (), ("circle",), ("ré, d", 'a"b', "circle")]
 
@@ -22,8 +22,8 @@ def test_matrix_is_that_of_scikit_learn() -> None:
     texts = [label_sets.encoded(labels) for labels in SETS]
     expected = MultiLabelBinarizer(classes=classes).fit_transform(SETS)
     assert label_sets.matrix(texts, classes).tolist() == expected.tolist()
-    counts = label_sets.counts_of(texts)
-    assert [counts[name] for name in classes] == expected.sum(0).tolist()
+    counts = label_pairs(texts, label_sets.MULTI_LABEL).counts()
+    assert list(counts.items()) == list(zip(classes, expected.sum(0).tolist(), strict=True))
 
 
 def test_the_first_images_have_each_label() -> None:

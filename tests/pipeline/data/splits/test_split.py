@@ -20,13 +20,13 @@ from patchline.pipeline.data.labels.label_sets import (
     matrix,
 )
 from patchline.pipeline.data.splits import random_draws
+from patchline.pipeline.data.splits.class_coverage import SPLITS
 from patchline.pipeline.data.splits.leakage import (
     GROUP_OF_COPIES,
     notes_on_augmented_copies,
     notes_on_patients,
 )
 from patchline.pipeline.data.splits.split import learned, origin
-from patchline.pipeline.data.splits.split_gaps import SPLITS
 from patchline.pipeline.errors import DataError
 from tests.pipeline.data.splits.made_tables import (
     assigned,

@@ -21,7 +21,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges import range_choice
-from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
+from patchline.pipeline.data.value_ranges.data_values import notes_on_fit
 from patchline.pipeline.errors import ConfigError, DataError, UserError
 from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
 from tests.conftest import draw_photo
@@ -247,7 +247,8 @@ def test_near_duplicates_and_measures_see_the_mapped_pixels() -> None:
 def _described(**changes: Any) -> pd.DataFrame:
     """Return the row of an image of 16 bits."""
     deep = {"kind": "uint16", "colors": 1, "bands": 1, "low": [0], "high": [60_000], **changes}
-    return pd.DataFrame({"path": ["a.png"], "mode": ["I;16"], "values": [json.dumps(deep)]})
+    row = {"path": "a.png", "sha256": "", "mode": "I;16", "values": json.dumps(deep)}
+    return pd.DataFrame([row])
 
 
 def test_other_data_is_checked_against_the_range_of_a_model() -> None:
@@ -291,7 +292,7 @@ def test_values_of_another_kind_than_those_of_the_training_are_said_with_counts(
     """8 bits for a model of 16, 16 for one of 8, few of the range, and dropped bits."""
     deep = [_described(high=[high])["values"].item() for high in (4000, 3000)]
     rows = pd.DataFrame(
-        {"path": list("abcd"), "mode": "L", "values": ["", *deep, '{"reduced":10}']}
+        {"path": [*"abcd"], "sha256": "", "mode": "L", "values": ["", *deep, '{"reduced":10}']}
     )
     notes = notes_on_fit(rows, PixelMapping((("uint16", 0.0, 65535.0),), eight_bit=False))
     words = ("2 of 4 images have 8-bit", "2 of 4 images have 16-bit", "1 of 4 images has 10 bits")

@@ -13,8 +13,7 @@ import pytest
 
 from patchline.pipeline.data.labels.answer_columns import ANSWER_COLUMNS
 from patchline.pipeline.data.labels.answers.answer import Answer, Verdict, new_batch, now
-from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
-from patchline.pipeline.data.labels.answers.edited_table import read_table
+from patchline.pipeline.data.labels.answers.answers_table import AnswersTable, read_table
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from tests.patience import patient
 from tests.plugins.tools.label.labelled import rows_of
