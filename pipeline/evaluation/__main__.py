@@ -14,7 +14,7 @@ import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
-from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
+from patchline.pipeline.evaluation.explanations import explain_predictions
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.evaluation.prediction_job import (
     EVALUATION,
@@ -35,7 +35,7 @@ from patchline.pipeline.evaluation.test_time_averaging import (
     decided,
 )
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.models.model_description import load_description
+from patchline.pipeline.models.model_description import ModelDescription, load_description
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing.chosen_features import ChosenFeatures, chosen_rows
 from patchline.pipeline.models.stored_features import save_features
@@ -69,9 +69,7 @@ def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
     if job.tries_averaging:
         averaged = averaging_copy(job.model_folder, job.file.with_name("averaged"))
         both = ChosenFeatures(chosen_rows(table, job.seed))
-        table_of_both, averaging = _averaged(
-            chosen, averaged, images, devices, both, job.class_images
-        )
+        table_of_both, averaging = _averaged(job, chosen, averaged, images, devices, both)
         if averaging.is_on:
             chosen, folder, features = table_of_both, averaged, both
     seconds = time.monotonic() - began
@@ -99,22 +97,22 @@ def devices_of(job: EvaluationJob) -> list[torch.device]:
 
 
 def _averaged(
+    job: EvaluationJob,
     plain: pd.DataFrame,
     folder: Path,
     images: StoredImages,
     devices: Sequence[torch.device],
     features: ChosenFeatures,
-    class_images: Sequence[int],
 ) -> tuple[pd.DataFrame, TestTimeAveraging]:
     """Predict the validation images with their mirror images too, and if that is better, all.
 
     Args:
+        job: says how the training has balanced the classes.
         plain: predictions of each image alone.
         folder: of the model that averages.
         images: the prepared store.
         devices: to compute on.
         features: receives those of the model that averages.
-        class_images: number of training images of each class, if the training balanced them.
 
     Returns:
         Its predictions, and the decision.
@@ -122,9 +120,7 @@ def _averaged(
     description = load_description(folder)
     alone_NK = np.stack(list(plain["logits"]))
     averaged_NK = alone_NK.copy()
-    fit, task = UNRECORDED, TASKS[description.task]
-    if class_images:
-        _, fit = task.calibrated(plain, description.classes, None, class_images)
+    task, fit = TASKS[description.task], _unbalanced(job, plain, description)
 
     def compared(split: str) -> TestTimeAveraging:
         of_split = np.flatnonzero(plain["split"] == split)
@@ -141,11 +137,21 @@ def _averaged(
     return plain.assign(logits=list(averaged_NK)), decision
 
 
+def _unbalanced(job: EvaluationJob, logits: pd.DataFrame, description: ModelDescription) -> Any:
+    """Return what takes from logits what balancing the classes has added, if anything."""
+    if job.ensemble or not job.class_images:
+        return UNRECORDED
+    task = TASKS[description.task]
+    return task.calibrated(logits, description.classes, None, job.class_images)[1]
+
+
 def _explanations(job: EvaluationJob, folder: Path, logits: pd.DataFrame) -> Explanations:
     if job.explained is None:
         return Explanations()
     model, description = load_model(folder)
-    table, description = as_packaged(job.explained, description, logits)
+    task = TASKS[description.task]
+    table, fit = task.calibrated(logits, description.classes, job.ensemble, job.class_images)
+    description = description.model_copy(update=task.described(fit))
     return explain_predictions(job.explained, model, description, open_images(job.store), table)
 
 
@@ -160,14 +166,13 @@ def _robustness(
     model, description = load_model(folder)
     device = torch.device(job.device)
     model = model.to(device)
-    fit, task = UNRECORDED, TASKS[description.task]
-    if job.class_images:
-        _, fit = task.calibrated(logits, description.classes, None, job.class_images)
+    task, fit = TASKS[description.task], _unbalanced(job, logits, description)
 
     def scores(images_BHWC: Array) -> Array:
         rows = np.arange(len(images_BHWC))
         logits_BK = predict_logits(model, images_BHWC, rows, description.image, device=device)
-        return fit.logits(logits_BK.numpy())
+        scores_BK: Array = fit.logits(logits_BK.numpy())
+        return scores_BK
 
     return task.robustness(
         scores,

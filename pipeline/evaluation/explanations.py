@@ -14,11 +14,14 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from patchline.pipeline.evaluation.chosen_images import ChosenImage
+from patchline.pipeline.evaluation.galleries import ChosenImage
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob, Explanations
 from patchline.pipeline.evaluation.tasks import TASKS
-from patchline.pipeline.evaluation.visual_guide.attention_maps import attention_maps, label_maps
-from patchline.pipeline.evaluation.visual_guide.covering_test import covering_test
+from patchline.pipeline.evaluation.visual_guide.attention_maps import (
+    attention_maps,
+    covering_test,
+    label_maps,
+)
 from patchline.pipeline.evaluation.visual_guide.explaining import (
     ImageToExplain,
     subject_of,
@@ -36,24 +39,6 @@ _LARGE_MODEL = 3_000_000
 """Parameters from which a model is too slow to be run hundreds of times."""
 _TESTED_IMAGES, _TESTED_IMAGES_LARGE = 64, 12
 _MAPS_FILE = "error_maps.npz"
-
-
-def as_packaged(
-    job: ExplanationJob, description: ModelDescription, logits: pd.DataFrame
-) -> tuple[pd.DataFrame, ModelDescription]:
-    """Return predictions and a description with the calibration that the model is packaged with.
-
-    Args:
-        job: says whether the model is an ensemble, whose members are calibrated already.
-        description: of the model, without a calibration.
-        logits: rows of the manifest with `logits`.
-
-    Raises:
-        RunError: if the model's outputs are not finite numbers.
-    """
-    task = TASKS[description.task]
-    table, fit = task.calibrated(logits, job.classes, job.ensemble, job.class_images)
-    return table, description.model_copy(update=task.described(fit))
 
 
 def explain_predictions(
@@ -74,7 +59,7 @@ def explain_predictions(
     """
     large = sum(each.numel() for each in model.parameters()) > _LARGE_MODEL
     task, test = TASKS[description.task], table[table["split"] == "test"]
-    worst, labels = task.worst(task.predictions(test, job.classes), job.errors)
+    worst, labels = task.worst(task.predictions(test, description.classes), job.errors)
     explanations = Explanations()
     try:
         if len(worst):
@@ -90,7 +75,7 @@ def explain_predictions(
         model,
         description,
         images,
-        task.chosen(table, job.classes),
+        task.chosen(table, description.classes),
         job.folder,
         job.name,
         occlusion=not large,

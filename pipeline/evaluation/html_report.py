@@ -1,4 +1,4 @@
-"""Write the report as a self-contained HTML file: no network, no scripts, no other files."""
+"""What the page and the plots of a report show: its text, its tables, its galleries."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.evaluation.config import before_image, meaning_of
-from patchline.pipeline.evaluation.html_page import (
-    picture,
-    render,
-    thumbnail,
-    tinted,
-    vector_graphic,
-)
+from patchline.pipeline.evaluation.config import before_image
 from patchline.pipeline.evaluation.metrics.classification import ClassMetrics
 from patchline.pipeline.evaluation.metrics.confusion_matrix import confused_pairs, shown_matrix
 from patchline.pipeline.evaluation.metrics.names import METRICS, MetricName
@@ -30,21 +23,13 @@ from patchline.pipeline.evaluation.plots import (
     DiagramWords,
     numbers_without_font,
     plot_confusion_matrix,
-    reliability_diagram,
-    training_curves,
 )
-from patchline.pipeline.evaluation.report import EvaluationReport, ModelReport
-from patchline.pipeline.evaluation.slices import ImageSubset
+from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.visual_guide.covering_result import MapKind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import few_names
-from patchline.pipeline.workspace.files.atomic_files import write_text
 
 Array = np.ndarray[Any, Any]
-PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]
-"""Returns the image (H, W, C) of a row of the table of predictions."""
-
-_MOST_LISTED, _OPEN_IMAGES = 500, 12
 _MAP_WORDS = {
     "attention": " The second picture shows where the model looked: bright parts got the most "
     "attention (rollout, arXiv 2005.00928), dark ones the least.",
@@ -75,19 +60,6 @@ class WhereItLooked(NamedTuple):
     kind: MapKind = "attention"
     pages: Mapping[str, str] = MappingProxyType({})
     """Titles by path relative to the report."""
-
-
-class PagePictures(NamedTuple):
-    """What the page shows besides the text: images, curves and maps."""
-
-    pixels_of: PixelsOf
-    """Returns the images of the galleries."""
-    history: Sequence[Mapping[str, Any]] = ()
-    """Training history, for the training curves."""
-    preview: Path | None = None
-    """Preview image of the augmentation."""
-    looked: WhereItLooked = WhereItLooked()
-    """Where the model looked."""
 
 
 class Gallery(NamedTuple):
@@ -124,59 +96,6 @@ class ReportParts(NamedTuple):
     """Further ones of the template."""
     write_plots: Callable[[Path], object] = str
     """Writes further plots into a folder."""
-
-
-def write_html(
-    report: ModelReport, parts: ReportParts, page: ReportPage, pictures: PagePictures, file: Path
-) -> None:
-    """Write the report.
-
-    Args:
-        report: the metrics.
-        parts: what its task shows.
-        page: the text.
-        pictures: what the page shows besides the text.
-        file: the HTML file to write.
-    """
-    metrics = [
-        (name, parts.names[name], estimate)
-        for key, estimate in report.metrics.items()
-        for name in [key.removeprefix(f"{report.split}/")]
-    ]
-    text = render(
-        parts.template,
-        report=report,
-        page=page,
-        notes=[*page.notes, *parts.notes],
-        key_metrics=[row for row in metrics if row[0] in parts.key_metrics],
-        metrics=metrics,
-        worst=parts.rows[: parts.open_rows],
-        others=parts.rows[parts.open_rows : _MOST_LISTED],
-        unlisted=max(0, len(parts.rows) - _MOST_LISTED),
-        galleries=[_pictured(each, pictures) for each in parts.galleries if each.images],
-        open_images=_OPEN_IMAGES,
-        explained=pictures.looked.pages,
-        reliability=vector_graphic(reliability_diagram(report, parts.diagram)),
-        by_column=by_column,
-        slice_meanings={column: meaning_of(column) for column in report.config.slices},
-        curves=vector_graphic(training_curves(pictures.history, parts.curves))
-        if pictures.history
-        else "",
-        preview=picture(pictures.preview) if pictures.preview else "",
-        **parts.values,
-    )
-    write_text(file, text)
-
-
-def _pictured(gallery: Gallery, pictures: PagePictures) -> Gallery:
-    """Return it with the data URI of each image, and of the map over it, which may be empty."""
-    shown = []
-    for image in gallery.images:
-        pixels = pictures.pixels_of(image.position)
-        seen_hw = pictures.looked.maps.get(image.position) if gallery.is_mapped else None
-        over = "" if seen_hw is None else thumbnail(tinted(seen_hw, pixels))
-        shown.append((image, thumbnail(pixels), over))
-    return gallery._replace(images=shown)
 
 
 def parts_of_classes(
@@ -262,11 +181,3 @@ def _galleries(report: EvaluationReport, looked: WhereItLooked) -> tuple[Gallery
             UNCERTAIN,
         ),
     )
-
-
-def by_column(slices: Sequence[ImageSubset]) -> dict[str, list[ImageSubset]]:
-    """Return slices of the images by their column."""
-    columns: dict[str, list[ImageSubset]] = {}
-    for part in slices:
-        columns.setdefault(part.column, []).append(part)
-    return columns

@@ -27,9 +27,8 @@ from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, by_task
 from patchline.pipeline.data.manifests.manifest import own_columns
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.label_calibration import listed
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelThresholds, listed
 from patchline.pipeline.workspace.files.atomic_files import replacing
 
 Array = np.ndarray[Any, Any]

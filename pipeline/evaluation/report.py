@@ -34,8 +34,7 @@ from patchline.pipeline.evaluation.metrics.classification import (
 )
 from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
 from patchline.pipeline.evaluation.metrics.curve_areas import Areas
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.evaluation.predictions import Predictions, image_groups
@@ -109,7 +108,7 @@ class ModelReport(FrozenModel, ABC):
     @property
     @abstractmethod
     def described(self) -> dict[str, Any]:
-        """The fields of a packaging job about what the package answers."""
+        """The fields of a model's description about what its package answers."""
 
     @property
     @abstractmethod
@@ -234,7 +233,8 @@ class EvaluationReport(ModelReport):
     def described(self) -> dict[str, Any]:
         """The calibration, and rules for sets and warnings."""
         rules = self.answers.rules if self.answers else None
-        return {"calibration": self.calibration, "answers": rules}
+        fit = self.calibration
+        return {"temperature": fit.temperature, "calibration": fit, "answers": rules}
 
     @property
     def accuracy(self) -> MetricEstimate:

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate, share
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.frozen_model import FrozenModel
 

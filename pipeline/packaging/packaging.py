@@ -42,7 +42,7 @@ def package_model(
         model_folder=run.trained.best.resolve(),
         manifest_file=run.data.manifest_file.resolve(),
         store=run.prepared.store.resolve(),
-        **(report.described if report else {}),
+        described=report.described if report else {},
         reported=(evaluated.folder / PREDICTIONS_FILE).resolve() if evaluated else None,
         reference=reference.resolve() if reference and reference.is_file() else None,
         reference_images=images.resolve() if images and images.is_file() else None,

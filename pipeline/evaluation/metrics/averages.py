@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, with_effective_size
+from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
+    MetricEstimate,
+    with_effective_size,
+)
 
 Array = np.ndarray[Any, Any]
 _PRIOR_IMAGES = 3.0

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from patchline.pipeline.evaluation.visual_guide.explaining import read_image, subject_of
-from patchline.pipeline.evaluation.visual_guide.guide_page import steps_of
 from patchline.pipeline.evaluation.visual_guide.pictures import Picture
+from patchline.pipeline.evaluation.visual_guide.steps import steps_of
 from patchline.pipeline.evaluation.visual_guide.story import Step, Subject, template
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.workspace.files.atomic_files import write_text

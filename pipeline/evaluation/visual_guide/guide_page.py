@@ -18,20 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from patchline.pipeline.evaluation.visual_guide.answer_steps import (
-    answer_step,
-    answer_steps,
-    attribution_step,
-)
-from patchline.pipeline.evaluation.visual_guide.attention_steps import attention_steps
-from patchline.pipeline.evaluation.visual_guide.depth_steps import depth_steps
-from patchline.pipeline.evaluation.visual_guide.embedding_steps import (
-    embedding_steps,
-    example_step,
-    image_step,
-)
 from patchline.pipeline.evaluation.visual_guide.pictures import HEAT, SIGNED, photo_uri
-from patchline.pipeline.evaluation.visual_guide.sequence_steps import sequence_steps
+from patchline.pipeline.evaluation.visual_guide.steps import steps_of
 from patchline.pipeline.evaluation.visual_guide.story import Step, Subject, template
 from patchline.pipeline.evaluation.visual_guide.traced_image import TracedTransformer
 from patchline.pipeline.terminal_words import visible
@@ -140,36 +128,8 @@ def pack(rows: Array, *, lowest_zero: bool = False) -> PackedRows:
     return PackedRows(packed, tuple(int(size) for size in rows.shape))
 
 
-def unpack(stored: PackedRows) -> Array:
-    """Return the rows again, to 1/255 of their range."""
-    content = zlib.decompress(base64.b64decode(stored.packed))
-    lines = int(np.prod(stored.shape[:-1]))
-    low = np.frombuffer(content, np.float32, lines)
-    high = np.frombuffer(content, np.float32, lines, offset=4 * lines)
-    levels = np.frombuffer(content, np.uint8, offset=8 * lines).reshape(lines, -1)
-    rows = low[:, None] + (high - low)[:, None] * (levels / 255)
-    restored: Array = rows.reshape(stored.shape)
-    return restored
-
-
 def _numbers(values: Array, digits: int = _DIGITS) -> Any:
     return np.round(np.asarray(values, dtype=np.float64), digits).tolist()
-
-
-def steps_of(subject: Subject) -> list[Step]:
-    """Return the steps of one image, in the order of the page."""
-    ends = [attribution_step(subject)]
-    if subject.traced.transformer is None:
-        return [example_step(subject), image_step(subject), answer_step(subject), *ends]
-    return [
-        example_step(subject),
-        *embedding_steps(subject),
-        *sequence_steps(subject),
-        *attention_steps(subject),
-        *depth_steps(subject),
-        *answer_steps(subject),
-        *ends,
-    ]
 
 
 def render_guide(subjects: Sequence[Subject], model_name: str) -> str:

@@ -32,8 +32,7 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import TAIL, ImageGroups, MetricEstimate
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     LabelRanking,

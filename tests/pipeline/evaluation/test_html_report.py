@@ -6,10 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.evaluation.html_report import PagePictures, ReportPage, write_html
+import pandas as pd
+
+from patchline.pipeline.evaluation.html_report import ReportPage, WhereItLooked
 from patchline.pipeline.evaluation.metrics.names import METRICS
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.tasks import SINGLE
+from patchline.pipeline.evaluation.written_report import ReportContents, write_html
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import random_images, report_of
 from tests.pipeline.evaluation.pages import NASTY, Page, check_self_contained
@@ -26,8 +29,9 @@ def _html(
 ) -> str:
     page = page or ReportPage(title="photos: test report", facts={}, notes=(), settings={})
     images, file = random_images(2 * report.images, channels), Path("report.html")
-    pictures = PagePictures(images.__getitem__, **more)
-    write_html(report, SINGLE.parts(report, page, pictures.looked), page, pictures, file)
+    looked = WhereItLooked()
+    contents = ReportContents(page, pd.DataFrame(), images.__getitem__, **more)
+    write_html(report, SINGLE.parts(report, page, looked), contents, looked, file)
     return file.read_text(encoding="utf-8")
 
 

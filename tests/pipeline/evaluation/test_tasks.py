@@ -13,7 +13,7 @@ import pytest
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.html_report import ReportPage, ReportParts, WhereItLooked
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject
 from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE, TASKS, Task

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.metrics import curve_areas
@@ -21,22 +22,16 @@ from patchline.pipeline.evaluation.metrics.calibration import (
     calibration_error_of,
     class_shares,
 )
-from patchline.pipeline.evaluation.metrics.image_groups import (
-    ImageGroups,
-    inflation,
-    share,
-    share_of_some,
-)
 from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
     MetricEstimate,
-    f1_of_jaccard,
-    f1_scores,
-    proportions,
+    inflation,
+    precision_recall_f1,
+    share,
     with_effective_size,
 )
 from patchline.pipeline.evaluation.metrics.losses import gamma_bounds, loss_inflation
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.evaluation.metrics.multi_label import image_metrics
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     FEWEST_DRAWS,
     LabelRanking,
@@ -47,6 +42,7 @@ from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     rankings_of,
 )
 from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
+from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
@@ -146,9 +142,9 @@ def multi_label_metrics(
     rankings = rankings_of(probabilities_NK, labels_NK)
     counts = _counts(labels_NK, predicted_NK)
     by_image = {
-        "samples_f1": image_metrics.f1_of_images(labels_NK, predicted_NK),
-        "ranking_loss": image_metrics.ranking_losses(probabilities_NK, labels_NK),
-        "coverage_error": image_metrics.coverages(probabilities_NK, labels_NK),
+        "samples_f1": f1_of_images(labels_NK, predicted_NK),
+        "ranking_loss": ranking_losses(probabilities_NK, labels_NK),
+        "coverage_error": coverages(probabilities_NK, labels_NK),
     }
     values = {
         **(_of_counts(counts) if labels_NK.any() else {}),
@@ -163,17 +159,15 @@ def multi_label_metrics(
             )
             for key, value in values.items()
         },
-        "exact_match": share(image_metrics.exact_matches(labels_NK, predicted_NK), groups),
-        "log_loss": _log_loss(
-            image_metrics.log_losses_of_images(probabilities_NK, labels_NK), groups
-        ),
+        "exact_match": share(exact_matches(labels_NK, predicted_NK), groups),
+        "log_loss": _log_loss(log_losses_of_images(probabilities_NK, labels_NK), groups),
         "ece": calibration_error_of(
             pairs(probabilities_NK, labels_NK), groups_of_pairs(groups, num_labels)
         ),
     }
     if rankings:
-        areas = _areas(probabilities_NK, labels_NK, groups)
-        found["mAP"] = _mean_average_precision(rankings, areas, sample.variance(precisions_R), n)
+        variance = sample.variance(precisions_R)
+        found["mAP"] = _mean_average_precision(probabilities_NK, labels_NK, groups, variance)
     if labels_NK.any() and not labels_NK.all():
         found["micro_mAP"] = _micro(probabilities_NK, labels_NK, sample)
     return {key: found[key] for key in MULTI_LABEL_METRICS if key in found}
@@ -189,14 +183,9 @@ def by_label(
 ) -> tuple[LabelMetrics, ...]:
     """Return the metrics of every label, in the order of the K names."""
     labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
-    hits, images, predicted = _counts(labels_NK, predicted_NK)
-    shares = (
-        proportions(hits, predicted),
-        proportions(hits, images),
-        f1_scores(hits, predicted + images - hits),
-    )
-    if groups is not None:
-        shares = _grouped_shares(labels_NK, predicted_NK, groups)
+    _, images, predicted = _counts(labels_NK, predicted_NK)
+    true, said = (list(map(np.flatnonzero, each.T)) for each in (labels_NK, predicted_NK))
+    shares = precision_recall_f1(true, said, groups)
     expected = class_shares(probabilities_NK, labels_NK, groups)
     return tuple(
         LabelMetrics(
@@ -215,19 +204,6 @@ def by_label(
         )
         for k, (name, precision, recall, f1) in enumerate(zip(names, *shares, strict=True))
     )
-
-
-def _grouped_shares(
-    labels_NK: Array, predicted_NK: Array, groups: ImageGroups
-) -> tuple[list[MetricEstimate], list[MetricEstimate], list[MetricEstimate]]:
-    """Return precision, recall and F1 of every label, whose images may be of one group."""
-    precisions, recalls, f1 = [], [], []
-    for has_N, said_N in zip(labels_NK.T > 0, predicted_NK.T > 0, strict=True):
-        precisions.append(share_of_some(has_N, np.flatnonzero(said_N), groups))
-        recalls.append(share_of_some(said_N, np.flatnonzero(has_N), groups))
-        jaccard = share_of_some(has_N & said_N, np.flatnonzero(has_N | said_N), groups)
-        f1.append(f1_of_jaccard(jaccard))
-    return precisions, recalls, f1
 
 
 def label_set_map(
@@ -249,8 +225,8 @@ def label_set_map(
     rankings = rankings_of(probabilities_NK, labels_NK)
     sample = Sample(groups, draws_for(n, num_labels), seed)
     drawn = [drawn_map(rankings, counts_NR) for counts_NR in sample.drawn(n)]
-    areas = _areas(probabilities_NK, labels_NK, groups)
-    return _mean_average_precision(rankings, areas, sample.variance(np.concatenate(drawn)), n)
+    variance = sample.variance(np.concatenate(drawn))
+    return _mean_average_precision(probabilities_NK, labels_NK, groups, variance)
 
 
 def macro_f1(labels_NK: Array, predicted_NK: Array) -> float:
@@ -262,7 +238,7 @@ def samples_f1(
     labels_NK: Array, predicted_NK: Array, groups: ImageGroups | None = None
 ) -> MetricEstimate:
     """Return the mean F1 of the labels of each image, with its interval."""
-    f1_N = image_metrics.f1_of_images(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
+    f1_N = f1_of_images(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
     n, variance = len(f1_N), float(f1_N.var()) / len(f1_N)
     factor = inflation(f1_N, groups)
     variance = math.inf if math.isinf(factor) else variance * factor
@@ -334,37 +310,25 @@ def _sizes(weights_RN: Array, n: int, sample: Sample) -> Array | int:
     return n if sample.groups is None else weights_RN.sum(axis=1, keepdims=True)
 
 
-def _areas(
-    probabilities_NK: Array, labels_NK: Array, groups: ImageGroups | None
-) -> list[curve_areas.AreaSummary]:
-    """Return what is known of the average precision of each label without draws.
+def _mean_average_precision(
+    probabilities_NK: Array, labels_NK: Array, groups: ImageGroups | None, variance: float
+) -> MetricEstimate:
+    """Return mAP; its variance is that of the draws, joined by that of proportions.
 
     With groups, the formula's variance is that of as few positives as there are groups with some.
     """
-    areas = []
-    for k in np.flatnonzero(ranked_labels(labels_NK)):
-        has_N = labels_NK[:, k] > 0
-        whole = curve_areas.precision_area(probabilities_NK[:, k].astype(np.float64), has_N)
-        area = whole.summary
-        if groups is not None:
-            area = area.by_groups(whole.influences_N, np.flatnonzero(has_N), groups)
-        areas.append(area)
-    return areas
-
-
-def _mean_average_precision(
-    rankings: list[LabelRanking], areas: list[curve_areas.AreaSummary], variance: float, n: int
-) -> MetricEstimate:
-    """Return mAP; its variance is that of the draws, joined by that of proportions."""
-    value = float(np.mean([each.average_precision for each in rankings]))
-    mean = curve_areas.AreaSummary(
-        value=value,
-        centre=float(np.mean([area.centre for area in areas])),
-        shrunk=float(np.mean([area.shrunk for area in areas])),
+    areas = [
+        curve_areas.areas_of_class(
+            probabilities_NK[:, k].astype(np.float64), np.flatnonzero(labels_NK[:, k]), groups
+        )[1][0]
+        for k in np.flatnonzero(ranked_labels(labels_NK))
+    ]
+    mean = curve_areas.mean_area(
+        areas,
         variance=sum(area.variance for area in areas) / len(areas) ** 2,
         squares=variance,
         freedom=sum(max(area.freedom, 0) for area in areas),
-        n=n,
+        n=len(labels_NK),
         is_unknown=math.isinf(variance),
     )
     return curve_areas.estimates([mean])[0]
@@ -420,3 +384,62 @@ def _log_loss(losses_N: Array, groups: ImageGroups | None) -> MetricEstimate:
     variance *= loss_inflation(losses_N, groups)
     low, high = gamma_bounds(value, variance, 0.0)
     return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
+
+
+_LEAST_PROBABILITY = 1e-15
+
+
+def f1_of_images(labels_NK: Array, predicted_NK: Array) -> Array:
+    """Return the F1 of each image's labels (N); 1 where it has none and none is predicted."""
+    hits_N = (labels_NK & predicted_NK).sum(axis=1, dtype=np.int64)
+    both_N = labels_NK.sum(axis=1, dtype=np.int64) + predicted_NK.sum(axis=1, dtype=np.int64)
+    f1_N: Array = np.where(both_N > 0, 2 * hits_N / np.maximum(both_N, 1), 1.0)
+    return f1_N
+
+
+def exact_matches(labels_NK: Array, predicted_NK: Array) -> Array:
+    """Return whether all labels of each image are right (N)."""
+    right_N: Array = (labels_NK == predicted_NK).all(axis=1)
+    return right_N
+
+
+def ranking_losses(probabilities_NK: Array, labels_NK: Array) -> Array:
+    """Return the share of an image's pairs of labels in the wrong order (N); ties are wrong.
+
+    A pair is one label that the image has and one that it has not. Without pairs it is 0, as in
+    Tsoumakas, Katakis and Vlahavas (2010, Mining Multi-label Data) and scikit-learn.
+    """
+    losses_N = np.zeros(len(labels_NK))
+    for rows in row_slices(labels_NK.shape):
+        scores, has = probabilities_NK[rows].astype(np.float64), labels_NK[rows].astype(bool)
+        not_above = _ranks_in_rows(scores)
+        of_others = _ranks_in_rows(np.where(has, np.inf, scores))
+        wrong = np.where(has, 0, not_above - of_others).sum(axis=1)
+        pairs = has.sum(axis=1) * (~has).sum(axis=1)
+        losses_N[rows] = wrong / np.maximum(pairs, 1)
+    return losses_N
+
+
+def _ranks_in_rows(values_NK: Array) -> Array:
+    """Return the rank of each value in its row, from 1; equal ones share the highest (N, K)."""
+    return pd.DataFrame(values_NK).rank(axis=1, method="max").to_numpy()
+
+
+def coverages(probabilities_NK: Array, labels_NK: Array) -> Array:
+    """Return how many labels are as probable as the least probable one that is right (N).
+
+    An image without labels needs none: 0.
+    """
+    least_N = np.where(labels_NK > 0, probabilities_NK, np.inf).min(axis=1)
+    needed_N: Array = (probabilities_NK >= least_N[:, None]).sum(axis=1)
+    return needed_N
+
+
+def log_losses_of_images(probabilities_NK: Array, labels_NK: Array) -> Array:
+    """Return the binary cross-entropy of each image, mean over the labels (N)."""
+    losses_N = np.empty(len(labels_NK))
+    for rows in row_slices(labels_NK.shape):
+        chance = probabilities_NK[rows].astype(np.float64)
+        true = np.where(labels_NK[rows] > 0, chance, 1 - chance)
+        losses_N[rows] = -np.log(np.maximum(true, _LEAST_PROBABILITY)).mean(axis=1)
+    return losses_N

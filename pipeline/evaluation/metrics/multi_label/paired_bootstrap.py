@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate
 from patchline.pipeline.evaluation.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     drawn_macro_f1,

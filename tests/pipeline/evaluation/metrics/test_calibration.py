@@ -13,8 +13,7 @@ from patchline.pipeline.evaluation.metrics.calibration import (
     reliability,
 )
 from patchline.pipeline.evaluation.metrics.classification import softmax
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import proportion
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, proportion
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from tests.pipeline.evaluation.metrics.classifiers import Array, calibrated, predictions, sample
 

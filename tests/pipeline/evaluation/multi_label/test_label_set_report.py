@@ -11,11 +11,11 @@ import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, chosen_labels
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.galleries import EXPLANATIONS, chosen_labels
 from patchline.pipeline.evaluation.headline import headline_of
 from patchline.pipeline.evaluation.html_report import ReportPage
-from patchline.pipeline.evaluation.multi_label.label_set_report import (
+from patchline.pipeline.evaluation.label_set_report import (
     MultiLabelReport,
     evaluate_label_sets,
 )

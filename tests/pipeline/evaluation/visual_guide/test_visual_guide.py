@@ -17,7 +17,7 @@ from patchline.pipeline.evaluation.visual_guide.explaining import (
     subject_of,
     write_guide,
 )
-from patchline.pipeline.evaluation.visual_guide.guide_page import pack, stored_queries, unpack
+from patchline.pipeline.evaluation.visual_guide.guide_page import pack, stored_queries
 from patchline.pipeline.models.calibrated_models import Ensemble
 from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, recorded
 from tests.pipeline.evaluation.visual_guide.made_guides import (
@@ -26,6 +26,7 @@ from tests.pipeline.evaluation.visual_guide.made_guides import (
     make_guide,
     make_model,
     rows_of,
+    unpack,
 )
 
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
