@@ -16,17 +16,17 @@ from torch import nn
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.evaluation.visual_guide.explaining import (
     ImageToExplain,
+    PackedRows,
     subject_of,
     write_guide,
 )
-from patchline.pipeline.evaluation.visual_guide.guide_page import PackedRows
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription, describe_plugins
 from tests.plugins.model_parity import image_spec
 
 Array = np.ndarray[Any, Any]
-CLASSES = ("daisy", "rose", "tulip", "<b>weed</b>")
+CLASSES = ("daisy", "rose", "tulip", "<b>weed</b>\n- 7")
 SIDE = 16
 
 
