@@ -15,7 +15,7 @@ Shapes: N held-out or reported images, K classes, D features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,6 @@ from patchline.pipeline.evaluation.metrics.feature_distance import Neighbours
 from patchline.pipeline.evaluation.metrics.intervals import (
     ImageGroups,
     MetricEstimate,
-    proportion,
     share,
     shares,
 )
@@ -173,7 +172,8 @@ class PredictedImages:
 
     def quality(self, positions: Array) -> ImageQuality:
         """Return the measures of at most 2,000 of these images, evenly spaced."""
-        chosen = positions[_spaced(len(positions))]
+        last, count = len(positions) - 1, min(len(positions), _MOST_MEASURED)
+        chosen = positions[np.unique(np.linspace(0, last, count).astype(np.int64))]
         return qualities(self.images[int(self.rows[place])] for place in chosen)
 
     def of(
@@ -286,40 +286,27 @@ def _by_class(
 
 def _checked_warnings(
     rules: AnswerRules, predictions: Predictions, measured: MeasuredImages
-) -> list[WarningCheck]:
-    fault = faults(measured.quality, QualityLimits(rules.dark, rules.blurred))
-    table, limits = predictions.table, {BLANK: 0.0, DARK: rules.dark, BLURRED: rules.blurred}
-    checks = [
-        _share(kind, [each == kind for each in fault], rules)
-        if limit is not None
-        else WarningCheck(kind=kind, warned=None, unknown=rules.unknown.get(kind, ""))
-        for kind, limit in limits.items()
-    ]
+) -> Iterator[WarningCheck]:
+    fault = np.array(faults(measured.quality, QualityLimits(rules.dark, rules.blurred)), object)
+    table, distances_N = predictions.table, measured.distances
     sides_N = np.minimum(table["width"].to_numpy(), table["height"].to_numpy())
-    for kind, limit, warned in (
-        (TOO_SMALL, rules.least_side, sides_N < (rules.least_side or 0)),
-        (FAR, rules.far, None if measured.distances is None or rules.far is None
-         else measured.distances > rules.far),
-    ):  # fmt: skip
+    limits: dict[str, tuple[float | None, Array | None]] = {
+        BLANK: (0.0, fault == BLANK),
+        DARK: (rules.dark, fault == DARK),
+        BLURRED: (rules.blurred, fault == BLURRED),
+        TOO_SMALL: (rules.least_side, sides_N < (rules.least_side or 0)),
+        FAR: (rules.far, None if distances_N is None else distances_N > (rules.far or 0)),
+    }
+    for kind, (limit, warned_N) in limits.items():
         if limit is None:
-            checks.append(WarningCheck(kind=kind, warned=None, unknown=rules.unknown.get(kind, "")))
-        elif warned is None:
-            why, promised = measured.why_no_distances, rules.false_alarms
-            checks.append(WarningCheck(kind=kind, warned=None, promised=promised, unknown=why))
-        else:
-            checks.append(_share(kind, warned.tolist(), rules))
-    return checks
-
-
-def _share(kind: str, warned: Sequence[bool], rules: AnswerRules) -> WarningCheck:
-    promised = rules.false_alarms if kind == FAR else None
-    return WarningCheck(
-        kind=kind, warned=proportion(sum(map(bool, warned)), len(warned)), promised=promised
-    )
-
-
-def _spaced(count: int) -> Array:
-    return np.unique(np.linspace(0, count - 1, min(count, _MOST_MEASURED)).astype(np.int64))
+            yield WarningCheck(kind=kind, warned=None, unknown=rules.unknown.get(kind, ""))
+            continue
+        yield WarningCheck(
+            kind=kind,
+            warned=None if warned_N is None else share(warned_N, None),
+            promised=rules.false_alarms if kind == FAR else None,
+            unknown=measured.why_no_distances if warned_N is None else "",
+        )
 
 
 @dataclass(frozen=True)
@@ -398,7 +385,7 @@ def fitted_rules(
     coverages = sorted({*COVERAGES, config.coverage})
     rules = AnswerRules(
         coverage=config.coverage,
-        thresholds=tuple(_threshold(held, held.predictions, groups_N, each) for each in coverages)
+        thresholds=tuple(_threshold(held, groups_N, each) for each in coverages)
         if held.has_sets
         else (),
         images=images,
@@ -416,12 +403,9 @@ def fitted_rules(
 
 
 def _threshold(
-    held: HeldOutImages,
-    predictions: Predictions,
-    groups_N: Sequence[str] | None,
-    coverage: float,
+    held: HeldOutImages, groups_N: Sequence[str] | None, coverage: float
 ) -> SetThreshold:
-    labels_N, probabilities_NK = predictions.labels, predictions.probabilities_NK
+    labels_N, probabilities_NK = held.predictions.labels, held.predictions.probabilities_NK
     if held.why_none:
         return SetThreshold(coverage=coverage, least_probability=None, unknown=held.why_none)
     own_N = probabilities_NK[np.arange(len(labels_N)), labels_N]

@@ -30,7 +30,7 @@ from patchline.pipeline.evaluation.answers_report import (
 )
 from patchline.pipeline.evaluation.cost import corrupted_images
 from patchline.pipeline.evaluation.galleries import EXPLANATIONS
-from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.html_report import ReportContents, ReportPage, write_report
 from patchline.pipeline.evaluation.prediction_job import (
     EVALUATION,
     EvaluationJob,
@@ -43,7 +43,6 @@ from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.tasks import TASKS, AnyReport
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
-from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import VALIDATION, AnswerRules
@@ -168,7 +167,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
         on_event({"kind": "note", "message": note})
     in_words = task.validated(trained, table, classes)
     facts = about_run(run, in_words, averaging)
-    html = write_report(task, report, _contents(run, facts, table, images, predicted), folder)
+    html = write_report(task.parts, report, _contents(run, facts, table, images, predicted), folder)
     return Evaluated(report=report, folder=folder, html=html)
 
 
@@ -189,6 +188,7 @@ def _contents(
         predicted: has the explanations.
     """
     rows = table["row"].to_numpy()
+    preview = run.trained.best.parent / "augmentation_preview.png"
     return ReportContents(
         page=ReportPage(
             title=f"{run.config.name}: test report",
@@ -200,7 +200,7 @@ def _contents(
         table=table,
         pixels_of=lambda position: images[rows[position]],
         history=[record.model_dump() for record in run.trained.history],
-        preview=_preview(run.trained),
+        preview=preview if preview.exists() else None,
         explanations=predicted.explanations,
     )
 
@@ -226,9 +226,6 @@ def _reference_images(
         rows = sorted(drawn[:_MOST_REFERENCE_IMAGES].tolist())
     chosen = table.iloc[rows]
     features = [measured.features[row] for row in rows if row in measured.features]
-    why = (
-        "" if features else "the model does not end in a linear layer, whose input is the features"
-    )
     units_M, alike = _units(chosen, measured, rows)
     return ReferenceImages(
         probabilities_MK=np.stack(list(chosen["probabilities"])),
@@ -237,7 +234,7 @@ def _reference_images(
         is_test_M=is_test_N[rows],
         sha256=tuple(chosen["sha256"]),
         paths=tuple(chosen["path"]),
-        why_no_features=why,
+        why_no_features="" if features else _NO_FEATURES,
         units_M=units_M,
         are_alike=alike,
     )
@@ -259,12 +256,6 @@ def _units(chosen: pd.DataFrame, measured: PredictedImages, rows: list[int]) -> 
     units_M = pictures.units(keys, groups)
     alike = are_alike(units_M, groups)
     return (groups_alone(groups) if alike else units_M), alike
-
-
-def _preview(trained: TrainResult) -> Path | None:
-    """Return the preview image of the augmentation; None if there is none."""
-    preview = trained.best.parent / "augmentation_preview.png"
-    return preview if preview.exists() else None
 
 
 def _features_by_position(file: Path | None, rows: Array) -> dict[int, Array]:
@@ -396,9 +387,12 @@ def _averaging(
     run: TrainedRun, predicted: PredictionResult, on_event: OnEvent
 ) -> TestTimeAveraging | None:
     """Return what was decided on test-time averaging, and say it; None if it was not asked for."""
-    averaging = predicted.averaging or _not_tried(run)
-    if averaging is not None:
-        on_event({"kind": "note", "message": f"test-time averaging {averaging.sentence()}"})
+    if run.config.evaluation.test_time_averaging == "off":
+        return None
+    averaging = predicted.averaging or TestTimeAveraging(
+        state="not tried", why=_why_not_averaged(run.config, run.data, run.trained)
+    )
+    on_event({"kind": "note", "message": f"test-time averaging {averaging.sentence()}"})
     return averaging
 
 
@@ -407,23 +401,12 @@ def _devices(run: TrainedRun) -> int:
     return max(1, run.config.training.processes // worker_start.current_launcher().machines)
 
 
-def _not_tried(run: TrainedRun) -> TestTimeAveraging | None:
-    """Return why test-time averaging was not tried; None if it was not asked for."""
-    if run.config.evaluation.test_time_averaging == "off":
-        return None
-    return TestTimeAveraging(
-        state="not tried", why=_why_not_averaged(run.config, run.data, run.trained)
-    )
-
-
 def mirrored_images(config: RunConfig, data: IngestedData, trained: TrainResult) -> int:
     """Return how many images are predicted as mirror images too, if that proves to be better.
 
     The validation images always are when test-time averaging is tried; they decide.
     """
-    if config.evaluation.test_time_averaging == "off":
-        return 0
-    if _why_not_averaged(config, data, trained):
+    if config.evaluation.test_time_averaging == "off" or _why_not_averaged(config, data, trained):
         return 0
     return data.counts["validation"] + data.counts["test"] + corrupted_images(config, data)
 

@@ -29,7 +29,6 @@ from patchline.pipeline.evaluation.metrics.calibration import (
 from patchline.pipeline.evaluation.metrics.classification import (
     ClassMetrics,
     by_class,
-    confusion_matrix,
     metrics,
 )
 from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
@@ -372,9 +371,9 @@ def _with_balanced_recall(
 
 def _confusion(labels_N: Array, answers_N: Array, num_classes: int) -> dict[str, Any]:
     """Return the matrix, or with very many classes its non-zero cells."""
-    if num_classes <= _MOST_MATRIX_CLASSES:
-        matrix = confusion_matrix(labels_N, answers_N, num_classes)
-        return {"confusion": tuple(map(tuple, matrix.tolist()))}
     cells = ConfusionCells.of_answers(labels_N, answers_N, num_classes)
+    if num_classes <= _MOST_MATRIX_CLASSES:
+        matrix = cells.part(np.arange(num_classes))
+        return {"confusion": tuple(map(tuple, matrix.tolist()))}
     columns = np.column_stack([cells.rows_M, cells.columns_M, cells.counts_M])
     return {"confusion": (), "confusion_cells": tuple(map(tuple, columns.tolist()))}

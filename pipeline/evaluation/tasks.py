@@ -26,12 +26,7 @@ from patchline.pipeline.evaluation.answers_report import (
 from patchline.pipeline.evaluation.comparison import Comparison, compare
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.galleries import ChosenImage, chosen_images, chosen_labels
-from patchline.pipeline.evaluation.html_report import (
-    ReportPage,
-    ReportParts,
-    WhereItLooked,
-    parts_of_classes,
-)
+from patchline.pipeline.evaluation.html_report import PartsOf, parts_of_classes
 from patchline.pipeline.evaluation.label_set_report import (
     LabelSetComparison,
     MultiLabelReport,
@@ -142,7 +137,7 @@ class Task(Generic[Fit]):
     """Returns the answers of a `PackagedModel`, given probabilities in the order of the classes."""
     compare: Callable[..., AnyComparison]
     """Compares two models, given a `ComparisonSubject`, paths, labels and the answers of both."""
-    parts: Callable[[Any, ReportPage, WhereItLooked], ReportParts]
+    parts: PartsOf
     """Returns what the report shows beside that which every report does."""
     validated: Callable[[TrainResult, pd.DataFrame, tuple[str, ...]], str]
     """Returns the main metric of the validation images in words, given all predictions."""

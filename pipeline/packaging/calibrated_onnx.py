@@ -178,15 +178,11 @@ def _observed(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[
 
         watch(classifying_head(model, num_classes, image), keep_features, before=True)
         embedding = getattr(model, "patch_embedding", None)
-        if isinstance(embedding, nn.Module) and _is_open(model):
+        is_open = any(isinstance(module, MultiHeadSelfAttention) for module in model.modules())
+        if isinstance(embedding, nn.Module) and is_open:
             watch(embedding, keep_grid, before=False)
             captured.blocks = stack.enter_context(recorded(model))
         yield captured
-
-
-def _is_open(model: nn.Module) -> bool:
-    """Return whether Patchline's layers compute the attention of a model."""
-    return any(isinstance(module, MultiHeadSelfAttention) for module in model.modules())
 
 
 def _ends_openly(model: nn.Module) -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.html_report import PREDICTIONS_FILE
 from patchline.pipeline.evaluation.trained_run import TrainedRun
-from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.packaging.job import PACKAGING, Package, PackagingJob
 from patchline.pipeline.packaging.model_card import CardFacts

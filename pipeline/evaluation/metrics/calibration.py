@@ -154,13 +154,6 @@ class TopProbabilities(NamedTuple):
         return cls(confidence, right)
 
 
-def reliability(
-    probabilities_NK: Array, labels_N: Array, bins: int = _BINS
-) -> tuple[ReliabilityBin, ...]:
-    """Return the reliability diagram: bins of equal width over the highest probability."""
-    return reliability_of(TopProbabilities.of(probabilities_NK, labels_N), bins)
-
-
 def reliability_of(
     answers: TopProbabilities, bins: int = _BINS, groups: ImageGroups | None = None
 ) -> tuple[ReliabilityBin, ...]:
@@ -212,13 +205,6 @@ def _binned(answers: TopProbabilities, bins: int) -> _Bins:
 def _bin_of(confidence_N: Array, bins: int) -> Array:
     places: Array = np.clip(np.ceil(confidence_N * bins).astype(np.int64) - 1, 0, bins - 1)
     return places
-
-
-def expected_calibration_error(
-    probabilities_NK: Array, labels_N: Array, groups: ImageGroups | None = None
-) -> MetricEstimate:
-    """Return the expected calibration error: see `calibration_error_of`."""
-    return calibration_error_of(TopProbabilities.of(probabilities_NK, labels_N), groups)
 
 
 def calibration_error_of(

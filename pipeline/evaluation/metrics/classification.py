@@ -13,8 +13,9 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.metrics.averages import GroupedAnswers, average_estimates
 from patchline.pipeline.evaluation.metrics.calibration import (
     ClassShare,
+    TopProbabilities,
+    calibration_error_of,
     class_shares,
-    expected_calibration_error,
 )
 from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
 from patchline.pipeline.evaluation.metrics.curve_areas import Areas
@@ -65,12 +66,6 @@ def softmax(logits_NK: Array, temperature: float = 1.0) -> Array:
     return probabilities
 
 
-def confusion_matrix(labels_N: Array, predictions_N: Array, num_classes: int) -> Array:
-    """Return counts (K, K): rows are true classes, columns predicted ones."""
-    codes = labels_N.astype(np.int64) * num_classes + predictions_N
-    return np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
 def top_k_hits(scores_NK: Array, labels_N: Array, k: int) -> Array:
     """Return whether the true class of each sample (N) is among the k highest scores."""
     hits_N = np.empty(len(labels_N), bool)
@@ -117,7 +112,8 @@ def metrics(
     areas = areas or Areas.of(probabilities_NK, labels_N, groups)
     if areas.roc and areas.precision:
         estimates["roc_auc"], estimates["pr_auc"] = areas.roc.macro, areas.precision.macro
-    estimates["ece"] = expected_calibration_error(probabilities_NK, labels_N, groups)
+    top = TopProbabilities.of(probabilities_NK, labels_N)
+    estimates["ece"] = calibration_error_of(top, groups)
     return {key: estimates[key] for key in METRICS if key in estimates}
 
 

@@ -146,10 +146,7 @@ class LabelCalibration(FrozenModel):
             return self._of_members(labels)
         if not lacking:
             return f"a scale and a shift for each label, fitted on {images}"
-        it = by_number(lacking, "it", "them")
-        rest = f"fewer than {self.fewest} of {images} have {it}, or lack {it}"
-        if not self.images:
-            rest = "there is no validation image that the model was not trained on"
+        rest = _too_few(lacking, self.fewest, self.images)
         if lacking == total:
             return f"no label is calibrated: {rest}"
         others = listed(self.uncalibrated(labels)) if labels else f"{lacking:,} of them"
@@ -173,6 +170,14 @@ class LabelCalibration(FrozenModel):
             f"{how}, but {named}: fewer than {self.fewest} images of some fold have "
             f"{by_number(lacking, 'it', 'them')}, or lack {by_number(lacking, 'it', 'them')}"
         )
+
+
+def _too_few(labels: int, fewest: int, images: int) -> str:
+    """Return why so many labels are not fitted."""
+    if not images:
+        return "there is no validation image that the model was not trained on"
+    it = by_number(labels, "it", "them")
+    return f"fewer than {fewest} of {counted(images, 'validation image')} have {it}, or lack {it}"
 
 
 def listed(labels: Sequence[str]) -> str:
@@ -317,11 +322,7 @@ class LabelThresholds(FrozenModel):
         how = f"one for each label, by the {self.basis}"
         if not others:
             return f"{how} ({self.images:,})"
-        images = counted(self.images, "validation image")
-        it = by_number(len(others), "it", "them")
-        rest = f"fewer than {self.fewest} of {images} have {it}, or lack {it}"
-        if not self.images:
-            rest = "there is no validation image that the model was not trained on"
+        rest = _too_few(len(others), self.fewest, self.images)
         if len(others) == len(labels):
             return f"{NEUTRAL} for every label: {rest}"
         return f"{how} ({self.images:,}); {NEUTRAL} for {listed(others)}: {rest}"

@@ -211,9 +211,7 @@ def predict_images(
         totals = parts.merge(out)
         parts.remove()
     return PredictedTable(
-        images=totals.images,
-        unreadable=totals.errors,
-        first_errors=totals.first_errors,
+        **totals._asdict(),
         answered_before=before - changed,
         changed=changed,
         warning="; ".join(dict.fromkeys(each for each in [*warnings, model.fits.words()] if each)),

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import softmax
 from torch import nn
 
-from patchline.pipeline.evaluation.explanations import explain_predictions
+from patchline.pipeline.evaluation.__main__ import explain_predictions
 from patchline.pipeline.evaluation.galleries import chosen_images, confident_errors
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob
 from patchline.pipeline.evaluation.predictions import Predictions

@@ -8,11 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from patchline.pipeline.evaluation.html_report import ReportPage, WhereItLooked
+from patchline.pipeline.evaluation.html_report import (
+    ReportContents,
+    ReportPage,
+    WhereItLooked,
+    write_html,
+)
 from patchline.pipeline.evaluation.metrics.names import METRICS
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.tasks import SINGLE
-from patchline.pipeline.evaluation.written_report import ReportContents, write_html
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import random_images, report_of
 from tests.pipeline.evaluation.pages import NASTY, Page, check_self_contained

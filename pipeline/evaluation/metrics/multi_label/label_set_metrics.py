@@ -298,16 +298,12 @@ def _drawn(
     for counts_NR in sample.drawn(n):
         weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
         some = _LabelCounts(*(weights_RN @ part for part in parts))
-        of_images = (weights_RN @ means) / _sizes(weights_RN, n, sample)
+        sizes = weights_RN.sum(axis=1, keepdims=True)  # of groups, draws may differ in size
+        of_images = (weights_RN @ means) / sizes
         drawn.append({**_of_counts(some), **dict(zip(by_image, of_images.T, strict=True))})
         precisions.append(drawn_map(rankings, counts_NR))
     together = {key: np.concatenate([each[key] for each in drawn]) for key in drawn[0]}
     return together, np.concatenate(precisions)
-
-
-def _sizes(weights_RN: Array, n: int, sample: Sample) -> Array | int:
-    """Return the number of images of each draw (R, 1); groups may differ in size."""
-    return n if sample.groups is None else weights_RN.sum(axis=1, keepdims=True)
 
 
 def _mean_average_precision(
