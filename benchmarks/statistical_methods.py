@@ -76,11 +76,11 @@ from patchline.pipeline.evaluation.metrics.intervals import (
     f1_of_jaccard,
     proportion,
 )
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     PAIRED,
     paired_metrics,
 )
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     ThresholdedScores as SetAnswers,
 )
 from patchline.pipeline.evaluation.metrics.names import METRICS

@@ -46,7 +46,7 @@ from patchline.pipeline.evaluation.metrics.intervals import (
     share,
     shares,
 )
-from patchline.pipeline.evaluation.predictions import Predictions, groups_of, image_groups
+from patchline.pipeline.evaluation.predictions import Predictions, groups_of
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import AnswerRules, SetThreshold
@@ -257,7 +257,7 @@ def _checked_set(
 ) -> SetCheck:
     if threshold.least_probability is None:
         return SetCheck(coverage=threshold.coverage, covered=None, unknown=threshold.unknown)
-    labels_N, groups = predictions.labels, image_groups(predictions.table)
+    labels_N, groups = predictions.labels, predictions.groups
     least = np.array(threshold.by_class or threshold.least_probability) * _SLACK
     inside_NK = set_members(predictions.probabilities_NK, least)
     held_N, sizes_N = inside_NK[np.arange(len(labels_N)), labels_N], inside_NK.sum(axis=1)

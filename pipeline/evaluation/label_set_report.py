@@ -40,17 +40,15 @@ from patchline.pipeline.evaluation.metrics.label_calibration import (
 )
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     LabelMetrics,
+    PairedMetric,
+    ThresholdedScores,
     by_label,
     exact_matches,
     groups_of_pairs,
     multi_label_metrics,
+    paired_metrics,
     pairs,
     samples_f1,
-)
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
-    PairedMetric,
-    ThresholdedScores,
-    paired_metrics,
 )
 from patchline.pipeline.evaluation.metrics.names import MAIN, MULTI_LABEL_METRICS
 from patchline.pipeline.evaluation.plots import (
@@ -63,7 +61,7 @@ from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import (
     ModelReport,
     ReportSubject,
-    groups_of_reported,
+    check_images,
     shared_fields,
 )
 from patchline.pipeline.evaluation.robustness import LabelSetRobustness
@@ -286,7 +284,8 @@ def evaluate_label_sets(
     """
     classes, config = subject.classes, config or EvaluationConfig()
     calibration, thresholds = fit
-    groups = groups_of_reported(predictions, subject.split)
+    check_images(predictions, subject.split)
+    groups = predictions.groups
     probabilities, labels = predictions.probabilities_NK, predictions.labels
     predicted, images = predictions.predicted, len(labels)
     wrong, missed = (
@@ -325,15 +324,14 @@ def evaluate_label_sets(
         missing_labels=shown(lacking),
         suspected_labels=len(lacking.images_M),
         thresholds=thresholds,
-        slices=_slices(predictions, config, groups),
+        slices=_slices(predictions, config),
     )
 
 
-def _slices(
-    predictions: Predictions, config: EvaluationConfig, groups: ImageGroups | None
-) -> tuple[LabelSetSlice, ...]:
+def _slices(predictions: Predictions, config: EvaluationConfig) -> tuple[LabelSetSlice, ...]:
     """Return the slices by each chosen column."""
     labels_NK, predicted_NK = predictions.labels, predictions.predicted
+    groups = predictions.groups
     right_N = exact_matches(labels_NK, predicted_NK)
 
     def f1(chosen_N: Array) -> MetricEstimate:

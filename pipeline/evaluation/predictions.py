@@ -79,6 +79,11 @@ class Predictions:
         return cls(table, labels_NK, probabilities_NK, predicted_NK)
 
     @property
+    def groups(self) -> ImageGroups | None:
+        """The groups of the images; None if no two of them are of one group."""
+        return image_groups(self.table)
+
+    @property
     def positions(self) -> Array:
         """Row number of each image in its saved table."""
         return self.table.index.to_numpy(np.int64)

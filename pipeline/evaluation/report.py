@@ -36,7 +36,7 @@ from patchline.pipeline.evaluation.metrics.curve_areas import Areas
 from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
-from patchline.pipeline.evaluation.predictions import Predictions, image_groups
+from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.slices import Slice, slices, undivided
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
@@ -135,8 +135,8 @@ class ReportSubject(NamedTuple):
     """What computed the probabilities, in words."""
 
 
-def groups_of_reported(predictions: Predictions, split: str) -> ImageGroups | None:
-    """Return the groups of the images of a report; None if no two of them are of one group.
+def check_images(predictions: Predictions, split: str) -> None:
+    """Refuse to report on nothing.
 
     Raises:
         DataError: if there are no images.
@@ -145,7 +145,6 @@ def groups_of_reported(predictions: Predictions, split: str) -> ImageGroups | No
         raise DataError(
             f"There is no {before_image(split)}image to report on. Choose a split that has images."
         )
-    return image_groups(predictions.table)
 
 
 def shared_fields(
@@ -171,7 +170,6 @@ def shared_fields(
         groups: of these; None if they are independent.
     """
     split, table = subject.split, predictions.table
-    of_images = image_groups(table)
     kind = f"{before_image(split)}image"
     known = [row.expected for row in rows if row.expected]
     off = contradiction(subject.classes, known, estimates["ece"], kind)
@@ -180,7 +178,7 @@ def shared_fields(
         **subject._asdict(),
         "images_fingerprint": contents_fingerprint(table),
         "images": len(table),
-        "groups": of_images.count if of_images else None,
+        "groups": of_images.count if (of_images := predictions.groups) else None,
         "metrics": {f"{split}/{key}": value for key, value in estimates.items()},
         "calibration": calibration.model_copy(update={"off": off}),
         "reliability": reliability_of(now, groups=groups),
@@ -313,7 +311,8 @@ def evaluate(
         DataError: if there are no images.
     """
     classes, config = subject.classes, config or EvaluationConfig()
-    groups = groups_of_reported(predictions, subject.split)
+    check_images(predictions, subject.split)
+    groups = predictions.groups
     probabilities, labels = predictions.probabilities_NK, predictions.labels
     areas = Areas.of(probabilities, labels, groups)
     estimates = metrics(probabilities, labels, areas, groups)
@@ -345,7 +344,7 @@ def evaluate(
         least_certain=shown(galleries.least_certain(predictions)),
         likely_label_errors=shown(doubtful),
         suspected_labels=len(doubtful),
-        slices=slices(predictions, config, groups),
+        slices=slices(predictions, config),
     )
 
 

@@ -27,8 +27,10 @@ from patchline.pipeline.evaluation.metrics.intervals import (
     share,
 )
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import label_set_map
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import p_value_of
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
+    label_set_map,
+    p_value_of,
+)
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     Sample,
     drawn_map,

@@ -43,17 +43,14 @@ class Slice(ImageSubset):
         return self.accuracy
 
 
-def slices(
-    predictions: Predictions, config: EvaluationConfig, groups: ImageGroups | None = None
-) -> tuple[Slice, ...]:
+def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, ...]:
     """Return the slices by each chosen column; a column with one value has none.
 
     Args:
         predictions: of all images.
         config: has the columns.
-        groups: of the images; None if these are independent.
     """
-    right_N = predictions.predicted == predictions.labels
+    right_N, groups = predictions.predicted == predictions.labels, predictions.groups
 
     def accuracy(chosen_N: Array) -> MetricEstimate:
         return share(right_N[chosen_N], groups_within(chosen_N, groups))

@@ -49,10 +49,10 @@ from patchline.pipeline.evaluation.metrics.label_calibration import (
     fit_label_thresholds,
 )
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import label_set_map
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     PairedMetric,
     ThresholdedScores,
+    label_set_map,
     paired_map,
 )
 from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
@@ -320,7 +320,7 @@ def _validated_map(_trained: TrainResult, table: pd.DataFrame, classes: tuple[st
     own = Predictions.of_label_sets(table[table["split"] == "validation"], classes)
     if not ranked_labels(own.labels).any():
         return "validation mAP unknown: no label is on some validation images and not on others"
-    found = label_set_map(own.probabilities_NK, own.labels, groups=image_groups(own.table))
+    found = label_set_map(own.probabilities_NK, own.labels, groups=own.groups)
     return (
         f"validation mAP {found.value:.1%} of {found.n:,} images in float32 (95% interval "
         f"{found.low:.1%} to {found.high:.1%})"

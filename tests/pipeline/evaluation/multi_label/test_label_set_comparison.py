@@ -13,7 +13,7 @@ from patchline.pipeline.evaluation.label_set_report import (
     LabelSetComparison,
     compare_label_sets,
 )
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import ThresholdedScores
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import ThresholdedScores
 from patchline.pipeline.evaluation.promotion_decision import PromotionDecision
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion_gates import champion_gates
