@@ -43,7 +43,7 @@ from patchline.pipeline.data.store.prepared_store import open_images
 from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.comparison import ComparisonSubject, compare
 from patchline.pipeline.evaluation.comparison_page import write_comparison
-from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.html_report import ReportContents, ReportPage, write_report
 from patchline.pipeline.evaluation.metrics import classification
 from patchline.pipeline.evaluation.metrics.calibration import TopProbabilities
 from patchline.pipeline.evaluation.metrics.curve_areas import Areas
@@ -52,7 +52,6 @@ from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, fi
 from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject, evaluate
 from patchline.pipeline.evaluation.tasks import SINGLE
-from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.device import make_repeatable
@@ -152,7 +151,7 @@ def _report(
     )
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
     html = write_report(
-        SINGLE,
+        SINGLE.parts,
         report,
         ReportContents(page, table, lambda position: images[position % _PHOTOS]),
         folder,
@@ -301,7 +300,7 @@ def written(report: EvaluationReport, table: pd.DataFrame, folder: Path) -> Path
     images = np.random.default_rng(0).integers(0, 256, (_STORED, 64, 64, 3), dtype=np.uint8)
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
     contents = ReportContents(page, table, lambda k: images[k % _STORED])
-    return write_report(SINGLE, report, contents, folder)
+    return write_report(SINGLE.parts, report, contents, folder)
 
 
 def _parts(predictions: Predictions) -> dict[str, Callable[[], object]]:

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.measured_runs import machine
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate, share
 from patchline.pipeline.evaluation.metrics.mean_average_precision import (
     mean_average_precision,
     ranked_labels,

@@ -42,8 +42,7 @@ from benchmarks.measured_runs import machine
 from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.labels.answer_columns import ANSWER_SOURCE, RANDOM
 from patchline.pipeline.data.splits.split import assign
-from patchline.pipeline.evaluation.metrics.image_groups import share
-from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats
+from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats, share
 from patchline.pipeline.evaluation.predictions import image_groups
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.plugins.tools.label import ranking as ranked_by

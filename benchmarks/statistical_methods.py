@@ -70,13 +70,17 @@ from benchmarks.measured_runs import machine
 from patchline.pipeline.data.symmetry.mirror_probe import measured
 from patchline.pipeline.evaluation.metrics.classification import by_class, metrics, softmax
 from patchline.pipeline.evaluation.metrics.curve_areas import average_precision, roc_auc
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, f1_scores, proportion
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
+from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
+    MetricEstimate,
+    f1_of_jaccard,
+    proportion,
+)
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     PAIRED,
     paired_metrics,
 )
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     ThresholdedScores as SetAnswers,
 )
 from patchline.pipeline.evaluation.metrics.names import METRICS
@@ -153,7 +157,7 @@ def estimates(probabilities: Array, labels: Array) -> dict[str, MetricEstimate]:
     own = {
         "precision": proportion(hits, int(is_called.sum())),
         "recall": proportion(hits, int(is_last.sum())),
-        "f1": f1_scores(np.array([hits]), np.array([union]))[0],
+        "f1": f1_of_jaccard(proportion(hits, union)),
         "roc_auc": roc_auc(probabilities[:, last], is_last),
         "pr_auc": average_precision(probabilities[:, last], is_last),
     }

@@ -26,7 +26,7 @@ from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun
 
 if TYPE_CHECKING:
-    from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+    from patchline.pipeline.evaluation.label_set_report import MultiLabelReport
     from patchline.pipeline.evaluation.report import EvaluationReport
     from patchline.pipeline.registry.version_evaluation import EvaluationChoices, VersionEvaluation
 
@@ -208,7 +208,7 @@ def _notes(report: EvaluationReport | MultiLabelReport) -> list[str]:
 
 def _of_label_sets(report: EvaluationReport | MultiLabelReport) -> dict[str, Any]:
     """Return what is said of models that give sets of labels alone."""
-    from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+    from patchline.pipeline.evaluation.label_set_report import MultiLabelReport
 
     if not isinstance(report, MultiLabelReport):
         return {}
@@ -229,7 +229,7 @@ def _errors(report: EvaluationReport | MultiLabelReport) -> str:
 
 
 def _lines(result: VersionEvaluation) -> list[str]:
-    from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+    from patchline.pipeline.evaluation.label_set_report import MultiLabelReport
 
     report, reference = result.report, result.reference
     lines = [

@@ -227,8 +227,10 @@ def _package(reference: ModelReference, coverage: float | None) -> PackagedModel
 
 def _uncalibrated(package: PackagedModel) -> Iterator[str]:
     """Say what is not known of the probabilities and the thresholds of a package."""
-    from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-    from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+    from patchline.pipeline.evaluation.metrics.label_calibration import (
+        LabelCalibration,
+        LabelThresholds,
+    )
     from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED, recorded
 
     if package.is_multi_label:

@@ -1,7 +1,12 @@
-"""The prediction worker: `python -P -m patchline.pipeline.evaluation FOLDER`."""
+"""The prediction worker: `python -P -m patchline.pipeline.evaluation FOLDER`.
+
+What a run shows about why is extra: maps of its worst errors, a test of such maps, and two whole
+pages. Whatever goes wrong while they are made, the report is complete without them.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -11,14 +16,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
-from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
+from patchline.pipeline.evaluation.galleries import ChosenImage
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.evaluation.prediction_job import (
     EVALUATION,
     EvaluationJob,
+    ExplanationJob,
     Explanations,
     HeldOut,
     PredictionResult,
@@ -34,16 +41,33 @@ from patchline.pipeline.evaluation.test_time_averaging import (
     averaging_copy,
     decided,
 )
+from patchline.pipeline.evaluation.visual_guide.attention_maps import (
+    attention_maps,
+    covering_test,
+    label_maps,
+)
+from patchline.pipeline.evaluation.visual_guide.explaining import (
+    ImageToExplain,
+    subject_of,
+    write_guide,
+)
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.models.model_description import load_description
+from patchline.pipeline.models.model_description import ModelDescription, load_description
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing.chosen_features import ChosenFeatures, chosen_rows
 from patchline.pipeline.models.stored_features import save_features
 from patchline.pipeline.models.stored_logits import logits_of
 from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
+logger = logging.getLogger("patchline.pipeline.evaluation")
+
 Array = np.ndarray[Any, Any]
+_LARGE_MODEL = 3_000_000
+"""Parameters from which a model is too slow to be run hundreds of times."""
+_TESTED_IMAGES, _TESTED_IMAGES_LARGE = 64, 12
+_MAPS_FILE = "error_maps.npz"
 
 
 def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
@@ -69,9 +93,7 @@ def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
     if job.tries_averaging:
         averaged = averaging_copy(job.model_folder, job.file.with_name("averaged"))
         both = ChosenFeatures(chosen_rows(table, job.seed))
-        table_of_both, averaging = _averaged(
-            chosen, averaged, images, devices, both, job.class_images
-        )
+        table_of_both, averaging = _averaged(job, chosen, averaged, images, devices, both)
         if averaging.is_on:
             chosen, folder, features = table_of_both, averaged, both
     seconds = time.monotonic() - began
@@ -99,22 +121,22 @@ def devices_of(job: EvaluationJob) -> list[torch.device]:
 
 
 def _averaged(
+    job: EvaluationJob,
     plain: pd.DataFrame,
     folder: Path,
     images: StoredImages,
     devices: Sequence[torch.device],
     features: ChosenFeatures,
-    class_images: Sequence[int],
 ) -> tuple[pd.DataFrame, TestTimeAveraging]:
     """Predict the validation images with their mirror images too, and if that is better, all.
 
     Args:
+        job: says how the training has balanced the classes.
         plain: predictions of each image alone.
         folder: of the model that averages.
         images: the prepared store.
         devices: to compute on.
         features: receives those of the model that averages.
-        class_images: number of training images of each class, if the training balanced them.
 
     Returns:
         Its predictions, and the decision.
@@ -122,9 +144,7 @@ def _averaged(
     description = load_description(folder)
     alone_NK = np.stack(list(plain["logits"]))
     averaged_NK = alone_NK.copy()
-    fit, task = UNRECORDED, TASKS[description.task]
-    if class_images:
-        _, fit = task.calibrated(plain, description.classes, None, class_images)
+    task, fit = TASKS[description.task], _unbalanced(job, plain, description)
 
     def compared(split: str) -> TestTimeAveraging:
         of_split = np.flatnonzero(plain["split"] == split)
@@ -141,12 +161,116 @@ def _averaged(
     return plain.assign(logits=list(averaged_NK)), decision
 
 
+def _unbalanced(job: EvaluationJob, logits: pd.DataFrame, description: ModelDescription) -> Any:
+    """Return what takes from logits what balancing the classes has added, if anything."""
+    if job.ensemble or not job.class_images:
+        return UNRECORDED
+    task = TASKS[description.task]
+    return task.calibrated(logits, description.classes, None, job.class_images)[1]
+
+
 def _explanations(job: EvaluationJob, folder: Path, logits: pd.DataFrame) -> Explanations:
     if job.explained is None:
         return Explanations()
     model, description = load_model(folder)
-    table, description = as_packaged(job.explained, description, logits)
+    task = TASKS[description.task]
+    table, fit = task.calibrated(logits, description.classes, job.ensemble, job.class_images)
+    description = description.model_copy(update=task.described(fit))
     return explain_predictions(job.explained, model, description, open_images(job.store), table)
+
+
+def explain_predictions(
+    job: ExplanationJob,
+    model: nn.Module,
+    description: ModelDescription,
+    images: StoredImages,
+    table: pd.DataFrame,
+) -> Explanations:
+    """Look at the test images of a table of predictions; log a warning about what fails.
+
+    Args:
+        job: what to find out.
+        model: in evaluation mode, on the CPU.
+        description: of the model, with its temperature.
+        images: the prepared store, uint8 (M, H, W, C).
+        table: calibrated predictions, with the column `row` of the store.
+    """
+    large = sum(each.numel() for each in model.parameters()) > _LARGE_MODEL
+    task, test = TASKS[description.task], table[table["split"] == "test"]
+    worst, labels = task.worst(task.predictions(test, description.classes), job.errors)
+    explanations = Explanations()
+    try:
+        if len(worst):
+            rows = test.iloc[worst]
+            explanations = _error_maps(model, description, images, rows, labels, job.folder)
+        last, most = len(test) - 1, _TESTED_IMAGES_LARGE if large else _TESTED_IMAGES
+        spread = np.unique(np.linspace(0, last, min(most, len(test))).astype(int))
+        pixels = [np.array(images[row]) for row in test["row"].iloc[spread]]
+        covering = covering_test(model, description, pixels, job.seed)
+        explanations = explanations.model_copy(update={"test": covering})
+    except Exception:  # a plugin's model may do anything; the report goes without
+        logger.warning("The maps of where the model looked could not be computed", exc_info=True)
+    write_explanations(
+        model,
+        description,
+        images,
+        task.chosen(table, description.classes),
+        job.folder,
+        job.name,
+        occlusion=not large,
+    )
+    return explanations
+
+
+def _error_maps(
+    model: nn.Module,
+    description: ModelDescription,
+    images: StoredImages,
+    worst: pd.DataFrame,
+    labels: Array | None,
+    folder: Path,
+) -> Explanations:
+    pixels = [np.array(images[row]) for row in worst["row"]]
+    maps = (
+        attention_maps(model, description, pixels)
+        if labels is None
+        else label_maps(model, description, pixels, labels)
+    )
+    file = folder / _MAPS_FILE
+    with open_replacing(file) as opened:
+        np.savez(opened, positions=worst.index.to_numpy(np.int64), maps=maps.maps_Bhw)
+    return Explanations(maps_file=file, maps_kind=maps.kind)
+
+
+def write_explanations(
+    model: nn.Module,
+    description: ModelDescription,
+    images: StoredImages,
+    chosen: Sequence[ChosenImage],
+    folder: Path,
+    name: str,
+    *,
+    occlusion: bool = True,
+) -> None:
+    """Write a page for each chosen image; log a warning if that fails.
+
+    Args:
+        model: in evaluation mode.
+        description: of the model, with its temperature.
+        images: the prepared store.
+        chosen: which images.
+        folder: receives the pages.
+        name: of the model, for the titles.
+        occlusion: whether to run the model for each covered part of an image.
+    """
+    for each in chosen:
+        try:
+            pixels = np.array(images[each.row])
+            image = ImageToExplain(Path(each.path).name, pixels, pixels, each.label)
+            subject = subject_of(model, description, image, occlusion=occlusion)
+            write_guide([subject], name, folder / f"{each.page}.html")
+        except Exception:  # as above: the run goes without this page
+            logger.warning("The prediction of %s could not be explained", each.path, exc_info=True)
 
 
 def _robustness(
@@ -160,14 +284,13 @@ def _robustness(
     model, description = load_model(folder)
     device = torch.device(job.device)
     model = model.to(device)
-    fit, task = UNRECORDED, TASKS[description.task]
-    if job.class_images:
-        _, fit = task.calibrated(logits, description.classes, None, job.class_images)
+    task, fit = TASKS[description.task], _unbalanced(job, logits, description)
 
     def scores(images_BHWC: Array) -> Array:
         rows = np.arange(len(images_BHWC))
         logits_BK = predict_logits(model, images_BHWC, rows, description.image, device=device)
-        return fit.logits(logits_BK.numpy())
+        scores_BK: Array = fit.logits(logits_BK.numpy())
+        return scores_BK
 
     return task.robustness(
         scores,

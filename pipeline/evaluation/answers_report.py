@@ -1,14 +1,24 @@
-"""How often the sets of a package hold the true class, and images get warnings; with labels.
+"""The rules of a package's answers: thresholds of sets and limits of warnings, fitted and checked.
 
-Shapes: N images, K classes, D features.
+They are fitted on held-out images, and checked on labelled ones of a report: how often sets hold
+the true class, and images get warnings.
+
+The distance to the features of seen images needs a reference that the threshold's images are no
+part of. So the held-out images are divided: a random half is the reference, the other half gives
+the threshold, and both guarantees are exact (`patchline.pipeline.evaluation.metrics.conformal`). If
+the final model was trained on the validation images, other models predict them, and the coverage of
+sets is not guaranteed. Nor are its features of them those of new images; the distance then comes
+from the test images, whose labels play no part in it.
+
+Shapes: N held-out or reported images, K classes, D features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,15 +29,26 @@ from patchline.pipeline.data.reading.image_quality import (
     ImageQuality,
     QualityLimits,
     faults,
+    limits_among,
     quality_of,
 )
-from patchline.pipeline.evaluation.answer_rules_fit import ReferenceFeatures
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.metrics.conformal import set_members
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share, share_of_some
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
-from patchline.pipeline.evaluation.predictions import Predictions, groups_of, image_groups
+from patchline.pipeline.evaluation.metrics.conformal import (
+    conformal_threshold,
+    fewest_for,
+    least_probability,
+    set_members,
+)
+from patchline.pipeline.evaluation.metrics.feature_distance import Neighbours
+from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
+    MetricEstimate,
+    share,
+    shares,
+)
+from patchline.pipeline.evaluation.predictions import Predictions, groups_of
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import AnswerRules, SetThreshold
 from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.stored_images import StoredImages
@@ -38,6 +59,13 @@ REFERENCE_FILE = "reference_features.npz"
 TOO_SMALL, FAR = "too_small", "far"
 NO_FEATURES = "no features of these images are known"
 SAME_IMAGES = "the limit comes from these images, since the model was trained on all others"
+COVERAGES = (0.9, 0.95, 0.99)
+"""Coverages that every package has thresholds for, if the images suffice."""
+_FEWEST_OF_CLASS = 100
+"""Held-out images of every class from which each class has its own threshold."""
+_NEAREST = 10
+_MOST_REFERENCES = 1000
+_SIDE_PART, _SMALLEST_SHARE = 0.5, 0.01
 _MOST_MEASURED = 2000
 _SLACK = 1 - 1e-5
 
@@ -124,16 +152,8 @@ class AnswersReport(FrozenModel):
 
     def sentences(self, images: str) -> list[str]:
         """Return what was measured in words; `images` names them, such as `test images`."""
-        said = [_about_sets(each, images) for each in self.sets]
-        if self.chosen.covered is not None:
-            said.append(self.rules.on_coverage)
-        if self.groups and self.chosen.covered is not None:
-            said.append(
-                f"the images form {self.groups:,} groups: the coverage is that of an image of "
-                "a new group, each group with equal weight; the intervals of the sets are by "
-                "groups; those of the warnings, which take images as independent, are too narrow"
-            )
-        return said + [_about_warning(each, images) for each in self.warnings]
+        text = render_markdown("answers.txt.j2", __package__, answers=self, images=images)
+        return text.splitlines()
 
 
 @dataclass(frozen=True)
@@ -152,7 +172,8 @@ class PredictedImages:
 
     def quality(self, positions: Array) -> ImageQuality:
         """Return the measures of at most 2,000 of these images, evenly spaced."""
-        chosen = positions[_spaced(len(positions))]
+        last, count = len(positions) - 1, min(len(positions), _MOST_MEASURED)
+        chosen = positions[np.unique(np.linspace(0, last, count).astype(np.int64))]
         return qualities(self.images[int(self.rows[place])] for place in chosen)
 
     def of(
@@ -236,7 +257,7 @@ def _checked_set(
 ) -> SetCheck:
     if threshold.least_probability is None:
         return SetCheck(coverage=threshold.coverage, covered=None, unknown=threshold.unknown)
-    labels_N, groups = predictions.labels, image_groups(predictions.table)
+    labels_N, groups = predictions.labels, predictions.groups
     least = np.array(threshold.by_class or threshold.least_probability) * _SLACK
     inside_NK = set_members(predictions.probabilities_NK, least)
     held_N, sizes_N = inside_NK[np.arange(len(labels_N)), labels_N], inside_NK.sum(axis=1)
@@ -258,69 +279,214 @@ def _by_class(
     for label in sorted(names):
         own = np.flatnonzero(predictions.labels == label)
         if len(own) >= fewest:
-            covered = share_of_some(held_N, own, groups)
+            [covered] = shares([held_N[own]], [own], groups)
             classes.append(ClassCoverage(name=str(names[label]), covered=covered))
     return tuple(sorted(classes, key=lambda each: each.covered.value))
 
 
 def _checked_warnings(
     rules: AnswerRules, predictions: Predictions, measured: MeasuredImages
-) -> list[WarningCheck]:
-    fault = faults(measured.quality, QualityLimits(rules.dark, rules.blurred))
-    table, limits = predictions.table, {BLANK: 0.0, DARK: rules.dark, BLURRED: rules.blurred}
-    checks = [
-        _share(kind, [each == kind for each in fault], rules)
-        if limit is not None
-        else WarningCheck(kind=kind, warned=None, unknown=rules.unknown.get(kind, ""))
-        for kind, limit in limits.items()
-    ]
+) -> Iterator[WarningCheck]:
+    fault = np.array(faults(measured.quality, QualityLimits(rules.dark, rules.blurred)), object)
+    table, distances_N = predictions.table, measured.distances
     sides_N = np.minimum(table["width"].to_numpy(), table["height"].to_numpy())
-    for kind, limit, warned in (
-        (TOO_SMALL, rules.least_side, sides_N < (rules.least_side or 0)),
-        (FAR, rules.far, None if measured.distances is None or rules.far is None
-         else measured.distances > rules.far),
-    ):  # fmt: skip
+    limits: dict[str, tuple[float | None, Array | None]] = {
+        BLANK: (0.0, fault == BLANK),
+        DARK: (rules.dark, fault == DARK),
+        BLURRED: (rules.blurred, fault == BLURRED),
+        TOO_SMALL: (rules.least_side, sides_N < (rules.least_side or 0)),
+        FAR: (rules.far, None if distances_N is None else distances_N > (rules.far or 0)),
+    }
+    for kind, (limit, warned_N) in limits.items():
         if limit is None:
-            checks.append(WarningCheck(kind=kind, warned=None, unknown=rules.unknown.get(kind, "")))
-        elif warned is None:
-            why, promised = measured.why_no_distances, rules.false_alarms
-            checks.append(WarningCheck(kind=kind, warned=None, promised=promised, unknown=why))
-        else:
-            checks.append(_share(kind, warned.tolist(), rules))
-    return checks
+            yield WarningCheck(kind=kind, warned=None, unknown=rules.unknown.get(kind, ""))
+            continue
+        yield WarningCheck(
+            kind=kind,
+            warned=None if warned_N is None else share(warned_N, None),
+            promised=rules.false_alarms if kind == FAR else None,
+            unknown=measured.why_no_distances if warned_N is None else "",
+        )
 
 
-def _share(kind: str, warned: Sequence[bool], rules: AnswerRules) -> WarningCheck:
-    promised = rules.false_alarms if kind == FAR else None
-    return WarningCheck(
-        kind=kind, warned=proportion(sum(map(bool, warned)), len(warned)), promised=promised
+@dataclass(frozen=True)
+class ReferenceFeatures:
+    """Features of held-out images that the distance of others is measured to.
+
+    Attributes:
+        features_MD: float32.
+        nearest: which neighbour counts.
+    """
+
+    features_MD: Array
+    nearest: int
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Measures distances to them."""
+        return Neighbours(self.features_MD, self.nearest)
+
+
+@dataclass(frozen=True)
+class HeldOutImages:
+    """What is known of the images that the rules are fitted on.
+
+    Attributes:
+        predictions: of models that were not trained on them.
+        basis: which images these are, in words.
+        why_none: why there are none, if so.
+        unseen: images that the final model was not trained on: these, or those of the test split.
+        features: of some of `unseen`, by the final model: row of the table of predictions to (D,)
+            features.
+        why_no_features: why there are none, if so.
+        quality: measures of some of them, as the network takes them.
+        side: pixels on the shorter side of the network's input.
+        seed: draws the half that is the reference.
+        has_sets: whether answers have prediction sets.
+    """
+
+    predictions: Predictions
+    basis: str
+    why_none: str
+    unseen: Predictions
+    features: Mapping[int, Array]
+    why_no_features: str
+    quality: ImageQuality
+    side: int
+    seed: int
+    has_sets: bool = True
+
+    @property
+    def unseen_split(self) -> Literal["validation", "test"]:
+        """The split of `unseen`."""
+        return "validation" if self.unseen is self.predictions else "test"
+
+
+def fitted_rules(
+    held: HeldOutImages, config: EvaluationConfig
+) -> tuple[AnswerRules, ReferenceFeatures | None]:
+    """Return the rules, and the reference for the distance if it is known.
+
+    Label sets have warnings alone: prediction sets are for one label.
+    """
+    groups_N = groups_of(held.predictions.table)
+    unknown: dict[str, str] = {}
+    limits = limits_among(held.quality)
+    images = len(held.predictions.table)
+    if limits.dark is None:
+        unknown["dark"] = "more than a fifth of the validation images are dark themselves"
+    if limits.blurred is None:
+        unknown["blurred"] = _too_few(images, "a usual sharpness", 10, "image")
+    far, reference, why = _far(held, config.false_alarms)
+    if far is None:
+        unknown["far"] = why
+    if not images:
+        unknown |= dict.fromkeys(("dark", "blurred", "too_small"), held.why_none)
+    coverages = sorted({*COVERAGES, config.coverage})
+    rules = AnswerRules(
+        coverage=config.coverage,
+        thresholds=tuple(_threshold(held, groups_N, each) for each in coverages)
+        if held.has_sets
+        else (),
+        images=images,
+        groups=0 if groups_N is None else len(set(groups_N)),
+        basis=held.basis,
+        false_alarms=config.false_alarms,
+        dark=limits.dark if images else None,
+        blurred=limits.blurred,
+        least_side=_least_side(held),
+        far=far,
+        far_split=held.unseen_split,
+        unknown=unknown,
     )
+    return rules, reference
 
 
-def _spaced(count: int) -> Array:
-    return np.unique(np.linspace(0, count - 1, min(count, _MOST_MEASURED)).astype(np.int64))
+def _threshold(
+    held: HeldOutImages, groups_N: Sequence[str] | None, coverage: float
+) -> SetThreshold:
+    labels_N, probabilities_NK = held.predictions.labels, held.predictions.probabilities_NK
+    if held.why_none:
+        return SetThreshold(coverage=coverage, least_probability=None, unknown=held.why_none)
+    own_N = probabilities_NK[np.arange(len(labels_N)), labels_N]
+    least = least_probability(own_N, coverage, groups_N)
+    if least is None:
+        unit = "image" if groups_N is None else "group"
+        count = len(own_N) if groups_N is None else len(set(groups_N))
+        why = _too_few(count, f"a coverage of {coverage:g}", fewest_for(coverage), unit)
+        return SetThreshold(coverage=coverage, least_probability=None, unknown=why)
+    by_class = _threshold_by_class(own_N, labels_N, probabilities_NK.shape[1], groups_N, coverage)
+    return SetThreshold(coverage=coverage, least_probability=least, by_class=by_class)
 
 
-def _about_sets(check: SetCheck, images: str) -> str:
-    nominal = f"{check.coverage:.4g}"
-    if check.covered is None or check.single is None:
-        return f"sets with a coverage of {nominal} are not known: {check.unknown}"
-    own = ", for each class by its own threshold" if check.each_class else ""
-    classes = "class" if check.mean_size == 1 else "classes"
-    broken = ", less than nominal" if check.is_broken else ""
-    return (
-        f"sets with a nominal coverage of {nominal}{own} hold the true class of "
-        f"{_words(check.covered, images)}{broken}; they hold {check.mean_size:.2f} {classes} on "
-        f"average, and {check.single.value:.1%} of them a single one"
+def _threshold_by_class(
+    own_N: Array,
+    labels_N: Array,
+    num_classes: int,
+    groups_N: Sequence[str] | None,
+    coverage: float,
+) -> tuple[float, ...]:
+    """Return a threshold for each class; none unless every class has enough images, or groups."""
+    fewest, thresholds = max(_FEWEST_OF_CLASS, fewest_for(coverage)), []
+    if len(own_N) < fewest * num_classes:
+        return ()
+    for label in range(num_classes):
+        of_class = np.flatnonzero(labels_N == label)
+        groups = None if groups_N is None else [groups_N[int(row)] for row in of_class]
+        if (len(of_class) if groups is None else len(set(groups))) < fewest:
+            return ()
+        least = least_probability(own_N[of_class], coverage, groups)
+        if least is None:
+            return ()
+        thresholds.append(least)
+    return tuple(thresholds)
+
+
+def _far(
+    held: HeldOutImages, false_alarms: float
+) -> tuple[float | None, ReferenceFeatures | None, str]:
+    """Return the threshold of the distance, the reference, and why they are not known."""
+    if held.why_no_features:
+        return None, None, held.why_no_features
+    groups_N = groups_of(held.unseen.table)
+    place = {int(row): place for place, row in enumerate(held.unseen.positions)}
+    rows = sorted(row for row in held.features if row in place)
+    units = [str(row) if groups_N is None else groups_N[place[row]] for row in rows]
+    names = sorted(set(units))
+    generator = np.random.default_rng(held.seed)
+    drawn = generator.permutation(len(names))
+    into_reference = {names[each] for each in drawn[: len(names) // 2]}
+    reference = [row for row, unit in zip(rows, units, strict=True) if unit in into_reference]
+    others = [(row, unit) for row, unit in zip(rows, units, strict=True)
+              if unit not in into_reference]  # fmt: skip
+    level, few = 1 - false_alarms, len(names) - len(names) // 2
+    fewest = fewest_for(level)
+    if few < fewest or not reference:
+        unit = "image" if groups_N is None else "group"
+        needed = max(2 * fewest - 1, 2)
+        what, split = f"{false_alarms:.0%} false alarms", held.unseen_split
+        return None, None, _too_few(len(names), what, needed, unit, split)
+    kept = [reference[each] for each in generator.permutation(len(reference))[:_MOST_REFERENCES]]
+    known = ReferenceFeatures(
+        np.stack([held.features[row] for row in kept]).astype(np.float32),
+        max(1, min(_NEAREST, len(kept) // 10)),
     )
+    distances_N = known.neighbours.distances(np.stack([held.features[row] for row, _ in others]))
+    threshold = conformal_threshold(
+        distances_N, level, None if groups_N is None else [unit for _, unit in others]
+    )
+    return threshold, known, ""
 
 
-def _about_warning(check: WarningCheck, images: str) -> str:
-    if check.warned is None:
-        return f"the warning '{check.kind}' is {check.without_share}"
-    chosen = "" if check.promised is None else f", where {check.promised:.1%} was chosen"
-    return f"the warning '{check.kind}' is given to {_words(check.warned, images)}{chosen}"
+def _least_side(held: HeldOutImages) -> float | None:
+    """Return half of the network's side, or of the smallest held-out images' if that is less."""
+    table = held.predictions.table
+    if not len(table):
+        return None
+    sides_N = np.minimum(table["width"].to_numpy(), table["height"].to_numpy())
+    return _SIDE_PART * min(held.side, float(np.quantile(sides_N, _SMALLEST_SHARE)))
 
 
-def _words(share: MetricEstimate, images: str) -> str:
-    return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%}) of {share.n:,} {images}"
+def _too_few(count: int, what: str, fewest: int, unit: str, split: str = "validation") -> str:
+    units = f"only {count:,} {split} {unit}{'' if count == 1 else 's'}"
+    return f"{units}; {what} needs at least {fewest:,}"

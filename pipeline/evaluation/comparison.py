@@ -15,8 +15,13 @@ import numpy as np
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, LabelWords, by_task
 from patchline.pipeline.data.manifests.same_images import content_numbers, united
 from patchline.pipeline.data.splits import random_draws
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportions
+from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
+    MetricEstimate,
+    rows_of_classes,
+    share,
+    shares,
+)
 from patchline.pipeline.evaluation.metrics.paired_test import (
     PairedDifference,
     difference,
@@ -487,9 +492,7 @@ def compare(
         champion_accuracy=share(a.right_N, groups),
         challenger_accuracy=share(b.right_N, groups),
         paired=paired_difference(a.right_N, b.right_N, groups),
-        by_class=_grouped_changes(images, a, b, groups)
-        if groups
-        else _class_changes(classes, labels, a.right_N, b.right_N),
+        by_class=_class_changes(images, a, b, groups),
         newly_right=_flips(images, a, b, b.right_N & ~a.right_N),
         newly_wrong=_flips(images, a, b, a.right_N & ~b.right_N),
     )
@@ -540,50 +543,28 @@ def _flips(
 
 
 def _class_changes(
-    classes: tuple[str, ...], labels_N: Array, a_right_N: Array, b_right_N: Array
+    images: _Images,
+    champion: _ModelPredictions,
+    challenger: _ModelPredictions,
+    groups: ImageGroups | None,
 ) -> tuple[ClassChange, ...]:
-    """Return the change of every class, given which images each model gets right."""
-    images, a_right, b_right, only_a, only_b = (
-        np.bincount(labels_N[chosen_N], minlength=len(classes))
-        for chosen_N in (
-            np.ones(len(labels_N), bool),
-            a_right_N,
-            b_right_N,
-            a_right_N & ~b_right_N,
-            b_right_N & ~a_right_N,
-        )
-    )
-    shares = proportions(a_right, images), proportions(b_right, images)
-    return tuple(
-        ClassChange(
-            name=name,
-            images=int(images[k]),
-            champion=champion,
-            challenger=challenger,
-            difference=difference(int(only_b[k]), int(only_a[k]), int(images[k])),
-        )
-        for k, (name, champion, challenger) in enumerate(zip(classes, *shares, strict=True))
-    )
-
-
-def _grouped_changes(
-    images: _Images, champion: _ModelPredictions, challenger: _ModelPredictions, groups: ImageGroups
-) -> tuple[ClassChange, ...]:
-    """Return the change of every class, some of whose images may be of one group."""
-    ends = np.bincount(images.labels_N, minlength=len(images.classes)).cumsum()[:-1]
-    by_class = np.split(np.argsort(images.labels_N, kind="stable"), ends)
+    """Return the change of every class."""
+    by_class = rows_of_classes(images.labels_N, len(images.classes))
+    recalls = [
+        shares([model.right_N[rows] for rows in by_class], by_class, groups)
+        for model in (champion, challenger)
+    ]
     changes = []
-    for name, rows in zip(images.classes, by_class, strict=True):
-        own = groups.among(rows)
-        before, now = champion.right_N[rows], challenger.right_N[rows]
+    for name, rows, before, now in zip(images.classes, by_class, *recalls, strict=True):
+        own = groups.among(rows) if groups else None
         changes.append(
             ClassChange(
                 name=name,
                 images=len(rows),
                 groups=own.count if own else None,
-                champion=share(before, own),
-                challenger=share(now, own),
-                difference=paired_difference(before, now, own).difference,
+                champion=before,
+                challenger=now,
+                difference=difference(champion.right_N[rows], challenger.right_N[rows], own),
             )
         )
     return tuple(changes)

@@ -21,15 +21,16 @@ from patchline.pipeline.data.near_duplicates.search import (
 )
 from patchline.pipeline.data.seen_images import about_test_images
 from patchline.pipeline.data.store.opened_images import open_images
-from patchline.pipeline.evaluation.answer_rules_fit import HeldOutImages, fitted_rules
 from patchline.pipeline.evaluation.answers_report import (
     REFERENCE_FILE,
+    HeldOutImages,
     PredictedImages,
+    fitted_rules,
     save_reference,
 )
-from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import corrupted_images
-from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.galleries import EXPLANATIONS
+from patchline.pipeline.evaluation.html_report import ReportContents, ReportPage, write_report
 from patchline.pipeline.evaluation.prediction_job import (
     EVALUATION,
     EvaluationJob,
@@ -42,8 +43,8 @@ from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.tasks import TASKS, AnyReport
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
-from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import VALIDATION, AnswerRules
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
@@ -165,14 +166,14 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
     for note in report.notes:
         on_event({"kind": "note", "message": note})
     in_words = task.validated(trained, table, classes)
-    facts = {**_weights_facts(trained, in_words), **_about(averaging)}
-    html = write_report(task, report, _contents(run, facts, table, images, predicted), folder)
+    facts = about_run(run, in_words, averaging)
+    html = write_report(task.parts, report, _contents(run, facts, table, images, predicted), folder)
     return Evaluated(report=report, folder=folder, html=html)
 
 
 def _contents(
     run: TrainedRun,
-    weights: dict[str, str],
+    facts: dict[str, str],
     table: pd.DataFrame,
     images: StoredImages,
     predicted: PredictionResult,
@@ -181,18 +182,25 @@ def _contents(
 
     Args:
         run: with the best weights.
-        weights: facts about them.
+        facts: about it.
         table: all predictions.
         images: the prepared store.
         predicted: has the explanations.
     """
     rows = table["row"].to_numpy()
+    preview = run.trained.best.parent / "augmentation_preview.png"
     return ReportContents(
-        page=_page(run, weights),
+        page=ReportPage(
+            title=f"{run.config.name}: test report",
+            lead=about_test_images(run.data.seen_before),
+            facts=facts,
+            notes=run.data.notes,
+            settings=stage_keys.all_settings(run.config),
+        ),
         table=table,
         pixels_of=lambda position: images[rows[position]],
         history=[record.model_dump() for record in run.trained.history],
-        preview=_preview(run.trained),
+        preview=preview if preview.exists() else None,
         explanations=predicted.explanations,
     )
 
@@ -218,9 +226,6 @@ def _reference_images(
         rows = sorted(drawn[:_MOST_REFERENCE_IMAGES].tolist())
     chosen = table.iloc[rows]
     features = [measured.features[row] for row in rows if row in measured.features]
-    why = (
-        "" if features else "the model does not end in a linear layer, whose input is the features"
-    )
     units_M, alike = _units(chosen, measured, rows)
     return ReferenceImages(
         probabilities_MK=np.stack(list(chosen["probabilities"])),
@@ -229,7 +234,7 @@ def _reference_images(
         is_test_M=is_test_N[rows],
         sha256=tuple(chosen["sha256"]),
         paths=tuple(chosen["path"]),
-        why_no_features=why,
+        why_no_features="" if features else _NO_FEATURES,
         units_M=units_M,
         are_alike=alike,
     )
@@ -251,12 +256,6 @@ def _units(chosen: pd.DataFrame, measured: PredictedImages, rows: list[int]) -> 
     units_M = pictures.units(keys, groups)
     alike = are_alike(units_M, groups)
     return (groups_alone(groups) if alike else units_M), alike
-
-
-def _preview(trained: TrainResult) -> Path | None:
-    """Return the preview image of the augmentation; None if there is none."""
-    preview = trained.best.parent / "augmentation_preview.png"
-    return preview if preview.exists() else None
 
 
 def _features_by_position(file: Path | None, rows: Array) -> dict[int, Array]:
@@ -331,57 +330,6 @@ def _held_out_images(
     )
 
 
-def _weights_facts(trained: TrainResult, validated: str) -> dict[str, str]:
-    """Return which weights are evaluated, and what the validation metrics belong to.
-
-    Args:
-        trained: the weights.
-        validated: their main validation metric, in words.
-    """
-    facts = {}
-    if trained.probe is not None:
-        facts["Head"] = (
-            f"logistic regression on {trained.probe.features} frozen features of each image, "
-            f"C {trained.probe.regularization:g}"
-        )
-        if trained.folds is None:
-            facts["Head"] += f", {validated}"
-    elif trained.folds is None:
-        which, when = _which_weights(trained)
-        facts[which] = f"{when}, {validated}"
-    if trained.folds is not None:
-        facts["Cross-validation"] = trained.folds.sentence()
-    if trained.fine_tuning is not None:
-        facts["Fine-tuning"] = trained.fine_tuning.sentence()
-    if trained.refit is not None:
-        refit = trained.refit
-        done, unit = "trained", "training"
-        long = f"for {epochs_in_words(refit.epochs)} in {refit.seconds:.0f} s"
-        if trained.probe is not None:
-            done, unit, long = "fitted", "fit", f"in {refit.seconds:.0f} s"
-        facts["Refit"] = (
-            f"{done} again on all {refit.images:,} training and validation images {long}; the "
-            f"validation metrics are those of the {'folds' if trained.folds else f'first {unit}'}"
-        )
-    elif trained.ensemble is not None:
-        facts["Ensemble"] = (
-            f"average of the probabilities of {trained.ensemble.models} models, one per "
-            "fold; the validation metrics are those of the individual models"
-        )
-    return facts
-
-
-def _which_weights(trained: TrainResult) -> tuple[str, str]:
-    """Return what the weights of a single fit are called, and when training had them."""
-    if trained.averaged is not None:
-        return "Averaged weights", f"of the last {trained.averaged.validations} validations"
-    when = f"epoch {trained.best_step / trained.steps_per_epoch:.0f}"
-    if trained.fine_tuning is not None and trained.fine_tuning.share < 1:
-        share = f"{trained.fine_tuning.share:.0%}"
-        return "Weights", f"{share} of the way from the fitted head to those of {when}"
-    return "Best weights", when
-
-
 def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
     """Return models for the rules, if the final one was trained on the validation images.
 
@@ -409,6 +357,12 @@ def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
 def _job(run: TrainedRun, folder: Path) -> EvaluationJob:
     data, trained = run.data, run.trained
     alone = trained.refit is None and trained.ensemble is None
+    explained = ExplanationJob(
+        name=str(run.config.name),
+        errors=run.config.evaluation.gallery_size,
+        seed=run.config.seed,
+        folder=folder / EXPLANATIONS,
+    )
     return EvaluationJob(
         model_folder=trained.best.resolve(),
         manifest_file=data.manifest_file.resolve(),
@@ -421,10 +375,11 @@ def _job(run: TrainedRun, folder: Path) -> EvaluationJob:
         processes=_devices(run),
         file=folder.parent / "prediction" / "logits.parquet",
         corrupted=run.config.evaluation.corruptions,
-        class_images=() if trained.ensemble else _class_images(run),
+        class_images=_class_images(run),
+        ensemble=trained.ensemble,
         tries_averaging=run.config.evaluation.test_time_averaging == "auto"
         and not _why_not_averaged(run.config, run.data, run.trained),
-        explained=_explained(run, folder) if run.config.evaluation.explanations else None,
+        explained=explained if run.config.evaluation.explanations else None,
     )
 
 
@@ -432,14 +387,13 @@ def _averaging(
     run: TrainedRun, predicted: PredictionResult, on_event: OnEvent
 ) -> TestTimeAveraging | None:
     """Return what was decided on test-time averaging, and say it; None if it was not asked for."""
-    averaging = predicted.averaging or _not_tried(run)
-    if averaging is not None:
-        on_event({"kind": "note", "message": f"test-time averaging {averaging.sentence()}"})
+    if run.config.evaluation.test_time_averaging == "off":
+        return None
+    averaging = predicted.averaging or TestTimeAveraging(
+        state="not tried", why=_why_not_averaged(run.config, run.data, run.trained)
+    )
+    on_event({"kind": "note", "message": f"test-time averaging {averaging.sentence()}"})
     return averaging
-
-
-def _about(averaging: TestTimeAveraging | None) -> dict[str, str]:
-    return {} if averaging is None else {"Test-time averaging": averaging.sentence()}
 
 
 def _devices(run: TrainedRun) -> int:
@@ -447,23 +401,12 @@ def _devices(run: TrainedRun) -> int:
     return max(1, run.config.training.processes // worker_start.current_launcher().machines)
 
 
-def _not_tried(run: TrainedRun) -> TestTimeAveraging | None:
-    """Return why test-time averaging was not tried; None if it was not asked for."""
-    if run.config.evaluation.test_time_averaging == "off":
-        return None
-    return TestTimeAveraging(
-        state="not tried", why=_why_not_averaged(run.config, run.data, run.trained)
-    )
-
-
 def mirrored_images(config: RunConfig, data: IngestedData, trained: TrainResult) -> int:
     """Return how many images are predicted as mirror images too, if that proves to be better.
 
     The validation images always are when test-time averaging is tried; they decide.
     """
-    if config.evaluation.test_time_averaging == "off":
-        return 0
-    if _why_not_averaged(config, data, trained):
+    if config.evaluation.test_time_averaging == "off" or _why_not_averaged(config, data, trained):
         return 0
     return data.counts["validation"] + data.counts["test"] + corrupted_images(config, data)
 
@@ -492,47 +435,23 @@ def _class_images(run: TrainedRun) -> tuple[int, ...]:
     return TASKS[run.config.data.task].class_images(manifest, run.data.classes)
 
 
-def _explained(run: TrainedRun, folder: Path) -> ExplanationJob:
-    return ExplanationJob(
-        name=str(run.config.name),
-        classes=run.data.classes,
-        errors=run.config.evaluation.gallery_size,
-        seed=run.config.seed,
-        folder=folder / EXPLANATIONS,
-        class_images=_class_images(run),
-        ensemble=run.trained.ensemble,
+def about_run(
+    run: TrainedRun, validated: str = "", averaging: TestTimeAveraging | None = None
+) -> dict[str, str]:
+    """Return short facts about the data, the model and the training.
+
+    Args:
+        run: with the weights.
+        validated: their main validation metric in words, to tell which weights are evaluated.
+        averaging: what was decided on test-time averaging.
+    """
+    text = render_markdown(
+        "facts.txt.j2",
+        __package__,
+        run=run,
+        validated=validated,
+        averaging=averaging,
+        display_name=display_name,
+        epochs=epochs_in_words,
     )
-
-
-def _training(trained: TrainResult) -> str:
-    what = "the head alone" if trained.probe else epochs_in_words(trained.epochs)
-    return f"{what} in {trained.seconds:.0f} s on {trained.device} ({trained.precision})"
-
-
-def _page(run: TrainedRun, weights: dict[str, str]) -> ReportPage:
-    return ReportPage(
-        title=f"{run.config.name}: test report",
-        lead=about_test_images(run.data.seen_before),
-        facts={**about_run(run), **weights},
-        notes=run.data.notes,
-        settings=stage_keys.all_settings(run.config),
-    )
-
-
-def about_run(run: TrainedRun) -> dict[str, str]:
-    """Return short facts about the data, the model and the training."""
-    config, data, trained = run.config, run.data, run.trained
-    image, counts = run.prepared.image, data.counts
-    colours = "greyscale" if image.channels == 1 else "colour"
-    return {
-        "Images": ", ".join(f"{count} {split}" for split, count in counts.items()),
-        "Splits": data.split_origin,
-        **({"Classes": str(len(data.classes))} if data.classes else {}),
-        "Size": f"{image.height}x{image.width} pixels, {colours}",
-        "Model": f"{config.model.name}, {trained.parameters:,} parameters",
-        "Patch embedding": config.model.patch_embedding.name,
-        **({"Initial weights": display_name(config.model.init)} if config.model.init else {}),
-        **({"Teacher": data.taught_by} if data.taught_by else {}),
-        "Training": _training(trained),
-        "Data version": data.fingerprint[:12],
-    }
+    return dict(line.split(": ", 1) for line in text.split("\n") if line)

@@ -11,6 +11,7 @@ import numpy as np
 
 from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
 from patchline.pipeline.evaluation.visual_guide.pictures import coloured
+from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +41,7 @@ def render(template: str, *, package: str = _PACKAGE, **values: Any) -> str:
     environment.filters["decimal"] = lambda number: f"{number:.3f}"
     environment.filters["count"] = lambda number: f"{number:,}"
     environment.filters["plural"] = plural
+    environment.filters["visible"] = visible
     environment.filters["points"] = lambda share: f"{100 * share:.1f} points"
     return environment.get_template(template).render(**values)
 

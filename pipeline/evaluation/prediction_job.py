@@ -66,17 +66,12 @@ class ExplanationJob(FrozenModel):
 
     name: str
     """Of the model, for the titles of the pages."""
-    classes: tuple[str, ...]
     errors: int
     """How many of the worst errors get a map."""
     seed: int
     """Draws the random parts that the test covers."""
     folder: Path
     """Receives the pages and the maps."""
-    class_images: tuple[int, ...] = ()
-    """Number of training images of each class, if the training balanced the classes."""
-    ensemble: EnsembleResult | None = None
-    """What the members of an ensemble are calibrated with, if the model is one."""
 
 
 class EvaluationJob(FrozenModel):
@@ -103,8 +98,10 @@ class EvaluationJob(FrozenModel):
     corrupted: int = 0
     """Number of test images to corrupt and predict, at most."""
     class_images: tuple[int, ...] = ()
-    """Number of training images of each class, if the logits are to lose what balancing the classes
-    in training has added to them; those of an ensemble have lost it."""
+    """Number of training images of each class, if the training balanced them: the logits then lose
+    what that has added to them; those of an ensemble have lost it."""
+    ensemble: EnsembleResult | None = None
+    """What the members of an ensemble are calibrated with, if the model is one."""
     tries_averaging: bool = False
     """Decide on the validation images whether an image is predicted with its mirror image."""
 

@@ -27,9 +27,8 @@ from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, by_task
 from patchline.pipeline.data.manifests.manifest import own_columns
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.label_calibration import listed
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelThresholds, listed
 from patchline.pipeline.workspace.files.atomic_files import replacing
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +77,11 @@ class Predictions:
         )
         probabilities_NK = stacked(table["probabilities"]).reshape(labels_NK.shape)
         return cls(table, labels_NK, probabilities_NK, predicted_NK)
+
+    @property
+    def groups(self) -> ImageGroups | None:
+        """The groups of the images; None if no two of them are of one group."""
+        return image_groups(self.table)
 
     @property
     def positions(self) -> Array:

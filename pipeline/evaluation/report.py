@@ -29,16 +29,14 @@ from patchline.pipeline.evaluation.metrics.calibration import (
 from patchline.pipeline.evaluation.metrics.classification import (
     ClassMetrics,
     by_class,
-    confusion_matrix,
     metrics,
 )
 from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
 from patchline.pipeline.evaluation.metrics.curve_areas import Areas
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
-from patchline.pipeline.evaluation.predictions import Predictions, image_groups
+from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.robustness import Robustness
 from patchline.pipeline.evaluation.slices import Slice, slices, undivided
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
@@ -109,7 +107,7 @@ class ModelReport(FrozenModel, ABC):
     @property
     @abstractmethod
     def described(self) -> dict[str, Any]:
-        """The fields of a packaging job about what the package answers."""
+        """The fields of a model's description about what its package answers."""
 
     @property
     @abstractmethod
@@ -137,8 +135,8 @@ class ReportSubject(NamedTuple):
     """What computed the probabilities, in words."""
 
 
-def groups_of_reported(predictions: Predictions, split: str) -> ImageGroups | None:
-    """Return the groups of the images of a report; None if no two of them are of one group.
+def check_images(predictions: Predictions, split: str) -> None:
+    """Refuse to report on nothing.
 
     Raises:
         DataError: if there are no images.
@@ -147,7 +145,6 @@ def groups_of_reported(predictions: Predictions, split: str) -> ImageGroups | No
         raise DataError(
             f"There is no {before_image(split)}image to report on. Choose a split that has images."
         )
-    return image_groups(predictions.table)
 
 
 def shared_fields(
@@ -173,7 +170,6 @@ def shared_fields(
         groups: of these; None if they are independent.
     """
     split, table = subject.split, predictions.table
-    of_images = image_groups(table)
     kind = f"{before_image(split)}image"
     known = [row.expected for row in rows if row.expected]
     off = contradiction(subject.classes, known, estimates["ece"], kind)
@@ -182,7 +178,7 @@ def shared_fields(
         **subject._asdict(),
         "images_fingerprint": contents_fingerprint(table),
         "images": len(table),
-        "groups": of_images.count if of_images else None,
+        "groups": of_images.count if (of_images := predictions.groups) else None,
         "metrics": {f"{split}/{key}": value for key, value in estimates.items()},
         "calibration": calibration.model_copy(update={"off": off}),
         "reliability": reliability_of(now, groups=groups),
@@ -234,7 +230,8 @@ class EvaluationReport(ModelReport):
     def described(self) -> dict[str, Any]:
         """The calibration, and rules for sets and warnings."""
         rules = self.answers.rules if self.answers else None
-        return {"calibration": self.calibration, "answers": rules}
+        fit = self.calibration
+        return {"temperature": fit.temperature, "calibration": fit, "answers": rules}
 
     @property
     def accuracy(self) -> MetricEstimate:
@@ -314,7 +311,8 @@ def evaluate(
         DataError: if there are no images.
     """
     classes, config = subject.classes, config or EvaluationConfig()
-    groups = groups_of_reported(predictions, subject.split)
+    check_images(predictions, subject.split)
+    groups = predictions.groups
     probabilities, labels = predictions.probabilities_NK, predictions.labels
     areas = Areas.of(probabilities, labels, groups)
     estimates = metrics(probabilities, labels, areas, groups)
@@ -346,7 +344,7 @@ def evaluate(
         least_certain=shown(galleries.least_certain(predictions)),
         likely_label_errors=shown(doubtful),
         suspected_labels=len(doubtful),
-        slices=slices(predictions, config, groups),
+        slices=slices(predictions, config),
     )
 
 
@@ -372,9 +370,9 @@ def _with_balanced_recall(
 
 def _confusion(labels_N: Array, answers_N: Array, num_classes: int) -> dict[str, Any]:
     """Return the matrix, or with very many classes its non-zero cells."""
-    if num_classes <= _MOST_MATRIX_CLASSES:
-        matrix = confusion_matrix(labels_N, answers_N, num_classes)
-        return {"confusion": tuple(map(tuple, matrix.tolist()))}
     cells = ConfusionCells.of_answers(labels_N, answers_N, num_classes)
+    if num_classes <= _MOST_MATRIX_CLASSES:
+        matrix = cells.part(np.arange(num_classes))
+        return {"confusion": tuple(map(tuple, matrix.tolist()))}
     columns = np.column_stack([cells.rows_M, cells.columns_M, cells.counts_M])
     return {"confusion": (), "confusion_cells": tuple(map(tuple, columns.tolist()))}

@@ -20,11 +20,17 @@ from patchline.pipeline.evaluation.corruptions import (
     SEVERITIES,
     corrupted,
 )
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean_of_repeats
+from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
+    MetricEstimate,
+    mean_of_repeats,
+    share,
+)
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import label_set_map
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import p_value_of
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
+    label_set_map,
+    p_value_of,
+)
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     Sample,
     drawn_map,
@@ -37,7 +43,8 @@ from patchline.pipeline.frozen_model import FrozenModel
 Array = np.ndarray[Any, Any]
 Scores = Callable[[Array], Array]
 """Maps uint8 images (B, H, W, C) to scores (B, K), whose largest is the prediction."""
-VERSIONS = len(CORRUPTIONS) * len(SEVERITIES)
+_VERSIONS = tuple(product(CORRUPTIONS, SEVERITIES))
+VERSIONS = len(_VERSIONS)
 """Corrupted versions of each image."""
 _BATCH = 64
 
@@ -135,12 +142,13 @@ def measured_robustness(
         on_progress: called with the number of predicted images, and of all.
         groups: of the images; None if these are independent.
     """
-    count = len(images_NHWC)
-    clean_N, *right_VN = (
-        scores_NK.argmax(axis=1) == labels_N
-        for scores_NK in scores_of_versions(scores, images_NHWC, seed, on_progress)
-    )
-    names = [(name, severity) for name in CORRUPTIONS for severity in SEVERITIES]
+    hits_VN = np.stack(
+        [
+            scores_NK.argmax(axis=1) == labels_N
+            for scores_NK in scores_of_versions(scores, images_NHWC, seed, on_progress)
+        ]
+    ).astype(np.float64)
+    clean_N = hits_VN[0]
     cells = [
         CorruptedAccuracy(
             corruption=name,
@@ -148,21 +156,40 @@ def measured_robustness(
             accuracy=share(right_N, groups),
             difference=paired_difference(clean_N, right_N, groups),
         )
-        for (name, severity), right_N in zip(names, right_VN, strict=True)
+        for (name, severity), right_N in zip(_VERSIONS, hits_VN[1:], strict=True)
     ]
-    shares_VN = np.stack(right_VN).astype(np.float64)
-    by_name = shares_VN.reshape(len(CORRUPTIONS), len(SEVERITIES), count).mean(axis=1)
+
+    def estimate(_value: float, values_N: Array, least: float = 0.0) -> MetricEstimate:
+        return _mean(values_N, (least, 1.0), groups)
+
+    values = _averaged(hits_VN.mean(axis=1), hits_VN, estimate)
     return Robustness(
-        images=count,
-        clean=share(clean_N, groups),
-        mean=_mean(shares_VN.mean(axis=0), (0.0, 1.0), groups),
-        loss=_mean(shares_VN.mean(axis=0) - clean_N, (-1.0, 1.0), groups),
-        by_corruption={
-            name: _mean(shares_N, (0.0, 1.0), groups)
-            for name, shares_N in zip(CORRUPTIONS, by_name, strict=True)
-        },
-        cells=tuple(cells),
+        images=len(images_NHWC), clean=share(clean_N, groups), cells=tuple(cells), **values
     )
+
+
+def _averaged(
+    values_V: Array, samples_VS: Array, estimate: Callable[..., MetricEstimate]
+) -> dict[str, Any]:
+    """Return `mean`, `loss` and `by_corruption` of a metric.
+
+    Args:
+        values_V: the metric of the images as they are, and of each corrupted version.
+        samples_VS: what its uncertainty follows from: the same of each image, or of each draw.
+        estimate: returns a metric with its interval, given its value, its samples, and the smallest
+            possible value if that is not 0.
+    """
+    shape = len(CORRUPTIONS), len(SEVERITIES), -1
+    of_names, samples = (each[1:].reshape(shape).mean(axis=1) for each in (values_V, samples_VS))
+    value, samples_S = float(values_V[1:].mean()), samples_VS[1:].mean(axis=0)
+    return {
+        "mean": estimate(value, samples_S),
+        "loss": estimate(value - float(values_V[0]), samples_S - samples_VS[0], -1.0),
+        "by_corruption": {
+            name: estimate(float(of_name.mean()), samples_of_name)
+            for name, of_name, samples_of_name in zip(CORRUPTIONS, of_names, samples, strict=True)
+        },
+    }
 
 
 def scores_of_versions(
@@ -181,7 +208,7 @@ def scores_of_versions(
     """
     count = len(images_NHWC)
     yield _scored(scores, images_NHWC)
-    for version, (name, severity) in enumerate(product(CORRUPTIONS, SEVERITIES), 2):
+    for version, (name, severity) in enumerate(_VERSIONS, 2):
         versions = np.stack([corrupted(each, name, severity, seed) for each in images_NHWC])
         yield _scored(scores, versions)
         if on_progress:
@@ -241,44 +268,34 @@ def label_set_robustness(
     )
     values_V = np.array([np.mean([each.average_precision for each in row]) for row in rankings])
     clean, clean_R = float(values_V[0]), drawn_VR[0]
-    names = [(name, severity) for name in CORRUPTIONS for severity in SEVERITIES]
+
+    def estimate(value: float, drawn_R: Array, least: float = 0.0) -> MetricEstimate:
+        known, low, high = _without_unknown(drawn_R), value, value
+        if len(known):
+            low, high = sample.interval(value, known, (least, 1.0))
+        return MetricEstimate(value=value, low=low, high=high, n=count)
+
     cells = []
-    for (name, severity), value, drawn_R in zip(names, values_V[1:], drawn_VR[1:], strict=True):
+    for (name, severity), value, drawn_R in zip(
+        _VERSIONS, values_V[1:].tolist(), drawn_VR[1:], strict=True
+    ):
         changes_R = drawn_R - clean_R
         cells.append(
             CorruptedMap(
                 corruption=name,
                 severity=severity,
-                mean_average_precision=_estimate(float(value), drawn_R, count, sample),
-                difference=_estimate(float(value) - clean, changes_R, count, sample, -1.0),
-                p_value=p_value_of(float(value) - clean, _without_unknown(changes_R), sample),
+                mean_average_precision=estimate(value, drawn_R),
+                difference=estimate(value - clean, changes_R, -1.0),
+                p_value=p_value_of(value - clean, _without_unknown(changes_R), sample),
             )
         )
-    of_names = values_V[1:].reshape(len(CORRUPTIONS), -1).mean(axis=1)
-    drawn_of_names = drawn_VR[1:].reshape(len(CORRUPTIONS), len(SEVERITIES), -1).mean(axis=1)
-    mean, mean_R = float(values_V[1:].mean()), drawn_VR[1:].mean(axis=0)
+
     return LabelSetRobustness(
         images=count,
         clean=label_set_map(versions[0], labels_NK, groups=groups, seed=seed),
-        mean=_estimate(mean, mean_R, count, sample),
-        loss=_estimate(mean - clean, mean_R - clean_R, count, sample, -1.0),
-        by_corruption={
-            name: _estimate(float(value), drawn_R, count, sample)
-            for name, value, drawn_R in zip(CORRUPTIONS, of_names, drawn_of_names, strict=True)
-        },
         cells=tuple(cells),
+        **_averaged(values_V, drawn_VR, estimate),
     )
-
-
-def _estimate(
-    value: float, drawn_R: Array, n: int, sample: Sample, least: float = 0.0
-) -> MetricEstimate:
-    """Return a metric with its interval; it lies between `least` and 1."""
-    known = _without_unknown(drawn_R)
-    low, high = value, value
-    if len(known):
-        low, high = sample.interval(value, known, (least, 1.0))
-    return MetricEstimate(value=value, low=low, high=high, n=n)
 
 
 def _without_unknown(drawn_R: Array) -> Array:

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate, share
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.frozen_model import FrozenModel
 
@@ -44,17 +43,14 @@ class Slice(ImageSubset):
         return self.accuracy
 
 
-def slices(
-    predictions: Predictions, config: EvaluationConfig, groups: ImageGroups | None = None
-) -> tuple[Slice, ...]:
+def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, ...]:
     """Return the slices by each chosen column; a column with one value has none.
 
     Args:
         predictions: of all images.
         config: has the columns.
-        groups: of the images; None if these are independent.
     """
-    right_N = predictions.predicted == predictions.labels
+    right_N, groups = predictions.predicted == predictions.labels, predictions.groups
 
     def accuracy(chosen_N: Array) -> MetricEstimate:
         return share(right_N[chosen_N], groups_within(chosen_N, groups))

@@ -17,41 +17,56 @@ import pandas as pd
 from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL
 from patchline.pipeline.data.manifests.manifest import class_images
-from patchline.pipeline.evaluation import galleries, single_label
-from patchline.pipeline.evaluation.answer_rules_fit import ReferenceFeatures
-from patchline.pipeline.evaluation.answers_report import PredictedImages
-from patchline.pipeline.evaluation.chosen_images import ChosenImage, chosen_images, chosen_labels
+from patchline.pipeline.evaluation import galleries
+from patchline.pipeline.evaluation.answers_report import (
+    PredictedImages,
+    ReferenceFeatures,
+    checked_answers,
+)
 from patchline.pipeline.evaluation.comparison import Comparison, compare
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.html_report import (
-    ReportPage,
-    ReportParts,
-    WhereItLooked,
-    parts_of_classes,
-)
-from patchline.pipeline.evaluation.metrics.classification import softmax
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
-    PairedMetric,
-    paired_map,
-)
-from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference
-from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
-from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit, by_member, recorded
-from patchline.pipeline.evaluation.multi_label import label_fit
-from patchline.pipeline.evaluation.multi_label.label_fit import LabelFit
-from patchline.pipeline.evaluation.multi_label.label_set_page import (
+from patchline.pipeline.evaluation.galleries import ChosenImage, chosen_images, chosen_labels
+from patchline.pipeline.evaluation.html_report import PartsOf, parts_of_classes
+from patchline.pipeline.evaluation.label_set_report import (
     LabelSetComparison,
+    MultiLabelReport,
     compare_label_sets,
+    evaluate_label_sets,
     parts_of_labels,
 )
-from patchline.pipeline.evaluation.multi_label.label_set_report import (
-    MultiLabelReport,
-    evaluate_label_sets,
+from patchline.pipeline.evaluation.metrics.classification import softmax
+from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
+    MetricEstimate,
+    proportion,
+    with_effective_size,
+)
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    LabelFit,
+    LabelThresholds,
+    fit_label_calibration,
+    fit_label_thresholds,
+)
+from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
+    PairedMetric,
+    ThresholdedScores,
+    label_set_map,
+    paired_map,
+)
+from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
+from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
+from patchline.pipeline.evaluation.metrics.temperature import (
+    TemperatureFit,
+    by_member,
+    fit_temperature,
+    recorded,
 )
 from patchline.pipeline.evaluation.predictions import (
     Predictions,
     class_numbers,
+    image_groups,
     label_matrix,
     stacked,
     with_label_sets,
@@ -122,7 +137,7 @@ class Task(Generic[Fit]):
     """Returns the answers of a `PackagedModel`, given probabilities in the order of the classes."""
     compare: Callable[..., AnyComparison]
     """Compares two models, given a `ComparisonSubject`, paths, labels and the answers of both."""
-    parts: Callable[[Any, ReportPage, WhereItLooked], ReportParts]
+    parts: PartsOf
     """Returns what the report shows beside that which every report does."""
     validated: Callable[[TrainResult, pd.DataFrame, tuple[str, ...]], str]
     """Returns the main metric of the validation images in words, given all predictions."""
@@ -164,15 +179,163 @@ class Task(Generic[Fit]):
         return self.table(logits, classes, probabilities_NK, fit), fit
 
 
+def _fitted_temperature(
+    held_out: pd.DataFrame, classes: tuple[str, ...], class_images: Sequence[int]
+) -> TemperatureFit:
+    """Fit the temperature.
+
+    Args:
+        held_out: rows of the manifest with `logits`, by models not trained on them.
+        classes: the model's classes, in the order of its outputs.
+        class_images: number of training images of each class, if the training balanced them.
+
+    Raises:
+        RunError: if the model's outputs are not finite numbers.
+    """
+    labels_N, chosen = class_numbers(list(held_out["label"]), classes), list(held_out["logits"])
+    logits_NK = np.stack(chosen) if chosen else np.empty((0, len(classes)), np.float32)
+    groups = image_groups(held_out)
+    return fit_temperature(logits_NK, labels_N, groups=groups, class_images=class_images)
+
+
+def _paired_accuracy(
+    labels_N: Array, a_NK: Array, b_NK: Array, groups: ImageGroups | None
+) -> PairedDifference:
+    """Compare the accuracy of two classifiers by their scores."""
+    a_right_N, b_right_N = (each.argmax(axis=1) == labels_N for each in (a_NK, b_NK))
+    return paired_difference(a_right_N, b_right_N, groups)
+
+
+def _remedy(common: int) -> str:
+    """Return what to do if the data and the model have so many classes in common, not all."""
+    if common == 0:
+        return "Rename the folders to the model's class names."
+    return f"Add --common-classes to evaluate on the {common} in common, or rename the folders."
+
+
+def _checked_sets(
+    rules: AnswerRules,
+    tested: Predictions,
+    images: PredictedImages,
+    reference: ReferenceFeatures | None,
+    config: EvaluationConfig,
+) -> dict[str, Any]:
+    """Return how often sets hold the true class and images are warned of, as a report has it."""
+    measured = images.of(tested, reference, rules.far_split)
+    return {"answers": checked_answers(rules, tested, measured, config)}
+
+
+def _accuracy_interval(accuracy: float, images: int, validated: pd.DataFrame) -> MetricEstimate:
+    """Return a validation accuracy on some images with its interval.
+
+    Args:
+        accuracy: of the training run.
+        images: that it is computed on.
+        validated: predictions of the whole split; they tell how much the images of a group agree.
+    """
+    groups = image_groups(validated)
+    if groups is None:
+        return proportion(round(accuracy * images), images)
+    right_N = (validated["predicted"] == validated["label"]).to_numpy(np.float64)
+    effective_n = images / groups.inflation(right_N)
+    return with_effective_size(accuracy, n=images, effective_n=effective_n)
+
+
+def _validated_accuracy(
+    trained: TrainResult, table: pd.DataFrame, _classes: tuple[str, ...]
+) -> str:
+    """Return the validation accuracy with its interval; if it is not float32, that in float32 too.
+
+    Args:
+        trained: has the accuracy of the training run.
+        table: all predictions, in float32.
+    """
+    accuracy = trained.best_validation_accuracy or 0.0
+    words = f"validation accuracy {accuracy:.1%}"
+    of_best = [each for each in trained.history if each.step == trained.best_step]
+    images = of_best[-1].validation_images if of_best else 0
+    if images:
+        interval = _accuracy_interval(accuracy, images, table[table["split"] == "validation"])
+        words += f" of {images:,} images (95% interval {interval.low:.1%} to {interval.high:.1%})"
+    if trained.precision != "float32":
+        words += f", {'with features ' if trained.probe else ''}in {trained.precision}"
+        # After a refit, the predictions are those of other weights.
+        validated = table[table["split"] == "validation"]
+        if trained.refit is None and len(validated):
+            exact = float((validated["predicted"] == validated["label"]).mean())
+            words += f"; {exact:.1%} of {len(validated):,} in float32, as registered"
+    return words
+
+
+def _fitted_labels(
+    held_out: pd.DataFrame, classes: tuple[str, ...], _class_images: Sequence[int]
+) -> LabelFit:
+    """Fit calibration and thresholds.
+
+    Args:
+        held_out: rows of the manifest with `logits`, by models not trained on them.
+        classes: the model's labels, in the order of its outputs.
+
+    Raises:
+        RunError: if the model's outputs are not finite numbers.
+        DataError: if a label is not one of the model.
+    """
+    if held_out.empty:
+        count = len(classes)
+        return LabelFit(LabelCalibration.none(count), LabelThresholds.neutral(count))
+    labels_NK = label_matrix(list(held_out["label"]), classes)
+    logits_NK = stacked(held_out["logits"])
+    calibration = fit_label_calibration(logits_NK, labels_NK)
+    probabilities_NK = calibration.probabilities(logits_NK)
+    return LabelFit(calibration, fit_label_thresholds(probabilities_NK, labels_NK))
+
+
+def _labels_by_members(ensemble: EnsembleResult) -> LabelFit:
+    """Return what the members of an ensemble were fitted to."""
+    calibration = LabelCalibration.by_member(ensemble.label_calibrations)
+    neutral = LabelThresholds.neutral(len(calibration.scales))
+    return LabelFit(calibration, ensemble.thresholds or neutral)
+
+
+def _recorded_labels(package: Any) -> LabelFit:
+    """Return what a `PackagedModel` holds."""
+    calibration = LabelCalibration.none(len(package.classes))
+    if package.label_calibration:
+        calibration = LabelCalibration.model_validate(package.label_calibration)
+    return LabelFit(calibration, LabelThresholds.model_validate(package.thresholds))
+
+
+def _label_answers(
+    package: Any, probabilities_NK: Array, classes: Sequence[str]
+) -> ThresholdedScores:
+    """Return a package's probabilities, and the labels at or above its own thresholds."""
+    own = dict(zip(package.classes, np.array(package.thresholds_K).tolist(), strict=True))
+    thresholds_K = np.array([own[label] for label in classes])
+    exact_NK = probabilities_NK.astype(np.float64)
+    return ThresholdedScores(exact_NK, (exact_NK >= thresholds_K).astype(np.uint8))
+
+
+def _validated_map(_trained: TrainResult, table: pd.DataFrame, classes: tuple[str, ...]) -> str:
+    """Return the mAP on the validation images in words, given all predictions."""
+    own = Predictions.of_label_sets(table[table["split"] == "validation"], classes)
+    if not ranked_labels(own.labels).any():
+        return "validation mAP unknown: no label is on some validation images and not on others"
+    found = label_set_map(own.probabilities_NK, own.labels, groups=own.groups)
+    return (
+        f"validation mAP {found.value:.1%} of {found.n:,} images in float32 (95% interval "
+        f"{found.low:.1%} to {found.high:.1%})"
+    )
+
+
 SINGLE = Task[TemperatureFit](
     name=SINGLE_LABEL,
     gives="one label",
     does="classifies the images",
     lacking=("its class", "their class"),
-    remedy=single_label.remedy,
+    remedy=_remedy,
     labels=class_numbers,
     class_images=class_images,
-    fitted=single_label.fitted,
+    fitted=_fitted_temperature,
     by_members=lambda ensemble: by_member(ensemble.calibrations),
     recorded=lambda package: recorded(package.calibration, package.temperature),
     described=lambda fit: {"temperature": fit.temperature, "calibration": fit},
@@ -180,14 +343,14 @@ SINGLE = Task[TemperatureFit](
     table=lambda rows, classes, chances_NK, _: with_probabilities(rows, classes, chances_NK),
     predictions=lambda table, _: Predictions.of(table),
     has_sets=True,
-    checked=single_label.checked_sets,
+    checked=_checked_sets,
     report=evaluate,
     parts=parts_of_classes,
     robustness=measured_robustness,
-    paired=single_label.paired,
+    paired=_paired_accuracy,
     answers=lambda _package, probabilities_NK, _classes: probabilities_NK,
     compare=compare,
-    validated=single_label.validated,
+    validated=_validated_accuracy,
     worst=lambda predictions, most: (galleries.confident_errors(predictions)[:most], None),
     chosen=chosen_images,
 )
@@ -203,9 +366,9 @@ SEVERAL = Task[LabelFit](
     ),
     labels=label_matrix,
     class_images=lambda *_: (),
-    fitted=label_fit.fitted,
-    by_members=label_fit.by_members,
-    recorded=label_fit.recorded,
+    fitted=_fitted_labels,
+    by_members=_labels_by_members,
+    recorded=_recorded_labels,
     described=LabelFit._asdict,
     probabilities=lambda fit, logits_NK: fit.label_calibration.probabilities(logits_NK),
     table=lambda rows, classes, chances_NK, fit: with_label_sets(
@@ -218,9 +381,9 @@ SEVERAL = Task[LabelFit](
     parts=parts_of_labels,
     robustness=label_set_robustness,
     paired=lambda labels, a, b, groups: paired_map(labels, a, b, groups=groups),
-    answers=label_fit.answers,
+    answers=_label_answers,
     compare=compare_label_sets,
-    validated=label_fit.validated,
+    validated=_validated_map,
     worst=lambda predictions, most: galleries.false_positives(predictions).of_one_image_each(most),
     chosen=chosen_labels,
 )

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import PairedMetric
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import PairedMetric
 from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, is_better
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import (

@@ -10,8 +10,10 @@ from pydantic import Field, ValidationError
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    LabelThresholds,
+)
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED, TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system import plugin_loader

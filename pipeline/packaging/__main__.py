@@ -56,13 +56,7 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
         copy = averaging_copy(job.model_folder, job.folder.with_name("averaged"))
         model, description = load_model(copy)
         shutil.rmtree(copy)
-    if job.calibration is not None:
-        calibration = {"temperature": job.calibration.temperature, "calibration": job.calibration}
-        description = description.model_copy(update=calibration)
-    described = {
-        name: getattr(job, name) for name in ("label_calibration", "thresholds", "answers")
-    }
-    description = description.model_copy(update=described)
+    description = type(description).model_validate({**dict(description), **job.described})
     provenance = provenance_of(job.model_folder / WEIGHTS_FILE, "the trained model")
     save_model(job.folder, model, description, provenance)
     whole: ProbabilityModel | FeatureModel

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +31,6 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import ConfigError, PackagingError
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.models.calibrated_models import Ensemble, class_probabilities
 from patchline.pipeline.models.inference import normalised
@@ -49,8 +48,6 @@ from patchline.plugin_api import ImageSpec, PatchTokens
 
 logger = logging.getLogger(__name__)
 
-Probabilities = Callable[[torch.Tensor], torch.Tensor]
-"""Maps logits (…, K) to probabilities of the same shape."""
 INNER_OUTPUTS = ("features", "attention", "readings")
 """In the order of the graph's outputs, after `probabilities`."""
 _CHEAP_POOLINGS = (ClassTokenPooling, AveragePooling, SequencePooling)
@@ -67,109 +64,95 @@ class _Captured:
     blocks: IntermediateValues | None = None
 
 
-@dataclass
-class Inside:
-    """The inner values of the last batch that a model was called with.
+class AnsweringModel(nn.Module):
+    """Probabilities, then the inner values of the same pass: uint8 (B, H, W, C) -> a tuple.
+
+    Args:
+        model: computes the probabilities.
 
     Attributes:
-        names: those of `INNER_OUTPUTS` that the model has.
+        names: of the inner values in the answer, some of `INNER_OUTPUTS` in their order.
+        members: the observed models; several of an ensemble.
     """
 
-    names: tuple[str, ...] = ()
-    members: list[tuple[nn.Module, _Captured]] = field(default_factory=list)
-    """The models; several of an ensemble."""
-    is_multi_label: bool = False
-    ensemble: Ensemble | None = None
-    """Whose members these are; None of a single model."""
+    def __init__(self, model: ProbabilityModel) -> None:
+        super().__init__()
+        self.model = model
+        self.names: tuple[str, ...] = ()
+        self.members: list[tuple[nn.Module, _Captured]] = []
 
-    def values(
-        self,
-        names: Sequence[str],
-        images: int,
-        probabilities: Probabilities,
-    ) -> list[torch.Tensor]:
-        """Return the named outputs for the last batch.
-
-        Args:
-            names: some of `names`.
-            images: of the batch.
-            probabilities: of the logits (…, K) of the whole model.
-        """
-        computed: dict[str, Callable[[], torch.Tensor]] = {
-            "features": self._features,
-            "attention": lambda: self._attention(images),
-            "readings": lambda: self._readings(images, probabilities),
+    def forward(self, images_BHWC: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return probabilities (B, K) and the inner values."""
+        probabilities_BK: torch.Tensor = self.model(images_BHWC)
+        computed = {
+            "features": self.features,
+            "attention": self.attention,
+            "readings": self.readings,
         }
-        return [computed[name]() for name in names]
+        images = images_BHWC.shape[0]
+        return (probabilities_BK, *(computed[name](images) for name in self.names))
 
-    def _features(self) -> torch.Tensor:
+    def features(self, _images: int) -> torch.Tensor:
+        """Return the features of the last batch (B, D)."""
         parts = [each.features_BD for _, each in self.members if each.features_BD is not None]
         return torch.cat(parts, dim=1).float()
 
-    def _attention(self, images: int) -> torch.Tensor:
+    def attention(self, images: int) -> torch.Tensor:
+        """Return the attention of the last batch (B, L, h, w)."""
         maps = [_attention(model, captured, images) for model, captured in self.members]
         return torch.stack(maps).mean(0)
 
-    def _readings(self, images: int, probabilities: Probabilities) -> torch.Tensor:
+    def readings(self, images: int) -> torch.Tensor:
+        """Return the probabilities after each block of the last batch (B, L, K)."""
         logits = [_readings(model, captured, images) for model, captured in self.members]
-        return probabilities(self.ensemble.mixed(logits) if self.ensemble else logits[0])
+        classifier = self.model.model
+        mixed = classifier.mixed(logits) if isinstance(classifier, Ensemble) else logits[0]
+        return self.model.probabilities(mixed)
 
 
 @contextmanager
-def inside_of(
-    model: nn.Module, image: ImageSpec, num_classes: int, *, is_multi_label: bool = False
-) -> Iterator[Inside]:
-    """Observe a classifier within the context: each call of it replaces the inner values.
-
-    Args:
-        model: in evaluation mode, on the CPU.
-        image: what it takes.
-        num_classes: K.
-        is_multi_label: whether its probabilities are sigmoids.
-    """
+def answering(model: ProbabilityModel) -> Iterator[AnsweringModel]:
+    """Observe a model within the context, and return it with all inner values that it has."""
+    classifier, image = model.model, model.image
+    with torch.inference_mode():
+        example = torch.zeros((1, image.height, image.width, image.channels), dtype=torch.uint8)
+        num_classes = model(example).shape[1]
+    whole = AnsweringModel(model)
     with ExitStack() as stack:
-        inside = Inside(is_multi_label=is_multi_label)
-        if isinstance(model, Ensemble):
-            inside.ensemble = model
         try:
-            for member in inside.ensemble.members if inside.ensemble else [model]:
+            for member in classifier.members if isinstance(classifier, Ensemble) else [classifier]:
                 captured = stack.enter_context(_observed(member, image, num_classes))
-                inside.members.append((member, captured))
+                whole.members.append((member, captured))
         except ConfigError:  # it does not end in a linear layer
-            inside.members.clear()
+            whole.members.clear()
         else:
-            inside.names = _names(inside, model, image)
-        yield inside
+            whole.names = _names(whole)
+        yield whole.eval()
 
 
-def _names(inside: Inside, model: nn.Module, image: ImageSpec) -> tuple[str, ...]:
-    """Return the outputs that the model has, found by classifying two random images."""
+def _names(whole: AnsweringModel) -> tuple[str, ...]:
+    """Return the inner values that the model has, found by classifying two random images."""
+    image, parts = whole.model.image, whole.members
     random = torch.Generator().manual_seed(0)
     shape = (2, image.channels, image.height, image.width)
     names = ["features"]
     with torch.inference_mode():
-        logits_BK = model(torch.randn(shape, generator=random))
-        features = [captured.features_BD for _, captured in inside.members]
+        logits_BK = whole.model.model(torch.randn(shape, generator=random))
+        features = [captured.features_BD for _, captured in parts]
         if any(each is None or each.ndim != 2 or len(each) != 2 for each in features):  # noqa: PLR2004 - (B, D) of two images
             return ()
-        parts = inside.members
         if all(_has_attention(captured) for _, captured in parts) and _same(
             [_attention(member, captured, 2).shape for member, captured in parts]
         ):
             names.append("attention")
             if all(_ends_openly(member) for member, _ in parts):
-                link = torch.sigmoid if inside.is_multi_label else _softmax
-                last_BK = inside.values(["readings"], 2, link)[0][:, -1]
-                expected_BK = link(logits_BK.float())
+                last_BK = whole.readings(2)[:, -1]
+                expected_BK = whole.model.probabilities(logits_BK)
                 if last_BK.shape == expected_BK.shape and torch.allclose(
                     last_BK, expected_BK, atol=_TOLERANCE
                 ):
                     names.append("readings")
     return tuple(names)
-
-
-def _softmax(logits: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(logits, dim=-1)
 
 
 @contextmanager
@@ -195,15 +178,11 @@ def _observed(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[
 
         watch(classifying_head(model, num_classes, image), keep_features, before=True)
         embedding = getattr(model, "patch_embedding", None)
-        if isinstance(embedding, nn.Module) and _is_open(model):
+        is_open = any(isinstance(module, MultiHeadSelfAttention) for module in model.modules())
+        if isinstance(embedding, nn.Module) and is_open:
             watch(embedding, keep_grid, before=False)
             captured.blocks = stack.enter_context(recorded(model))
         yield captured
-
-
-def _is_open(model: nn.Module) -> bool:
-    """Return whether Patchline's layers compute the attention of a model."""
-    return any(isinstance(module, MultiHeadSelfAttention) for module in model.modules())
 
 
 def _ends_openly(model: nn.Module) -> bool:
@@ -317,38 +296,6 @@ def without_head(encoder: nn.Module, image: ImageSpec) -> nn.Module:
     parent, _, last = name.rpartition(".")
     setattr(copied.get_submodule(parent), last, nn.Identity())
     return copied
-
-
-class AnsweringModel(nn.Module):
-    """Probabilities, then the inner values of the same pass: uint8 (B, H, W, C) -> a tuple.
-
-    Args:
-        model: computes the probabilities.
-        inside: observes it.
-        names: of the inner values, in their order.
-    """
-
-    def __init__(self, model: ProbabilityModel, inside: Inside, names: Sequence[str]) -> None:
-        super().__init__()
-        self.model, self.inside, self.names = model, inside, tuple(names)
-
-    def forward(self, images_BHWC: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return probabilities (B, K) and the inner values."""
-        probabilities_BK: torch.Tensor = self.model(images_BHWC)
-        images = images_BHWC.shape[0]
-        inner = self.inside.values(self.names, images, self.model.probabilities)
-        return (probabilities_BK, *inner)
-
-
-@contextmanager
-def answering(model: ProbabilityModel) -> Iterator[AnsweringModel]:
-    """Return the model with all inner values that it has, within the context."""
-    with torch.inference_mode():
-        shape = (1, model.image.height, model.image.width, model.image.channels)
-        num_classes = model(torch.zeros(shape, dtype=torch.uint8)).shape[1]
-    is_multi_label = isinstance(model.calibration, LabelCalibration)
-    with inside_of(model.model, model.image, num_classes, is_multi_label=is_multi_label) as inside:
-        yield AnsweringModel(model, inside, inside.names).eval()
 
 
 def export_onnx(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
+from pydantic import Field
+
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.packaging.model_card import CardFacts
 from patchline.pipeline.packaging.package_latency import PackageLatency
 from patchline.pipeline.workers.worker_process import Worker
@@ -20,17 +19,11 @@ class PackagingJob(FrozenModel):
     model_folder: Path
     manifest_file: Path
     store: Path
-    calibration: TemperatureFit | None = None
-    """None for an encoder, and for a multi-label model."""
-    label_calibration: LabelCalibration | None = None
-    """Of a multi-label model."""
-    thresholds: LabelThresholds | None = None
-    """Of a multi-label model."""
+    described: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the model's description that are known from the report; none for an encoder."""
     reported: Path | None
     """The table of predictions that the report is computed from; None for an encoder, which is
     compared with torch."""
-    answers: AnswerRules | None = None
-    """Rules for sets and warnings; None for an encoder."""
     reference: Path | None = None
     """The features that distances are measured to."""
     reference_images: Path | None = None

@@ -38,7 +38,6 @@ from patchline.pipeline.packaging.answer_json import AnswerWriter, attention_map
 from patchline.pipeline.packaging.answer_judge import (
     SETS_ARE_FOR_ONE_LABEL,
     AnswerJudge,
-    JudgedImage,
     SizedPixels,
     thresholds_of,
 )
@@ -259,27 +258,6 @@ class PackagedModel:
             for each in decoded
         ]
 
-    def judged(
-        self, pixels: Sequence[np.ndarray[Any, Any]], coverage: float | None = None
-    ) -> tuple[np.ndarray[Any, Any], list[JudgedImage]]:
-        """Return the probabilities (B, K) of decoded images, and how reliable each answer is."""
-        probabilities_BK, judged, _ = self._judged(pixels, coverage, with_map=False)
-        return probabilities_BK, judged
-
-    def _judged(
-        self, pixels: Sequence[np.ndarray[Any, Any]], coverage: float | None, *, with_map: bool
-    ) -> tuple[np.ndarray[Any, Any], list[JudgedImage], dict[str, np.ndarray[Any, Any]]]:
-        """Return probabilities (B, K), what to say about each, and the outputs by name."""
-        names = [self.output_names[0]]
-        if self.measures_distances or (self.keeps_outputs and "features" in self.output_names):
-            names.append("features")
-        if with_map and "attention" in self.output_names:
-            names.append("attention")
-        outputs = dict(zip(names, self.named_outputs(np.stack(pixels), names), strict=True))
-        probabilities_BK = outputs[names[0]]
-        judged = self.judge.judge(list(pixels), probabilities_BK, outputs.get("features"), coverage)
-        return probabilities_BK, judged, outputs
-
     def _answers_to_pixels(
         self,
         pixels: Sequence[np.ndarray[Any, Any]],
@@ -288,8 +266,15 @@ class PackagedModel:
         *,
         with_map: bool,
     ) -> Iterator[dict[str, Any]]:
-        probabilities_BK, judged, outputs = self._judged(pixels, coverage, with_map=with_map)
-        maps_BLhw, features_BD = outputs.get("attention"), outputs.get("features")
+        names = [self.output_names[0]]
+        if self.measures_distances or (self.keeps_outputs and "features" in self.output_names):
+            names.append("features")
+        if with_map and "attention" in self.output_names:
+            names.append("attention")
+        outputs = dict(zip(names, self.named_outputs(np.stack(pixels), names), strict=True))
+        probabilities_BK, maps_BLhw = outputs[names[0]], outputs.get("attention")
+        features_BD = outputs.get("features")
+        judged = self.judge.judge(list(pixels), probabilities_BK, features_BD, coverage)
         for image, (row_K, said) in enumerate(zip(probabilities_BK, judged, strict=True)):
             answer: dict[str, Any] = {
                 **self.writer.verdict(row_K, top_k),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.html_report import PREDICTIONS_FILE
 from patchline.pipeline.evaluation.trained_run import TrainedRun
-from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.packaging.job import PACKAGING, Package, PackagingJob
 from patchline.pipeline.packaging.model_card import CardFacts
@@ -42,7 +42,7 @@ def package_model(
         model_folder=run.trained.best.resolve(),
         manifest_file=run.data.manifest_file.resolve(),
         store=run.prepared.store.resolve(),
-        **(report.described if report else {}),
+        described=report.described if report else {},
         reported=(evaluated.folder / PREDICTIONS_FILE).resolve() if evaluated else None,
         reference=reference.resolve() if reference and reference.is_file() else None,
         reference_images=images.resolve() if images and images.is_file() else None,

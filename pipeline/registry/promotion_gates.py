@@ -1,10 +1,9 @@
 """The gates of a promotion, each one check: of the version alone, and against the champion.
 
-The comparison is McNemar's exact test of the accuracy
-(`patchline.pipeline.evaluation.metrics.paired_test`), or with sets of labels a paired bootstrap of
-mAP, of macro F1, or of both (`patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap`).
-Where images form groups, such as patients, both test whole groups, and least numbers of images are
-numbers of groups.
+The comparison is McNemar's exact test of the accuracy (`evaluation.metrics.paired_test`), or with
+sets of labels a paired bootstrap of mAP, of macro F1, or of both
+(`evaluation.metrics.multi_label.label_set_metrics`). Where images form groups, such as patients,
+both test whole groups, and least numbers of images are numbers of groups.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from patchline.pipeline.evaluation.comparison import (
 )
 from patchline.pipeline.evaluation.metrics import paired_test
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import PAIRED
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import PAIRED
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.models.provenance import ProvenanceSummary

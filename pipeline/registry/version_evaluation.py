@@ -35,7 +35,7 @@ from patchline.pipeline.evaluation.answers_report import (
     checked_answers,
 )
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
-from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.html_report import ReportContents, ReportPage, write_report
 from patchline.pipeline.evaluation.predictions import Predictions, image_groups
 from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.robustness import (
@@ -44,7 +44,6 @@ from patchline.pipeline.evaluation.robustness import (
     sampled_rows,
 )
 from patchline.pipeline.evaluation.tasks import AnyReport, Task
-from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE, load_reference_images
@@ -203,7 +202,7 @@ def evaluate_version(
     )
     page = _page(chosen.records, data, selection, choices)
     contents = ReportContents(page, table, lambda position: images[position])
-    html = write_report(task, report, contents, folder)
+    html = write_report(task.parts, report, contents, folder)
     return VersionEvaluation(reference, data, selection, report, html)
 
 

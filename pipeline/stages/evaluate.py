@@ -10,13 +10,13 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.evaluation import evaluating
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
-from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
 from patchline.pipeline.evaluation.cost import (
     corrupted_images,
     evaluation_seconds,
     predicted_images,
 )
 from patchline.pipeline.evaluation.evaluating import FOLDER, Evaluated
+from patchline.pipeline.evaluation.galleries import EXPLANATIONS
 from patchline.pipeline.evaluation.prediction_job import EVALUATION
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.frozen_model import FrozenModel

@@ -12,10 +12,10 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.seen_images import seen_images_notes
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.html_report import PREDICTIONS_FILE
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelThresholds
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import LabelMetrics
 from patchline.pipeline.evaluation.trained_run import TrainedRun
-from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.packaging.job import PACKAGING, Package

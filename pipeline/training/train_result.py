@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    LabelThresholds,
+)
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.record import TrainingRecord

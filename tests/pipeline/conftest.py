@@ -14,8 +14,10 @@ from torch import nn
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    LabelThresholds,
+)
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import Calibration, ModelDescription

@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, with_effective_size
+from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
+    MetricEstimate,
+    with_effective_size,
+)
 
 Array = np.ndarray[Any, Any]
 _PRIOR_IMAGES = 3.0
@@ -138,18 +141,21 @@ def average_estimates(
         "macro_precision": _even(present)[unseen].sum(),
         "weighted_precision": images[unseen].sum() / total,
     }
-    estimates = {
-        key: _estimate(
-            value=metric.value,
-            centre=metric.value + hit_share * float(missing.get(key, 0.0)),
-            smooth=smooth[key],
-            counts=by_column if key in missing else by_row,
+    estimates = {}
+    for key, metric in values.items():
+        near, counts_near = smooth[key], by_column if key in missing else by_row
+        variance = near.squares(counts_near) / counts_near.images.sum() ** 2
+        if answered is not None:
+            variance *= answered.groups.inflation(near.influences(answered))
+        ends = (-1.0, 1.0) if key == "mcc" else (0.0, 1.0)
+        spread = (near.value - ends[0]) * (ends[1] - near.value)
+        estimates[key] = with_effective_size(
+            metric.value,
             n=int(total),
-            ends=(-1.0, 1.0) if key == "mcc" else (0.0, 1.0),
-            answered=answered,
+            effective_n=spread / variance if variance > _NOTHING else 0.0,
+            centre=metric.value + hit_share * float(missing.get(key, 0.0)),
+            ends=ends,
         )
-        for key, metric in values.items()
-    }
     return {**estimates, "macro_recall": estimates["balanced_accuracy"]}
 
 
@@ -164,24 +170,6 @@ def _plain(confusion: ConfusionCells) -> _CellCounts:
         nothing,
         nothing,
     )
-
-
-def _estimate(
-    *,
-    value: float,
-    centre: float,
-    smooth: _Metric,
-    counts: _CellCounts,
-    n: int,
-    ends: tuple[float, float],
-    answered: GroupedAnswers | None,
-) -> MetricEstimate:
-    variance = smooth.squares(counts) / counts.images.sum() ** 2
-    if answered is not None:
-        variance *= answered.groups.inflation(smooth.influences(answered))
-    spread = (smooth.value - ends[0]) * (ends[1] - smooth.value)
-    effective_n = spread / variance if variance > _NOTHING else 0.0
-    return with_effective_size(value, n=n, effective_n=effective_n, centre=centre, ends=ends)
 
 
 def _with_prior(counts: _CellCounts, present: Array, hit_share: float) -> _CellCounts:

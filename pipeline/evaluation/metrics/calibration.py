@@ -10,12 +10,14 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, inflation, shares
 from patchline.pipeline.evaluation.metrics.intervals import (
     TAIL,
+    ImageGroups,
     MetricEstimate,
+    inflation,
     proportions,
-    with_effective_size,
+    rows_of_classes,
+    shares,
 )
 from patchline.pipeline.evaluation.metrics.row_pieces import column_pieces, row_slices
 from patchline.pipeline.evaluation.metrics.temperature import WIDEST, TemperatureFit
@@ -73,7 +75,7 @@ def class_shares(
     from scipy.special import betainc
 
     n, classes = probabilities_NK.shape
-    found = []
+    mean_K, share_K, size_K = np.empty((3, classes))
     for k, column_N in column_pieces(probabilities_NK, np.arange(classes)):
         p_N = column_N.astype(np.float64)
         is_of_class_N = (labels == k if labels.ndim == 1 else labels[:, k]).astype(np.float64)
@@ -81,11 +83,14 @@ def class_shares(
         variance = max(1.0, float((p_N * (1 - p_N)).sum()), float((gaps_N**2).sum()))
         between = float(np.clip(share if 0 < share < 1 else mean, _ROUNDING, 1 - _ROUNDING))
         size = n**2 * between * (1 - between) / variance / inflation(gaps_N, groups)
-        estimate = with_effective_size(share, n=n, effective_n=size)
-        seen, rest = share * size, (1 - share) * size
-        above = betainc(max(seen, _ROUNDING), rest + 1, mean) if seen else 1.0
-        above += betainc(seen + 1, max(rest, _ROUNDING), mean) if rest else 0.0
-        is_chance = min(above, 2 - above) > 2 * TAIL / classes
+        mean_K[k], share_K[k], size_K[k] = mean, share, size
+    seen_K, rest_K = share_K * size_K, (1 - share_K) * size_K
+    above_K = np.where(seen_K, betainc(np.maximum(seen_K, _ROUNDING), rest_K + 1, mean_K), 1.0)
+    above_K += np.where(rest_K, betainc(seen_K + 1, np.maximum(rest_K, _ROUNDING), mean_K), 0.0)
+    is_chance_K = np.minimum(above_K, 2 - above_K) > 2 * TAIL / classes
+    estimates = proportions(share_K * n, np.full(classes, n), size_K)
+    found = []
+    for mean, is_chance, estimate in zip(mean_K.tolist(), is_chance_K, estimates, strict=True):
         is_near = estimate.low / _NEAR <= mean <= estimate.high * _NEAR
         is_wide = estimate.low == 0 or estimate.high > WIDEST * estimate.low
         state: Literal["agrees", "differs", "unknown"] = "unknown" if is_wide else "agrees"
@@ -149,13 +154,6 @@ class TopProbabilities(NamedTuple):
         return cls(confidence, right)
 
 
-def reliability(
-    probabilities_NK: Array, labels_N: Array, bins: int = _BINS
-) -> tuple[ReliabilityBin, ...]:
-    """Return the reliability diagram: bins of equal width over the highest probability."""
-    return reliability_of(TopProbabilities.of(probabilities_NK, labels_N), bins)
-
-
 def reliability_of(
     answers: TopProbabilities, bins: int = _BINS, groups: ImageGroups | None = None
 ) -> tuple[ReliabilityBin, ...]:
@@ -171,11 +169,8 @@ def reliability_of(
     middles = (edges[:-1] + edges[1:]) / 2
     images = counts.images
     confidence = np.where(images > 0, counts.confidence / np.maximum(images, 1), middles)
-    accuracies = (
-        proportions(counts.hits, images)
-        if groups is None
-        else shares(answers.right_N, _bin_of(answers.confidence_N, bins), bins, groups)
-    )
+    rows = rows_of_classes(_bin_of(answers.confidence_N, bins), bins)
+    accuracies = shares([answers.right_N[each] for each in rows], rows, groups)
     return tuple(
         ReliabilityBin(
             low=float(edges[b]),
@@ -210,13 +205,6 @@ def _binned(answers: TopProbabilities, bins: int) -> _Bins:
 def _bin_of(confidence_N: Array, bins: int) -> Array:
     places: Array = np.clip(np.ceil(confidence_N * bins).astype(np.int64) - 1, 0, bins - 1)
     return places
-
-
-def expected_calibration_error(
-    probabilities_NK: Array, labels_N: Array, groups: ImageGroups | None = None
-) -> MetricEstimate:
-    """Return the expected calibration error: see `calibration_error_of`."""
-    return calibration_error_of(TopProbabilities.of(probabilities_NK, labels_N), groups)
 
 
 def calibration_error_of(

@@ -13,18 +13,18 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.metrics.averages import GroupedAnswers, average_estimates
 from patchline.pipeline.evaluation.metrics.calibration import (
     ClassShare,
+    TopProbabilities,
+    calibration_error_of,
     class_shares,
-    expected_calibration_error,
 )
 from patchline.pipeline.evaluation.metrics.confusion_matrix import ConfusionCells
 from patchline.pipeline.evaluation.metrics.curve_areas import Areas
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share, share_of_some
-from patchline.pipeline.evaluation.metrics.image_groups import shares as grouped_shares
 from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
     MetricEstimate,
-    f1_of_jaccard,
-    f1_scores,
-    proportions,
+    precision_recall_f1,
+    rows_of_classes,
+    share,
 )
 from patchline.pipeline.evaluation.metrics.losses import log_loss
 from patchline.pipeline.evaluation.metrics.names import METRICS
@@ -64,12 +64,6 @@ def softmax(logits_NK: Array, temperature: float = 1.0) -> Array:
     exponentials = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     probabilities: Array = exponentials / exponentials.sum(axis=1, keepdims=True)
     return probabilities
-
-
-def confusion_matrix(labels_N: Array, predictions_N: Array, num_classes: int) -> Array:
-    """Return counts (K, K): rows are true classes, columns predicted ones."""
-    codes = labels_N.astype(np.int64) * num_classes + predictions_N
-    return np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def top_k_hits(scores_NK: Array, labels_N: Array, k: int) -> Array:
@@ -118,7 +112,8 @@ def metrics(
     areas = areas or Areas.of(probabilities_NK, labels_N, groups)
     if areas.roc and areas.precision:
         estimates["roc_auc"], estimates["pr_auc"] = areas.roc.macro, areas.precision.macro
-    estimates["ece"] = expected_calibration_error(probabilities_NK, labels_N, groups)
+    top = TopProbabilities.of(probabilities_NK, labels_N)
+    estimates["ece"] = calibration_error_of(top, groups)
     return {key: estimates[key] for key in METRICS if key in estimates}
 
 
@@ -132,18 +127,11 @@ def by_class(
     """Return the metrics of every class, in the order of the K names."""
     predictions_N = probabilities_NK.argmax(axis=1)
     cells = ConfusionCells.of_answers(labels_N, predictions_N, len(names))
-    hits, predicted, images = cells.hits, cells.predicted, cells.images
+    predicted, images = cells.predicted, cells.images
     areas = areas or Areas.of(probabilities_NK, labels_N, groups)
     expected = class_shares(probabilities_NK, labels_N, groups)
     nothing = (None,) * len(names)
-    if groups is None:
-        shares = (
-            proportions(hits, predicted),
-            proportions(hits, images),
-            f1_scores(hits, predicted + images - hits),
-        )
-    else:
-        shares = _grouped_shares(labels_N, predictions_N, len(names), groups)
+    true, said = (rows_of_classes(each, len(names)) for each in (labels_N, predictions_N))
     return tuple(
         ClassMetrics(
             name=name,
@@ -159,28 +147,10 @@ def by_class(
         for k, (name, precision, recall, f1, roc, average_precision) in enumerate(
             zip(
                 names,
-                *shares,
+                *precision_recall_f1(true, said, groups),
                 areas.roc.by_class if areas.roc else nothing,
                 areas.precision.by_class if areas.precision else nothing,
                 strict=True,
             )
         )
-    )
-
-
-def _grouped_shares(
-    labels_N: Array, predictions_N: Array, num_classes: int, groups: ImageGroups
-) -> tuple[list[MetricEstimate], list[MetricEstimate], list[MetricEstimate]]:
-    """Return precision, recall and F1 of every class, whose images may be of one group."""
-    right_N = labels_N == predictions_N
-    wrong = np.flatnonzero(~right_N)
-    # Each error is of two classes: the true one and the predicted one.
-    both = np.concatenate([labels_N, predictions_N[wrong]])
-    rows = np.concatenate([np.arange(len(labels_N)), wrong])
-    ends = np.bincount(both, minlength=num_classes).cumsum()[:-1]
-    unions = np.split(rows[np.argsort(both, kind="stable")], ends)
-    return (
-        grouped_shares(right_N, predictions_N, num_classes, groups),
-        grouped_shares(right_N, labels_N, num_classes, groups),
-        [f1_of_jaccard(share_of_some(right_N, union, groups)) for union in unions],
     )

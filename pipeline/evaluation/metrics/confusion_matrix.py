@@ -84,9 +84,6 @@ MOST_SHOWN_CLASSES = 30
 _CLASSES_OF_LARGE_MATRIX = 20
 REST = "all others"
 
-Confusion = Sequence[Sequence[int]]
-"""Counts (K, K): rows are true classes, columns predicted ones."""
-
 
 class ConfusedPair(NamedTuple):
     """Images of one class that were predicted as another."""
@@ -110,18 +107,10 @@ class ShownMatrix(NamedTuple):
     is_part: bool
 
 
-def cells_of(confusion: Confusion | ConfusionCells) -> ConfusionCells:
-    """Return the cells of a matrix; cells are returned unchanged."""
-    if isinstance(confusion, ConfusionCells):
-        return confusion
-    return ConfusionCells.of_matrix(confusion)
-
-
 def confused_pairs(
-    confusion: Confusion | ConfusionCells, classes: Sequence[str], limit: int = 10
+    cells: ConfusionCells, classes: Sequence[str], limit: int = 10
 ) -> list[ConfusedPair]:
     """Return the most frequent confusions in descending order."""
-    cells = cells_of(confusion)
     totals, errors = cells.images, cells.errors
     most = _most_frequent(errors)[:limit]
     rows, columns = errors.rows_M[most].tolist(), errors.columns_M[most].tolist()
@@ -132,9 +121,8 @@ def confused_pairs(
     ]
 
 
-def shown_matrix(confusion: Confusion | ConfusionCells, classes: Sequence[str]) -> ShownMatrix:
+def shown_matrix(cells: ConfusionCells, classes: Sequence[str]) -> ShownMatrix:
     """Return the whole matrix, or with more than 30 classes the 20 in the most confused pairs."""
-    cells = cells_of(confusion)
     is_part = len(classes) > MOST_SHOWN_CLASSES
     chosen = _in_the_most_frequent_pairs(cells) if is_part else np.arange(len(classes))
     images = cells.images[chosen]

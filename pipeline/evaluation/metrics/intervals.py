@@ -1,8 +1,18 @@
-"""95% confidence intervals of metrics that are computed from a sample."""
+"""95% confidence intervals of metrics that are computed from a sample: of images, or of groups.
+
+Groups are images that are not independent of each other: a patient's, a video's, a burst's. With
+groups, the groups are the sample, not the images. So a test takes whole groups, and an
+interval is that of the number of independent images with the same variance: n over the design
+effect (Kish 1965, Survey Sampling). Metrics that are no means have the design effect of their
+influences, the mean of which they follow (Woodruff 1971, JASA 66).
+
+Shapes: N images, G groups.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,23 +43,23 @@ def proportion(successes: int, n: int) -> MetricEstimate:
     return proportions(np.array([successes]), np.array([n]))[0]
 
 
-def proportions(successes_M: Array, n_M: Array) -> list[MetricEstimate]:
-    """Return M proportions, each with its mid-P interval."""
+def proportions(
+    successes_M: Array, n_M: Array, effective_M: Array | None = None
+) -> list[MetricEstimate]:
+    """Return M proportions, each with its mid-P interval.
+
+    Args:
+        successes_M: how many of the samples are successes.
+        n_M: number of samples.
+        effective_M: how many independent samples these are worth; by default all.
+    """
     values = successes_M / np.maximum(n_M, 1)
-    low, high = mid_p_bounds(successes_M, n_M)
+    trials_M = n_M if effective_M is None else effective_M
+    low, high = mid_p_bounds(successes_M if effective_M is None else values * trials_M, trials_M)
     return [
         MetricEstimate(value=float(value), low=float(start), high=float(end), n=int(n))
         for value, start, end, n in zip(values, low, high, n_M, strict=True)
     ]
-
-
-def f1_scores(hits_M: Array, unions_M: Array) -> list[MetricEstimate]:
-    """Return the F1 of M classes with their intervals.
-
-    F1 = 2 J / (1 + J) increases with the Jaccard index J, a proportion: the hits among the
-    `unions_M` images that are of the class or predicted as it. So J's interval is transformed.
-    """
-    return [f1_of_jaccard(jaccard) for jaccard in proportions(hits_M, unions_M)]
 
 
 def f1_of_jaccard(jaccard: MetricEstimate) -> MetricEstimate:
@@ -153,3 +163,154 @@ def with_effective_size(
         for end in mid_p_bounds(np.array([share * effective_n]), np.array([effective_n]))
     )
     return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
+
+
+@dataclass(frozen=True)
+class ImageGroups:
+    """Which images belong together; an image without a group is a group of its own."""
+
+    codes_N: Array
+    """Number of each image's group, from 0."""
+    count: int
+    """G."""
+
+    @classmethod
+    def of(cls, groups_N: Sequence[Any] | Array | None) -> ImageGroups | None:
+        """Number the groups.
+
+        Args:
+            groups_N: a value for each image, equal for those of one group; None if there are none.
+
+        Returns:
+            None if no two images are of one group, so that all images are independent.
+        """
+        if groups_N is None or not len(groups_N):
+            return None
+        names, codes_N = np.unique(np.asarray(groups_N), return_inverse=True)
+        return cls(codes_N, len(names)) if len(names) < len(codes_N) else None
+
+    def among(self, images: Array) -> ImageGroups | None:
+        """Return the groups of some of the images, by their positions."""
+        return ImageGroups.of(self.codes_N[images])
+
+    def sums(self, values_N: Array) -> Array:
+        """Return the sum of the values of each group (G)."""
+        return np.bincount(self.codes_N, weights=values_N, minlength=self.count)
+
+    def linearised(self, values_N: Array) -> Array:
+        """Return a value of each group (G) whose mean is that of the values (N).
+
+        These vary as the mean of the values does in other samples of groups (Taylor linearisation
+        of the ratio of two totals, as groups differ in size: Woodruff 1971, JASA 66). Of groups of
+        one image, they are the values themselves.
+        """
+        mean = values_N.mean()
+        linearised: Array = mean + self.sums(values_N - mean) * (self.count / len(values_N))
+        return linearised
+
+    def effective_size(self, values_N: Array) -> float:
+        """Return how many independent images would make the mean of the values as certain.
+
+        The variance of the mean is that between groups (the ratio estimator; for two classifiers
+        Obuchowski 1998, Statistics in Medicine 17). It counts for no less than that of independent
+        images. Its degrees of freedom are those of the groups (Korn and Graubard 1998, Survey
+        Methodology 24), or as many as the values of few groups make it vary: about the number of
+        groups that the errors are in (half of O'Neill's, 2014, The American Statistician 68, as
+        the variance of few large values is mostly too small). These count for no more than one
+        image for each group of equal size (Kish 1965), which is also all that is known if no value
+        differs. A single group has no variance: the size is 0.
+        """
+        from scipy.special import ndtri, stdtrit
+
+        if self.count == 1:
+            return 0.0
+        n, mean = len(values_N), float(values_N.mean())
+
+        def few(freedom: float) -> float:
+            return float(ndtri(1 - TAIL) / stdtrit(freedom, 1 - TAIL)) ** 2
+
+        most = self.count - 1
+        one_each = n**2 / float((np.bincount(self.codes_N) ** 2).sum())
+        of_images = float(values_N.var()) / n
+        if of_images == 0:
+            return one_each * few(most)
+        squares_G = self.sums(values_N - mean) ** 2
+        total = float(squares_G.sum())
+        of_groups = total * self.count / most / n**2
+        size = n * of_images / max(of_groups, of_images)
+        uneven = float((squares_G**2).sum()) / total**2 - 1 / self.count if total else 0.0
+        freedom = min(most, max(1.0, 1 / uneven)) if uneven > 0 else most
+        return max(size * few(freedom), min(size, one_each) * few(most))
+
+    def inflation(self, values_N: Array) -> float:
+        """Return by how much the groups multiply the squared width of an interval of the mean.
+
+        That is the design effect, and the part of few degrees of freedom; infinite for one group.
+
+        Args:
+            values_N: of the images, or the influence of each on a metric.
+        """
+        size = self.effective_size(values_N)
+        return len(values_N) / size if size else float("inf")
+
+
+def inflation(values_N: Array, groups: ImageGroups | None) -> float:
+    """Return by how much groups multiply the squared width of an interval; 1 without groups."""
+    return groups.inflation(values_N) if groups is not None else 1.0
+
+
+def rows_of_classes(classes_N: Array, num_classes: int) -> list[Array]:
+    """Return the positions of the samples of each class (K)."""
+    ends = np.bincount(classes_N, minlength=num_classes).cumsum()[:-1]
+    return np.split(np.argsort(classes_N, kind="stable"), ends)
+
+
+def shares(
+    right: Sequence[Array], rows: Sequence[Array], groups: ImageGroups | None
+) -> list[MetricEstimate]:
+    """Return the share of right images among some, for several parts at once, as `share` does.
+
+    Args:
+        right: whether each image of a part is.
+        rows: the positions of the images of each part.
+        groups: of all images; None if these are independent.
+    """
+    hits_M, n_M = (np.array(list(map(count, right)), np.float64) for count in (np.sum, len))
+    if groups is None:
+        return proportions(hits_M, n_M)
+    effective_M = n_M.copy()
+    for place, (right_N, chosen) in enumerate(zip(right, rows, strict=True)):
+        if own := groups.among(chosen):
+            effective_M[place] = own.effective_size(right_N.astype(np.float64))
+    return proportions(hits_M, n_M, effective_M)
+
+
+def precision_recall_f1(
+    true: Sequence[Array], predicted: Sequence[Array], groups: ImageGroups | None
+) -> tuple[list[MetricEstimate], list[MetricEstimate], list[MetricEstimate]]:
+    """Return precision, recall and F1 of K classes with their intervals.
+
+    F1 = 2 J / (1 + J) increases with the Jaccard index J, a proportion: the hits among the
+    images that are of the class or predicted as it. So J's interval is transformed.
+
+    Args:
+        true: positions of the images of each class, each once.
+        predicted: of those that are predicted as it.
+        groups: of all images; None if these are independent.
+    """
+    hits = [np.intersect1d(*both, assume_unique=True) for both in zip(true, predicted, strict=True)]
+    unions = [np.union1d(*both) for both in zip(true, predicted, strict=True)]
+    precision, recall, jaccard = (
+        shares(list(map(np.isin, rows, hits)), rows, groups) for rows in (predicted, true, unions)
+    )
+    return precision, recall, list(map(f1_of_jaccard, jaccard))
+
+
+def share(right_N: Array, groups: ImageGroups | None) -> MetricEstimate:
+    """Return the share of the images that are right, with its mid-P interval.
+
+    Args:
+        right_N: whether each image is.
+        groups: of the images; None if these are independent.
+    """
+    return shares([right_N], [np.arange(len(right_N))], groups)[0]

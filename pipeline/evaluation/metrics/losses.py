@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, inflation
-from patchline.pipeline.evaluation.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import (
+    TAIL,
+    ImageGroups,
+    MetricEstimate,
+    inflation,
+)
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 
 Array = np.ndarray[Any, Any]

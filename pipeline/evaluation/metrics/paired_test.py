@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate
 from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
@@ -77,42 +76,31 @@ def paired_difference(
     """
     from scipy.stats import binomtest
 
-    a_right, b_right = a_right_N.astype(bool), b_right_N.astype(bool)
-    n = len(a_right)
-    only_a = int((a_right & ~b_right).sum())
-    only_b = int((b_right & ~a_right).sum())
-    discordant = only_a + only_b
+    wins_N = b_right_N.astype(np.float64) - a_right_N
+    only_a, only_b = (int((wins_N == sign).sum()) for sign in (-1, 1))
     if groups is not None:
-        wins_N = b_right.astype(np.float64) - a_right
-        return PairedDifference(
-            difference=_with_groups(wins_N, groups),
-            only_a_right=only_a,
-            only_b_right=only_b,
-            p_value=sign_flip_p_value(groups.sums(wins_N)),
-            groups=groups.count,
-        )
-    p_value = float(binomtest(only_b, discordant).pvalue) if discordant else 1.0
+        p_value = sign_flip_p_value(groups.sums(wins_N))
+    else:
+        discordant = only_a + only_b
+        p_value = float(binomtest(only_b, discordant).pvalue) if discordant else 1.0
     return PairedDifference(
-        difference=difference(only_b, only_a, n),
+        difference=difference(a_right_N, b_right_N, groups),
         only_a_right=only_a,
         only_b_right=only_b,
         p_value=p_value,
+        groups=groups.count if groups else None,
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def difference(gained: int, lost: int, n: int) -> MetricEstimate:
-    """Return the difference with Tango's interval.
-
-    Cached, because many classes have the same three counts.
-
-    Args:
-        gained: number of images that only the second classifier gets right.
-        lost: number of images that only the first classifier gets right.
-        n: number of images.
-    """
-    low, high = _tango(gained, lost, n)
-    return MetricEstimate(value=(gained - lost) / n if n else 0.0, low=low, high=high, n=n)
+def difference(a_right_N: Array, b_right_N: Array, groups: ImageGroups | None) -> MetricEstimate:
+    """Return the difference in accuracy with Tango's interval; see `paired_difference`."""
+    wins_N = b_right_N.astype(np.float64) - a_right_N
+    n = len(wins_N)
+    gained, lost = (int((wins_N == sign).sum()) for sign in (1, -1))
+    each = 1.0 if groups is None else groups.effective_size(wins_N) / n
+    low, high = _tango(gained * each, lost * each, n * each)
+    value = (gained - lost) / n if n else 0.0
+    return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
 
 
 def sign_flip_p_value(wins_G: Array) -> float:
@@ -144,25 +132,12 @@ def sign_flip_p_value(wins_G: Array) -> float:
     return min(1.0, max(extreme, 2.0 ** (1 - int(counts_M.sum()))))
 
 
-def _with_groups(wins_N: Array, groups: ImageGroups) -> MetricEstimate:
-    """Return the difference with Tango's interval for the effective number of images.
-
-    Args:
-        wins_N: 1 where only the second classifier is right, -1 where only the first one is, else 0.
-        groups: of the images.
-    """
-    n, size = len(wins_N), groups.effective_size(wins_N)
-    gained, lost = ((wins_N == sign).mean() * size for sign in (1, -1))
-    low, high = _tango(gained, lost, size)
-    value = float(wins_N.mean())
-    return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
-
-
 def is_better(pair: PairedResult, significance: float = 0.05) -> bool:
     """Return whether b is better than a, with a p-value below `significance`."""
     return pair.difference.value > 0 and pair.p_value < significance
 
 
+@functools.lru_cache(maxsize=4096)  # many classes have the same three counts
 def _tango(gained: float, lost: float, n: float) -> tuple[float, float]:
     """Return the differences that Tango's score test does not reject; counts may be fractions."""
     if n == 0:

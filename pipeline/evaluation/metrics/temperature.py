@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from patchline.pipeline.errors import RunError
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import by_number, counted

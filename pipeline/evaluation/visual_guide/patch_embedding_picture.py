@@ -136,16 +136,6 @@ def load_photo(file: Path | None) -> Photo:
     return np.asarray(cv2.resize(square_HWC, (SIDE, SIDE), interpolation=method), dtype=np.uint8)
 
 
-def draw(name: str, settings: Settings, photo: Photo) -> Figure:
-    """Draw one patch embedding on a photograph, uint8 (224, 224, 3), in four panels.
-
-    Raises:
-        ConfigError: if a setting is unknown, or does not fit the image.
-        PluginError: if the plugin is unknown or broken.
-    """
-    return draw_view(view(name, settings), photo)
-
-
 def draw_view(shown: EmbeddingView, photo: Photo) -> Figure:
     """Draw a measured patch embedding: grid, neighbours, influence, and how many tokens see."""
     height = 4.5
@@ -223,7 +213,7 @@ def save_picture(name: str, settings: Settings, photo_file: Path | None, out: Pa
     """
     _checked_ending(out)
     photo = load_photo(photo_file)
-    return save_figure(draw(name, settings, photo), out)
+    return save_figure(draw_view(view(name, settings), photo), out)
 
 
 def _checked_ending(file: Path) -> str:
@@ -299,25 +289,28 @@ def _neighbours(field: ReceptiveField) -> tuple[Box, Box | None, Box | None]:
     return field.box(row, column), right, lower
 
 
-def _window(field: ReceptiveField, side: int | None = None) -> Box:
-    """Return the square part of the image, around three neighbours, that is drawn enlarged."""
-    side = side or _window_side(field)
+def _around(field: ReceptiveField) -> Box:
+    """Return the smallest box around three neighbours."""
     boxes = [box for box in _neighbours(field) if box is not None]
-    top, bottom = min(box.rows.start for box in boxes), max(box.rows.end for box in boxes)
-    left, right = min(box.columns.start for box in boxes), max(box.columns.end for box in boxes)
-    first_row = min(max(0, (top + bottom - side) // 2), SIDE - side)
-    first_column = min(max(0, (left + right - side) // 2), SIDE - side)
     return Box(
-        Span(first_row, first_row + side),
-        Span(first_column, first_column + side),
+        *(
+            Span(min(span.start for span in spans), max(span.end for span in spans))
+            for spans in zip(*boxes, strict=True)
+        )
     )
 
 
+def _window(field: ReceptiveField, side: int | None = None) -> Box:
+    """Return the square part of the image, around three neighbours, that is drawn enlarged."""
+    length = side or _window_side(field)
+    starts = (
+        min(max(0, (span.start + span.end - length) // 2), SIDE - length) for span in _around(field)
+    )
+    return Box(*(Span(start, start + length) for start in starts))
+
+
 def _window_side(field: ReceptiveField) -> int:
-    boxes = [box for box in _neighbours(field) if box is not None]
-    tall = max(box.rows.end for box in boxes) - min(box.rows.start for box in boxes)
-    wide = max(box.columns.end for box in boxes) - min(box.columns.start for box in boxes)
-    return min(SIDE, round(1.5 * max(tall, wide)))
+    return min(SIDE, round(1.5 * max(_around(field).size)))
 
 
 def _zoom(axes: Axes, window: Box) -> None:

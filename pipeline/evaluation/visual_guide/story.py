@@ -13,9 +13,12 @@ from torch import nn
 
 from patchline.pipeline.evaluation.visual_guide.attention_maps import Attributions
 from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
-from patchline.pipeline.evaluation.visual_guide.patch_projection import PatchProjection
 from patchline.pipeline.evaluation.visual_guide.pictures import Picture
-from patchline.pipeline.evaluation.visual_guide.traced_image import TracedImage, TracedTransformer
+from patchline.pipeline.evaluation.visual_guide.traced_image import (
+    PatchProjection,
+    TracedImage,
+    TracedTransformer,
+)
 from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
 from patchline.pipeline.models.layers.layer_scale import LayerScale
 from patchline.pipeline.models.layers.learned_positions import LearnedPositionEmbedding
@@ -24,7 +27,7 @@ from patchline.pipeline.models.layers.pooling import ClassTokenPooling
 from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
 from patchline.pipeline.models.layers.sine_cosine_positions import SineCosinePositionEmbedding
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.terminal_words import counted, few_names
+from patchline.pipeline.terminal_words import counted, few_names, visible
 
 Array = np.ndarray[Any, Any]
 _Layer = TypeVar("_Layer", bound=nn.Module)
@@ -235,11 +238,14 @@ class Subject:
 
 @functools.cache
 def template(name: str, *, escaped: bool = True) -> Template:
-    """Return a template beside this module; plain text is not escaped."""
+    """Return a template beside this module; plain text is not escaped, and a name is one line."""
     environment = page_environment("patchline.pipeline.evaluation.visual_guide")
     environment.filters |= {"percent": percent, "counted": counted, "few_names": few_names}
     if not escaped:
-        environment = environment.overlay(autoescape=False, finalize=None)
+        environment = environment.overlay(
+            autoescape=False,
+            finalize=lambda value: visible(value) if isinstance(value, str) else value,
+        )
     return environment.get_template(name)
 
 

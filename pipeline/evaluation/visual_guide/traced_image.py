@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from patchline.pipeline.models.calibrated_models import Ensemble, class_probabilities
 from patchline.pipeline.models.inference import normalised
@@ -166,17 +167,15 @@ def _traced(
     traced = TracedTransformer(
         grid=patches.grid,
         patch_tokens=patches.tokens_BND[0],
-        parts={name: _of_image(name, output) for name, output in recording.parts.items()},
+        parts={  # of the image itself, or of all its views if they are averaged
+            name: output.mean(0) if name == "pooling" else output[0]
+            for name, output in recording.parts.items()
+        },
         blocks=blocks,
         prefix=_prefix_names(model, prefix_tokens),
         readouts_LK=_readouts(model, blocks, logits_BK, description),
     )
     return logits_BK, traced
-
-
-def _of_image(name: str, output: torch.Tensor) -> torch.Tensor:
-    """Return what a part made of the image itself, or of all its views if they are averaged."""
-    return output.mean(0) if name == "pooling" else output[0]
 
 
 def _prefix_names(model: nn.Module, prefix_tokens: int) -> tuple[str, ...]:
@@ -236,3 +235,49 @@ def _readouts(
         return None  # the model ends in another way
     readouts: Array = class_probabilities(outputs_LK, description.logit_calibration).numpy()
     return readouts
+
+
+_TOLERANCE = 1e-3
+
+
+class PatchProjection(NamedTuple):
+    """Patch i becomes `weight_DCpq` times its pixels, plus `bias_D`."""
+
+    weight_DCpq: torch.Tensor
+    bias_D: torch.Tensor
+    flat_nP: torch.Tensor
+    """The flattened patches of the image, row by row; P = C p q."""
+
+
+def projection_of(
+    embedding: nn.Module, input_CHW: torch.Tensor, tokens_nD: torch.Tensor, grid: tuple[int, int]
+) -> PatchProjection | None:
+    """Return the linear map from separate patches to tokens, if the embedding is such a map."""
+    channels, height, width = input_CHW.shape
+    rows, columns = grid
+    if height % rows or width % columns:
+        return None
+    size = (height // rows, width // columns)
+    flat_nP = functional.unfold(input_CHW[None], size, stride=size)[0].T
+    embed_dim = tokens_nD.shape[1]
+    for weight, bias in _candidates(embedding, size):
+        if weight.numel() != embed_dim * channels * size[0] * size[1]:
+            continue
+        weight_DCpq = weight.detach().reshape(embed_dim, channels, *size)
+        bias_D = torch.zeros(embed_dim) if bias is None else bias.detach()
+        found_nD = flat_nP @ weight_DCpq.flatten(1).T + bias_D
+        if torch.allclose(found_nD, tokens_nD, atol=_TOLERANCE, rtol=_TOLERANCE):
+            return PatchProjection(weight_DCpq, bias_D, flat_nP)
+    return None
+
+
+def _candidates(
+    embedding: nn.Module, size: tuple[int, int]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+    for module in embedding.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            yield module.weight, module.bias
+    resized: Any = getattr(embedding, "resized_kernel", None)  # FlexiViT stores another size
+    if resized is not None:
+        bias: Any = getattr(embedding, "bias", None)
+        yield resized(size[0]), bias

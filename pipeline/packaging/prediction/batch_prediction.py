@@ -3,7 +3,7 @@
 Each of several threads reads, decodes and predicts a small batch, which occupies one core and fits
 its cache. Only a few batches are in flight at a time; their predictions are written in order.
 
-R: readable images in a batch, K: classes.
+K: classes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from patchline.pipeline.data.reading.child_processes import processors
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.packaging.answer_json import AnswerJson
-from patchline.pipeline.packaging.answer_judge import JudgedImage
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.prediction.image_files import (
     ImageFile,
@@ -117,10 +115,7 @@ class PredictedTable(FrozenModel):
 
 class _PredictedBatch(NamedTuple):
     files: list[ImageFile]
-    errors: list[str | None]
-    probabilities_RK: np.ndarray[Any, Any]
-    judged: list[JudgedImage]
-    """What is said about the readable images beside their probabilities."""
+    answers: list[dict[str, Any]]
 
 
 def check_table(out: Path, top_k: int) -> None:
@@ -216,9 +211,7 @@ def predict_images(
         totals = parts.merge(out)
         parts.remove()
     return PredictedTable(
-        images=totals.images,
-        unreadable=totals.errors,
-        first_errors=totals.first_errors,
+        **totals._asdict(),
         answered_before=before - changed,
         changed=changed,
         warning="; ".join(dict.fromkeys(each for each in [*warnings, model.fits.words()] if each)),
@@ -266,10 +259,10 @@ def predict_part(job: PredictionJob, events: EventWriter) -> PartDone:
     with (
         replacing(events.folder / _TABLE_FILE) as temporary,
         pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
-        closing(_predictions(model, iter(files), job.coverage)) as batches,
+        closing(_predictions(model, iter(files), job.top_k, job.coverage)) as batches,
     ):
         for batch in batches:
-            writer.write_table(_table(batch, schema, model, job.top_k))
+            writer.write_table(_table(batch, schema))
             done += len(batch.files)
             events.progress(done, len(files), "images")
     return PartDone(warning=model.fits.words())
@@ -312,9 +305,9 @@ def _fill(
 ) -> None:
     done = 0
     try:
-        with closing(_predictions(model, files, coverage)) as batches:
+        with closing(_predictions(model, files, top_k, coverage)) as batches:
             for batch in batches:
-                parts.add(_table(batch, parts.schema, model, top_k))
+                parts.add(_table(batch, parts.schema))
                 done += len(batch.files)
                 progress(done)
     except (KeyboardInterrupt, SystemExit):
@@ -335,17 +328,20 @@ def _reporter(on_progress: OnProgress | None, before: int, total: int) -> Callab
 
 
 def _predictions(
-    model: PackagedModel, files: Iterator[ImageFile], coverage: float | None
+    model: PackagedModel, files: Iterator[ImageFile], top_k: int, coverage: float | None
 ) -> Generator[_PredictedBatch, None, None]:
     """Yield the predictions of all files, batch by batch, in order."""
     cores = processors()
     threads = min(cores, _MOST_THREADS)
     shared = model.with_threads(max(1, cores // threads))
+    shared.keeps_outputs = True
     batches = iter(lambda: list(islice(files, _BATCH)), [])
     pool = ThreadPoolExecutor(threads, thread_name_prefix="predict")
     with _opencv_in_one_thread():
         try:
-            futures = (pool.submit(_predict_batch, shared, batch, coverage) for batch in batches)
+            futures = (
+                pool.submit(_predict_batch, shared, batch, top_k, coverage) for batch in batches
+            )
             yield from _in_order(futures, ahead=_AHEAD * threads)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -363,22 +359,15 @@ def _in_order(futures: Iterable[Future[_PredictedBatch]], ahead: int) -> Iterato
 
 
 def _predict_batch(
-    model: PackagedModel, files: list[ImageFile], coverage: float | None
+    model: PackagedModel, files: list[ImageFile], top_k: int, coverage: float | None
 ) -> _PredictedBatch:
-    pixels: list[np.ndarray[Any, Any]] = []
-    errors: list[str | None] = []
+    decoded: list[np.ndarray[Any, Any] | str] = []
     for file in files:
-        reason: str | None = None
         try:
-            pixels.append(pixels_of(model, file))
+            decoded.append(pixels_of(model, file))
         except UndecodableImageError as error:
-            reason = printable(str(error))
-        errors.append(reason)
-    probabilities_RK = np.empty((0, len(model.classes)), np.float32)
-    judged: list[JudgedImage] = []
-    if pixels:
-        probabilities_RK, judged = model.judged(pixels, coverage)
-    return _PredictedBatch(files, errors, probabilities_RK, judged)
+            decoded.append(printable(str(error)))
+    return _PredictedBatch(files, model.answers_to(decoded, top_k, coverage=coverage))
 
 
 def _schema(model: PackagedModel, model_id: str, *, whole: bool, spread: bool = False) -> pa.Schema:
@@ -400,46 +389,33 @@ def _label_columns(labels: Sequence[str], taken: Container[str]) -> list[str]:
     return [table_cell(name) for name in names]  # a spreadsheet would compute some
 
 
-def _table(batch: _PredictedBatch, schema: pa.Schema, model: PackagedModel, top_k: int) -> pa.Table:
+def _table(batch: _PredictedBatch, schema: pa.Schema) -> pa.Table:
     """Return the rows of a batch."""
-    nothing: AnswerJson = {"label": None, "probability": None, "top_k": [], "labels": []}
-    answers = [nothing] * len(batch.files)
-    readable = [row for row, error in enumerate(batch.errors) if error is None]
-    for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
-        answers[row] = model.writer.verdict(row_K, top_k)
-    unsaid: AnswerJson = {"set": None, "coverage": None, "warnings": []}
-    unsaid["unchecked"] = model.judge.unchecked
-    said = [unsaid] * len(answers)
-    for row, judged in zip(readable, batch.judged, strict=True):
-        said[row] = model.writer.reliability(judged)
+    files, answers = batch
     columns: dict[str, Any] = {
-        ARGUMENT.name: [file.argument for file in batch.files],
-        VERSION.name: [file.version for file in batch.files],
-        "image": [file.name for file in batch.files],
-        "label": [each["label"] for each in answers],
-        "probability": [each["probability"] for each in answers],
-        "error": batch.errors,
-        "top_k": [json.dumps(each["top_k"]) for each in answers],
-        "set": [None if each["set"] is None else json.dumps(each["set"]) for each in said],
-        "coverage": [each["coverage"] for each in said],
-        "warnings": [json.dumps(each["warnings"]) for each in said],
-        "unchecked": [json.dumps(each["unchecked"]) for each in said],
+        ARGUMENT.name: [file.argument for file in files],
+        VERSION.name: [file.version for file in files],
+        "image": [file.name for file in files],
+        **{name: [each[name] for each in answers] for name in ("label", "probability", "error")},
+        **{
+            name: [json.dumps(each[name]) for each in answers]
+            for name in ("top_k", "warnings", "unchecked")
+        },
+        "set": [None if each["set"] is None else json.dumps(each["set"]) for each in answers],
+        "coverage": [None if each["error"] else each["coverage"] for each in answers],
     }
-    rows: list[np.ndarray[Any, Any] | None] = [None] * len(answers)
-    for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
-        rows[row] = row_K
-    if model.is_multi_label:
+    if "labels" in schema.names:
         columns["labels"] = [
-            json.dumps([label["label"] for label in each["labels"]], ensure_ascii=False)
-            if error is None
-            else None
-            for each, error in zip(answers, batch.errors, strict=True)
+            None
+            if each["error"]
+            else json.dumps([label["label"] for label in each["labels"]], ensure_ascii=False)
+            for each in answers
         ]
+    rows = [None if each["error"] else each["outputs"][0] for each in answers]
     if "probabilities" in schema.names:
         columns["probabilities"] = rows
     elif len(schema.names) > len(columns):  # one for each label
-        names = schema.names[len(columns) :]
-        for k, name in enumerate(names):
+        for k, name in enumerate(schema.names[len(columns) :]):
             columns[name] = [None if row_K is None else row_K[k] for row_K in rows]
     return pa.table(columns, schema=schema)
 

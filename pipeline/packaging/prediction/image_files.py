@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,12 +79,19 @@ def place(argument: int, name: str) -> Place:
     return argument, Path(name).parts
 
 
-def find_images(given: Sequence[Path], without: Sequence[Path] = ()) -> Iterator[ImageFile]:
+def find_images(
+    given: Sequence[Path], without: Sequence[Path] = (), *, in_order: bool = True
+) -> Iterator[ImageFile]:
     """Yield the given files and every file below the given folders and in archives, in order.
 
     Hidden files and folders, those that other programs leave beside images (see `folder_walk`),
     tables and texts, such as a table of labels, and the paths `without` are skipped. Linked folders
     are followed, except back to a parent.
+
+    Args:
+        given: paths or addresses.
+        without: files and folders to skip.
+        in_order: whether the files of a folder are sorted, which takes reading all names first.
 
     Raises:
         DataError: if an archive cannot be read.
@@ -92,7 +99,7 @@ def find_images(given: Sequence[Path], without: Sequence[Path] = ()) -> Iterator
     left_out = {os.path.realpath(path) for path in without}
     for argument, path in enumerate(map(remote_data.local_image, given)):
         if path.is_dir():
-            yield from _below(argument, str(path), left_out, in_order=True)
+            yield from _below(argument, str(path), left_out, in_order=in_order)
         elif is_archive(path):
             yield from _members(argument, path)
         else:
@@ -113,12 +120,11 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
     if len(given) == 1 and kind in _WITH_ARTICLE and _holds_no_files(given[0], kind):
         remedy = "Unpack it and give the folder" if kind == "shards" else "Give the files it names"
         raise DataError(f"{given[0]} is {_WITH_ARTICLE[kind]}, not an image or a folder. {remedy}.")
-    left_out = {os.path.realpath(path) for path in without}
     for path in given:
         if not path.exists():
             check_spelling(str(path), "The path")
             raise DataError(f"There is no file or folder {path}. Check the path.")
-        if is_empty(path, left_out):
+        if is_empty(path, without):
             what = "archive" if is_archive(path) else "folder"
             raise DataError(f"The {what} {path} holds no images. Add some, or give another {what}.")
 
@@ -133,34 +139,19 @@ def _holds_no_files(path: Path, kind: DataKind) -> bool:
     return path.exists()
 
 
-def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:
+def is_empty(path: Path, left_out: Sequence[Path] = ()) -> bool:
     """Return whether a path is a folder or an archive without a file to predict.
 
     Args:
         path: a folder or a file.
-        left_out: real paths of files and folders to ignore.
+        left_out: files and folders to ignore.
     """
-    path = remote_data.local_image(path)
-    if is_archive(path):
-        archive = _opened_archive(path)[1]
-        return not _possible(archive.paths) and not archive.refused
-    files = _below(0, str(path), set(left_out), in_order=False) if path.is_dir() else iter([path])
-    return next(iter(files), None) is None
+    return next(find_images([path], left_out, in_order=False), None) is None
 
 
 def count_images(given: Sequence[Path], without: Sequence[Path] = ()) -> int:
     """Return how many `find_images` would yield."""
-    left_out = {os.path.realpath(path) for path in without}
-
-    def count(path: Path) -> int:
-        if path.is_dir():
-            return sum(1 for _ in _below(0, str(path), left_out, in_order=False))
-        if is_archive(path):
-            archive = _opened_archive(path)[1]
-            return len(_possible(archive.paths)) + len(archive.refused)
-        return 1
-
-    return sum(map(count, map(remote_data.local_image, given)))
+    return sum(1 for _ in find_images(given, without, in_order=False))
 
 
 def is_archive(path: Path) -> bool:

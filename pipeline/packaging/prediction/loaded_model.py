@@ -13,8 +13,6 @@ from PIL import Image as PillowImage
 
 from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.packaging.answer_json import AnswerJson
-from patchline.pipeline.packaging.answer_judge import JudgedImage
 from patchline.pipeline.packaging.packaged_model import PackagedModel, images_of
 from patchline.pipeline.packaging.prediction.image_files import (
     ImageFile,
@@ -31,23 +29,12 @@ Image = str | Path | bytes | np.ndarray[Any, Any] | PillowImage.Image
 Pillow image."""
 OnBroken = Literal["raise", "mark"]
 _BATCH = 64
-_NOTHING_SAID: AnswerJson = {"set": None, "coverage": None, "warnings": []}
-_SAID = (("set", "object"), ("coverage", "float64"), ("warnings", "object"))
-"""Columns, with their types."""
 
 
 class _Named(NamedTuple):
     name: str | int
     """The path of a file; the position of anything else."""
     image: object
-
-
-class _Answered(NamedTuple):
-    name: str | int
-    probabilities_K: np.ndarray[Any, Any] | None
-    error: str | None
-    said: AnswerJson
-    """`set`, `coverage` and `warnings`."""
 
 
 class Model:
@@ -64,6 +51,7 @@ class Model:
         self.version = version
         self.classes = tuple(package.classes)
         self._package = package
+        package.keeps_outputs = True
 
     def __repr__(self) -> str:
         """Return what it is, such as `Model(flowers/3, 5 classes)`."""
@@ -107,40 +95,28 @@ class Model:
         if errors not in ("raise", "mark"):
             raise ConfigError(f"errors is {errors!r}, but must be 'raise' or 'mark'.")
         named = _named(_as_iterable(images))
-        answers = [
-            answer
-            for batch in _batches(named)
-            for answer in self._answered(batch, errors, coverage)
-        ]
+        names, answers = list[Any](), list[dict[str, Any]]()
+        for batch in _batches(named):
+            names += [each.name for each in batch]
+            answers += self._answered(batch, errors, coverage)
         outside = self._package.fits.words()
         if outside:
             warnings.warn(outside, stacklevel=2)
-        return self._table(answers, marked=errors == "mark")
+        return self._table(names, answers, marked=errors == "mark")
 
     def _answered(
         self, batch: Sequence[_Named], errors: OnBroken, coverage: float | None
-    ) -> Iterator[_Answered]:
-        """Yield the answers for a batch, which is predicted at once, as the command does."""
-        reasons: list[str | None] = []
-        pixels: list[np.ndarray[Any, Any]] = []
+    ) -> list[dict[str, Any]]:
+        """Return the answers for a batch, which is predicted at once, as the command does."""
+        decoded: list[np.ndarray[Any, Any] | str] = []
         for each in batch:
-            reason = None
             try:
-                pixels.append(self._pixels(each.image))
+                decoded.append(self._pixels(each.image))
             except UndecodableImageError as error:
-                reason = str(error)
-            if reason is not None and errors == "raise":
-                raise DataError(_unreadable(each.name, reason))
-            reasons.append(reason)
-        rows: Iterator[tuple[np.ndarray[Any, Any], JudgedImage]] = iter(())
-        if pixels:
-            rows = zip(*self._package.judged(pixels, coverage), strict=True)
-        for each, reason in zip(batch, reasons, strict=True):
-            if reason is not None:
-                yield _Answered(each.name, None, reason, _NOTHING_SAID)
-                continue
-            row_K, judged = next(rows)
-            yield _Answered(each.name, row_K, None, self._package.writer.reliability(judged))
+                if errors == "raise":
+                    raise DataError(_unreadable(each.name, str(error))) from None
+                decoded.append(str(error))
+        return self._package.answers_to(decoded, 1, coverage=coverage)
 
     def _pixels(self, image: object) -> np.ndarray[Any, Any]:
         if isinstance(image, ImageFile):
@@ -151,40 +127,39 @@ class Model:
             image = image[:, :, None]  # among images it can be no tensor of files
         return self._package.pixels(image)
 
-    def _table(self, answers: Sequence[_Answered], *, marked: bool) -> pd.DataFrame:
+    def _table(
+        self, names: Sequence[Any], answers: Sequence[dict[str, Any]], *, marked: bool
+    ) -> pd.DataFrame:
         import pandas as pd
 
         none_K = np.full(len(self.classes), np.nan, np.float32)
-        rows = [
-            none_K if answer.probabilities_K is None else answer.probabilities_K
-            for answer in answers
-        ]
+        rows = [none_K if each["error"] else each["outputs"][0] for each in answers]
         probabilities_NK = np.stack(rows) if rows else np.empty((0, len(self.classes)), np.float32)
-        best = [self._package.writer.verdict(row_K, 1) for row_K in rows]
-        readable = [answer.error is None for answer in answers]
+        index = pd.Index(names, name="image", dtype=object)
         columns: dict[str, Any] = {}
         if self._package.is_multi_label:
-            named = [[each["label"] for each in b["labels"]] for b in best]
-            given = [names if ok else None for names, ok in zip(named, readable, strict=True)]
+            given = [
+                None if each["error"] else [label["label"] for label in each["labels"]]
+                for each in answers
+            ]
             columns["labels"] = pd.Series(given, dtype=object).to_numpy()
-        columns |= {
-            "label": [b["label"] if ok else None for b, ok in zip(best, readable, strict=True)],
-            "probability": [b["probability"] for b in best],
-        }
+        columns["label"] = [each["label"] for each in answers]
+        columns["probability"] = np.array([each["probability"] for each in answers], np.float64)
         if marked:
-            columns["error"] = [answer.error for answer in answers]
-        index = pd.Index([answer.name for answer in answers], name="image", dtype=object)
-        facts = pd.DataFrame(columns, index=index)
-        taken = {"label", "probability", "error", *columns, *_NOTHING_SAID}
-        names = [f"class {name}" if name in taken else name for name in self.classes]
-        classes = pd.DataFrame(probabilities_NK, index=index, columns=names)
-        said = pd.DataFrame(
-            {
-                name: pd.Series([dict(a.said)[name] for a in answers], dtype=kind)
-                for name, kind in _SAID
-            },
-        ).set_index(index)
-        table = pd.concat([facts, classes, said], axis=1)  # a join would multiply repeated paths
+            columns["error"] = [each["error"] for each in answers]
+        said = {
+            "set": pd.Series([each["set"] for each in answers], index, object),
+            "coverage": [None if each["error"] else each["coverage"] for each in answers],
+            "warnings": pd.Series([each["warnings"] for each in answers], index, object),
+        }
+        taken = {"error", *columns, *said}
+        of_classes = [f"class {name}" if name in taken else name for name in self.classes]
+        parts = [
+            pd.DataFrame(columns, index=index),
+            pd.DataFrame(probabilities_NK, index=index, columns=of_classes),
+            pd.DataFrame(said, index=index).astype({"coverage": np.float64}),
+        ]
+        table = pd.concat(parts, axis=1)  # a join would multiply repeated paths
         table.attrs["unchecked"] = list(self._package.judge.unchecked)
         return table
 

@@ -69,7 +69,7 @@ class Totals(NamedTuple):
     """The content of a finished table."""
 
     images: int
-    errors: int
+    unreadable: int
     first_errors: tuple[tuple[str, str], ...]
     """Names and reasons of the first twenty images that could not be read."""
 
@@ -83,7 +83,11 @@ class PredictionParts:
 
     def __init__(self, folder: Path, schema: pa.Schema, rows: int) -> None:
         self._folder, self._schema, self._rows = folder, schema, rows
-        self._finished = FinishedPieces(folder / _LOG_FILE, self._digest, "unfinished predictions")
+        self._finished = FinishedPieces(
+            folder / _LOG_FILE,
+            lambda part: digest_of(self._file_of(part)).sha256,
+            "unfinished predictions",
+        )
         self._parts = [part for part in self._finished.intact() if self._has_versions(part)]
         self._finished.keep(self._parts)
         _remove_files(folder, but={self._file_of(part).name for part in self._parts})
@@ -232,9 +236,6 @@ class PredictionParts:
 
     def _opened(self, part: Piece) -> pyarrow.parquet.ParquetFile:
         return pyarrow.parquet.ParquetFile(self._file_of(part))
-
-    def _digest(self, part: Piece) -> str:
-        return digest_of(self._file_of(part)).sha256
 
     def _file_of(self, part: Piece) -> Path:
         return self._folder / f"{part.first:012}.parquet"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from patchline.pipeline.config import AUTO, RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.seen_images import caveat_on_test_images
-from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.galleries import EXPLANATIONS, TITLES
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.registry.browsing import saved_views

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.evaluation import plots
-from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
+from patchline.pipeline.evaluation.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.registry.browsing import saved_views

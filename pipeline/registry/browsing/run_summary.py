@@ -10,11 +10,13 @@ from pydantic import Field
 
 from patchline.pipeline.data.seen_images import caveat_on_test_images
 from patchline.pipeline.evaluation.headline import headline_of
+from patchline.pipeline.evaluation.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    LabelThresholds,
+)
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
-from patchline.pipeline.evaluation.multi_label.label_set_report import MultiLabelReport
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.redaction import without_credentials

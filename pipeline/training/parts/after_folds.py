@@ -22,9 +22,11 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import units_of
 from patchline.pipeline.data.store.opened_images import open_images
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.label_calibration import fit_label_calibration
-from patchline.pipeline.evaluation.metrics.label_thresholds import fit_label_thresholds
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    fit_label_calibration,
+    fit_label_thresholds,
+)
 from patchline.pipeline.evaluation.metrics.temperature import fit_temperature
 from patchline.pipeline.models.calibrated_models import Ensemble
 from patchline.pipeline.models.inference import predict_logits

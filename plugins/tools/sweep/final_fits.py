@@ -32,8 +32,8 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.evaluation.html_report import PREDICTIONS_FILE
+from patchline.pipeline.evaluation.metrics.intervals import TAIL, ImageGroups, MetricEstimate
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     LabelRanking,
@@ -43,7 +43,6 @@ from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     rankings_of,
 )
 from patchline.pipeline.evaluation.predictions import image_groups
-from patchline.pipeline.evaluation.written_report import PREDICTIONS_FILE
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workspace.tracking.nested_runs import FINAL, NestedRun
 from patchline.plugins.tools.sweep.result import FinalFit, FinalKind

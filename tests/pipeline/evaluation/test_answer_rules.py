@@ -10,11 +10,12 @@ import pytest
 from scipy import stats
 
 from patchline.pipeline.data.reading.image_quality import ImageQuality
-from patchline.pipeline.evaluation.answer_rules_fit import HeldOutImages, fitted_rules
 from patchline.pipeline.evaluation.answers_report import (
     SAME_IMAGES,
+    HeldOutImages,
     MeasuredImages,
     checked_answers,
+    fitted_rules,
 )
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.predictions import Predictions

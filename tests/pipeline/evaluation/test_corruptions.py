@@ -11,7 +11,7 @@ from patchline.pipeline.evaluation.corruptions import (
     Array,
     corrupted,
 )
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.robustness import VERSIONS, measured_robustness, sampled_rows
 from tests.conftest import draw_photo
 

@@ -12,7 +12,7 @@ from scipy.special import softmax
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation.__main__ import predict
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.metrics.paired_test import paired_difference
 from patchline.pipeline.evaluation.metrics.temperature import by_member, fit_temperature
 from patchline.pipeline.evaluation.prediction_job import EvaluationJob
@@ -155,8 +155,7 @@ def test_the_package_does_as_was_decided(finished_run: Run) -> None:
     """Its graph averages, its description says so, and a model loaded from it averages, too."""
     best, manifest, store = places(finished_run)
     places_of = {"model_folder": best, "manifest_file": manifest, "store": store}
-    unknown = {"calibration": None, "reported": None}
-    job = PackagingJob(**places_of, **unknown, folder=Path("made"), averages_views=True)
+    job = PackagingJob(**places_of, reported=None, folder=Path("made"), averages_views=True)
     package(job, EventWriter(Path("events.jsonl")))
     made = PackagedModel(job.folder / "model.onnx", job.folder / "model.json", 1)
     shape = (3, *(made.image[key] for key in ("height", "width", "channels")))

@@ -10,9 +10,8 @@ import pytest
 from scipy.special import softmax
 from torch import nn
 
-from patchline.pipeline.evaluation.chosen_images import chosen_images
-from patchline.pipeline.evaluation.explanations import as_packaged, explain_predictions
-from patchline.pipeline.evaluation.galleries import confident_errors
+from patchline.pipeline.evaluation.__main__ import explain_predictions
+from patchline.pipeline.evaluation.galleries import chosen_images, confident_errors
 from patchline.pipeline.evaluation.prediction_job import ExplanationJob
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.tasks import SINGLE
@@ -37,24 +36,14 @@ def test_the_surest_right_and_the_worst_wrong_test_image_are_chosen() -> None:
     assert [(each.page, each.row) for each in right] == [("surest_right", 12)]
 
 
-def _job(folder: Path, ensemble: EnsembleResult | None = None) -> ExplanationJob:
-    return ExplanationJob(
-        name="flowers", classes=CLASSES, errors=5, seed=0, folder=folder, ensemble=ensemble
-    )
-
-
-def test_the_average_of_calibrated_models_is_explained_without_another_temperature(
-    tmp_path: Path,
-) -> None:
-    """As in the package, only the members of an ensemble have temperatures; a model has its own."""
+def test_the_average_of_calibrated_models_gets_no_other_temperature() -> None:
+    """Only the members of an ensemble have temperatures; a model has its own."""
     rows = predicted_rows(CLASSES, per_class=40)
-    _, description = make_model({"name": "vit", "depth": 1})
-    _, alone = as_packaged(_job(tmp_path), description, rows)
     fit = SINGLE.calibrated(rows, CLASSES)[1]
-    assert alone.temperature == fit.temperature != 1
-    ensemble = EnsembleResult(weights=tmp_path, calibrations=(fit, fit), seconds=1)
-    table, described = as_packaged(_job(tmp_path, ensemble), description, rows)
-    assert described.temperature == 1
+    assert fit.temperature != 1
+    ensemble = EnsembleResult(weights=Path("none"), calibrations=(fit, fit), seconds=1)
+    table, of_both = SINGLE.calibrated(rows, CLASSES, ensemble)
+    assert SINGLE.described(of_both)["temperature"] == 1
     expected = softmax(np.stack(list(rows["logits"])), axis=1)
     assert np.stack(list(table["probabilities"])) == pytest.approx(expected, abs=1e-6)
 
@@ -66,7 +55,7 @@ def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
     table, _ = SINGLE.calibrated(predicted_rows(CLASSES), CLASSES)
     model, description = make_model({"name": "vit", "depth": 1})
     images = np.zeros((len(table), SIDE, SIDE, 3), np.uint8)
-    job = _job(Path("no"))
+    job = ExplanationJob(name="flowers", errors=5, seed=0, folder=Path("no"))
     nothing = explain_predictions(job, nn.Linear(1, 1), description, images, table)
     assert (nothing.maps(), nothing.test) == ({}, None)
     assert "The maps of where the model looked could not be computed" in caplog.text

@@ -6,7 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.evaluation.html_report import PagePictures, ReportPage, write_html
+import pandas as pd
+
+from patchline.pipeline.evaluation.html_report import (
+    ReportContents,
+    ReportPage,
+    WhereItLooked,
+    write_html,
+)
 from patchline.pipeline.evaluation.metrics.names import METRICS
 from patchline.pipeline.evaluation.report import EvaluationReport
 from patchline.pipeline.evaluation.tasks import SINGLE
@@ -26,8 +33,9 @@ def _html(
 ) -> str:
     page = page or ReportPage(title="photos: test report", facts={}, notes=(), settings={})
     images, file = random_images(2 * report.images, channels), Path("report.html")
-    pictures = PagePictures(images.__getitem__, **more)
-    write_html(report, SINGLE.parts(report, page, pictures.looked), page, pictures, file)
+    looked = WhereItLooked()
+    contents = ReportContents(page, pd.DataFrame(), images.__getitem__, **more)
+    write_html(report, SINGLE.parts(report, page, looked), contents, looked, file)
     return file.read_text(encoding="utf-8")
 
 

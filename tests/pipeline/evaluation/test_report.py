@@ -14,8 +14,9 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.metrics import classification
 from patchline.pipeline.evaluation.metrics.calibration import (
-    expected_calibration_error,
-    reliability,
+    TopProbabilities,
+    calibration_error_of,
+    reliability_of,
 )
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.evaluation.predictions import COLUMNS, Predictions, with_probabilities
@@ -50,10 +51,10 @@ def _check(report: EvaluationReport, predictions: Predictions) -> None:
     assert np.array_equal(np.array(report.confusion), confusion)
     assert report.errors == int((answers != labels).sum())
     assert report.by_class == classification.by_class(probabilities, labels, report.classes)
-    assert report.reliability == reliability(probabilities, labels)
+    assert report.reliability == reliability_of(TopProbabilities.of(probabilities, labels))
     before = report.calibration.uncalibrated_probabilities(probabilities)
-    assert report.uncalibrated_reliability == reliability(before, labels)
-    assert report.uncalibrated_ece == expected_calibration_error(before, labels)
+    assert report.uncalibrated_reliability == reliability_of(TopProbabilities.of(before, labels))
+    assert report.uncalibrated_ece == calibration_error_of(TopProbabilities.of(before, labels))
     for image in (each for name in GALLERIES for each in getattr(report, name)):
         place = int(np.flatnonzero(predictions.positions == image.position)[0])
         assert image.path == predictions.table["path"].iloc[place]

@@ -12,12 +12,17 @@ import pytest
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.html_report import ReportPage, ReportParts, WhereItLooked
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.html_report import (
+    ReportContents,
+    ReportPage,
+    ReportParts,
+    WhereItLooked,
+    write_report,
+)
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject
 from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE, TASKS, Task
-from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from tests.pipeline.evaluation.conftest import predicted_rows
 from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
 
@@ -65,7 +70,10 @@ def test_a_third_task_is_one_more_value(tmp_path: Path) -> None:
     page = ReportPage(title="cups", facts={}, notes=(), settings={})
     pixels = np.zeros((len(table), 8, 8, 3), np.uint8)
     contents = ReportContents(page, table, pixels.__getitem__)
-    assert "grades have an order" in write_report(ordinal, report, contents, tmp_path).read_text()
+    assert (
+        "grades have an order"
+        in write_report(ordinal.parts, report, contents, tmp_path).read_text()
+    )
     labels_N = np.full(40, 2)
     two_off, one_off = (np.eye(3)[np.full(40, grade)] for grade in (0, 1))
     assert ordinal.paired(labels_N, two_off, one_off, None).difference.value == 1

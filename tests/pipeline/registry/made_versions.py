@@ -17,7 +17,7 @@ from patchline.pipeline.config import ModelChoice, RunConfig
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation import predictions
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
+from patchline.pipeline.evaluation.metrics.label_calibration import LabelThresholds
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.provenance import Provenance, SeenImages, as_metadata
 from patchline.pipeline.packaging.job import Package

@@ -18,8 +18,8 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.metrics.label_calibration import (
     LabelCalibration,
     fit_label_calibration,
+    fit_label_thresholds,
 )
-from patchline.pipeline.evaluation.metrics.label_thresholds import fit_label_thresholds
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.__main__ import train

@@ -2,6 +2,12 @@
 
 A label that no image has is unknown: it has no average precision and no F1, and is in no mean.
 
+Two classifiers on the same images are compared by a bootstrap over images. Each draw takes images
+with replacement, with the labels and the answers of both models, and has a difference of the metric
+(Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapters 13 and 16); images of one
+group are drawn together (`resampling.py`). `python -m benchmarks.statistical_methods label_sets`,
+and `groups`, simulate how often equal models pass, and the power.
+
 Shapes: N images, K labels, R draws.
 """
 
@@ -12,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.metrics import curve_areas
@@ -21,22 +28,19 @@ from patchline.pipeline.evaluation.metrics.calibration import (
     calibration_error_of,
     class_shares,
 )
-from patchline.pipeline.evaluation.metrics.image_groups import (
-    ImageGroups,
-    inflation,
-    share,
-    share_of_some,
-)
 from patchline.pipeline.evaluation.metrics.intervals import (
+    ImageGroups,
     MetricEstimate,
-    f1_of_jaccard,
-    f1_scores,
-    proportions,
+    inflation,
+    precision_recall_f1,
+    share,
     with_effective_size,
 )
 from patchline.pipeline.evaluation.metrics.losses import gamma_bounds, loss_inflation
-from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
-from patchline.pipeline.evaluation.metrics.multi_label import image_metrics
+from patchline.pipeline.evaluation.metrics.mean_average_precision import (
+    mean_average_precision,
+    ranked_labels,
+)
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     FEWEST_DRAWS,
     LabelRanking,
@@ -47,6 +51,7 @@ from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     rankings_of,
 )
 from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
+from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
@@ -146,9 +151,9 @@ def multi_label_metrics(
     rankings = rankings_of(probabilities_NK, labels_NK)
     counts = _counts(labels_NK, predicted_NK)
     by_image = {
-        "samples_f1": image_metrics.f1_of_images(labels_NK, predicted_NK),
-        "ranking_loss": image_metrics.ranking_losses(probabilities_NK, labels_NK),
-        "coverage_error": image_metrics.coverages(probabilities_NK, labels_NK),
+        "samples_f1": f1_of_images(labels_NK, predicted_NK),
+        "ranking_loss": ranking_losses(probabilities_NK, labels_NK),
+        "coverage_error": coverages(probabilities_NK, labels_NK),
     }
     values = {
         **(_of_counts(counts) if labels_NK.any() else {}),
@@ -163,17 +168,15 @@ def multi_label_metrics(
             )
             for key, value in values.items()
         },
-        "exact_match": share(image_metrics.exact_matches(labels_NK, predicted_NK), groups),
-        "log_loss": _log_loss(
-            image_metrics.log_losses_of_images(probabilities_NK, labels_NK), groups
-        ),
+        "exact_match": share(exact_matches(labels_NK, predicted_NK), groups),
+        "log_loss": _log_loss(log_losses_of_images(probabilities_NK, labels_NK), groups),
         "ece": calibration_error_of(
             pairs(probabilities_NK, labels_NK), groups_of_pairs(groups, num_labels)
         ),
     }
     if rankings:
-        areas = _areas(probabilities_NK, labels_NK, groups)
-        found["mAP"] = _mean_average_precision(rankings, areas, sample.variance(precisions_R), n)
+        variance = sample.variance(precisions_R)
+        found["mAP"] = _mean_average_precision(probabilities_NK, labels_NK, groups, variance)
     if labels_NK.any() and not labels_NK.all():
         found["micro_mAP"] = _micro(probabilities_NK, labels_NK, sample)
     return {key: found[key] for key in MULTI_LABEL_METRICS if key in found}
@@ -189,14 +192,9 @@ def by_label(
 ) -> tuple[LabelMetrics, ...]:
     """Return the metrics of every label, in the order of the K names."""
     labels_NK, predicted_NK = labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8)
-    hits, images, predicted = _counts(labels_NK, predicted_NK)
-    shares = (
-        proportions(hits, predicted),
-        proportions(hits, images),
-        f1_scores(hits, predicted + images - hits),
-    )
-    if groups is not None:
-        shares = _grouped_shares(labels_NK, predicted_NK, groups)
+    _, images, predicted = _counts(labels_NK, predicted_NK)
+    true, said = (list(map(np.flatnonzero, each.T)) for each in (labels_NK, predicted_NK))
+    shares = precision_recall_f1(true, said, groups)
     expected = class_shares(probabilities_NK, labels_NK, groups)
     return tuple(
         LabelMetrics(
@@ -215,19 +213,6 @@ def by_label(
         )
         for k, (name, precision, recall, f1) in enumerate(zip(names, *shares, strict=True))
     )
-
-
-def _grouped_shares(
-    labels_NK: Array, predicted_NK: Array, groups: ImageGroups
-) -> tuple[list[MetricEstimate], list[MetricEstimate], list[MetricEstimate]]:
-    """Return precision, recall and F1 of every label, whose images may be of one group."""
-    precisions, recalls, f1 = [], [], []
-    for has_N, said_N in zip(labels_NK.T > 0, predicted_NK.T > 0, strict=True):
-        precisions.append(share_of_some(has_N, np.flatnonzero(said_N), groups))
-        recalls.append(share_of_some(said_N, np.flatnonzero(has_N), groups))
-        jaccard = share_of_some(has_N & said_N, np.flatnonzero(has_N | said_N), groups)
-        f1.append(f1_of_jaccard(jaccard))
-    return precisions, recalls, f1
 
 
 def label_set_map(
@@ -249,8 +234,8 @@ def label_set_map(
     rankings = rankings_of(probabilities_NK, labels_NK)
     sample = Sample(groups, draws_for(n, num_labels), seed)
     drawn = [drawn_map(rankings, counts_NR) for counts_NR in sample.drawn(n)]
-    areas = _areas(probabilities_NK, labels_NK, groups)
-    return _mean_average_precision(rankings, areas, sample.variance(np.concatenate(drawn)), n)
+    variance = sample.variance(np.concatenate(drawn))
+    return _mean_average_precision(probabilities_NK, labels_NK, groups, variance)
 
 
 def macro_f1(labels_NK: Array, predicted_NK: Array) -> float:
@@ -262,7 +247,7 @@ def samples_f1(
     labels_NK: Array, predicted_NK: Array, groups: ImageGroups | None = None
 ) -> MetricEstimate:
     """Return the mean F1 of the labels of each image, with its interval."""
-    f1_N = image_metrics.f1_of_images(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
+    f1_N = f1_of_images(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
     n, variance = len(f1_N), float(f1_N.var()) / len(f1_N)
     factor = inflation(f1_N, groups)
     variance = math.inf if math.isinf(factor) else variance * factor
@@ -322,49 +307,33 @@ def _drawn(
     for counts_NR in sample.drawn(n):
         weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
         some = _LabelCounts(*(weights_RN @ part for part in parts))
-        of_images = (weights_RN @ means) / _sizes(weights_RN, n, sample)
+        sizes = weights_RN.sum(axis=1, keepdims=True)  # of groups, draws may differ in size
+        of_images = (weights_RN @ means) / sizes
         drawn.append({**_of_counts(some), **dict(zip(by_image, of_images.T, strict=True))})
         precisions.append(drawn_map(rankings, counts_NR))
     together = {key: np.concatenate([each[key] for each in drawn]) for key in drawn[0]}
     return together, np.concatenate(precisions)
 
 
-def _sizes(weights_RN: Array, n: int, sample: Sample) -> Array | int:
-    """Return the number of images of each draw (R, 1); groups may differ in size."""
-    return n if sample.groups is None else weights_RN.sum(axis=1, keepdims=True)
-
-
-def _areas(
-    probabilities_NK: Array, labels_NK: Array, groups: ImageGroups | None
-) -> list[curve_areas.AreaSummary]:
-    """Return what is known of the average precision of each label without draws.
+def _mean_average_precision(
+    probabilities_NK: Array, labels_NK: Array, groups: ImageGroups | None, variance: float
+) -> MetricEstimate:
+    """Return mAP; its variance is that of the draws, joined by that of proportions.
 
     With groups, the formula's variance is that of as few positives as there are groups with some.
     """
-    areas = []
-    for k in np.flatnonzero(ranked_labels(labels_NK)):
-        has_N = labels_NK[:, k] > 0
-        whole = curve_areas.precision_area(probabilities_NK[:, k].astype(np.float64), has_N)
-        area = whole.summary
-        if groups is not None:
-            area = area.by_groups(whole.influences_N, np.flatnonzero(has_N), groups)
-        areas.append(area)
-    return areas
-
-
-def _mean_average_precision(
-    rankings: list[LabelRanking], areas: list[curve_areas.AreaSummary], variance: float, n: int
-) -> MetricEstimate:
-    """Return mAP; its variance is that of the draws, joined by that of proportions."""
-    value = float(np.mean([each.average_precision for each in rankings]))
-    mean = curve_areas.AreaSummary(
-        value=value,
-        centre=float(np.mean([area.centre for area in areas])),
-        shrunk=float(np.mean([area.shrunk for area in areas])),
+    areas = [
+        curve_areas.areas_of_class(
+            probabilities_NK[:, k].astype(np.float64), np.flatnonzero(labels_NK[:, k]), groups
+        )[1][0]
+        for k in np.flatnonzero(ranked_labels(labels_NK))
+    ]
+    mean = curve_areas.mean_area(
+        areas,
         variance=sum(area.variance for area in areas) / len(areas) ** 2,
         squares=variance,
         freedom=sum(max(area.freedom, 0) for area in areas),
-        n=n,
+        n=len(labels_NK),
         is_unknown=math.isinf(variance),
     )
     return curve_areas.estimates([mean])[0]
@@ -420,3 +389,221 @@ def _log_loss(losses_N: Array, groups: ImageGroups | None) -> MetricEstimate:
     variance *= loss_inflation(losses_N, groups)
     low, high = gamma_bounds(value, variance, 0.0)
     return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
+
+
+_LEAST_PROBABILITY = 1e-15
+
+
+def f1_of_images(labels_NK: Array, predicted_NK: Array) -> Array:
+    """Return the F1 of each image's labels (N); 1 where it has none and none is predicted."""
+    hits_N = (labels_NK & predicted_NK).sum(axis=1, dtype=np.int64)
+    both_N = labels_NK.sum(axis=1, dtype=np.int64) + predicted_NK.sum(axis=1, dtype=np.int64)
+    f1_N: Array = np.where(both_N > 0, 2 * hits_N / np.maximum(both_N, 1), 1.0)
+    return f1_N
+
+
+def exact_matches(labels_NK: Array, predicted_NK: Array) -> Array:
+    """Return whether all labels of each image are right (N)."""
+    right_N: Array = (labels_NK == predicted_NK).all(axis=1)
+    return right_N
+
+
+def ranking_losses(probabilities_NK: Array, labels_NK: Array) -> Array:
+    """Return the share of an image's pairs of labels in the wrong order (N); ties are wrong.
+
+    A pair is one label that the image has and one that it has not. Without pairs it is 0, as in
+    Tsoumakas, Katakis and Vlahavas (2010, Mining Multi-label Data) and scikit-learn.
+    """
+    losses_N = np.zeros(len(labels_NK))
+    for rows in row_slices(labels_NK.shape):
+        scores, has = probabilities_NK[rows].astype(np.float64), labels_NK[rows].astype(bool)
+        not_above = _ranks_in_rows(scores)
+        of_others = _ranks_in_rows(np.where(has, np.inf, scores))
+        wrong = np.where(has, 0, not_above - of_others).sum(axis=1)
+        pairs = has.sum(axis=1) * (~has).sum(axis=1)
+        losses_N[rows] = wrong / np.maximum(pairs, 1)
+    return losses_N
+
+
+def _ranks_in_rows(values_NK: Array) -> Array:
+    """Return the rank of each value in its row, from 1; equal ones share the highest (N, K)."""
+    return pd.DataFrame(values_NK).rank(axis=1, method="max").to_numpy()
+
+
+def coverages(probabilities_NK: Array, labels_NK: Array) -> Array:
+    """Return how many labels are as probable as the least probable one that is right (N).
+
+    An image without labels needs none: 0.
+    """
+    least_N = np.where(labels_NK > 0, probabilities_NK, np.inf).min(axis=1)
+    needed_N: Array = (probabilities_NK >= least_N[:, None]).sum(axis=1)
+    return needed_N
+
+
+def log_losses_of_images(probabilities_NK: Array, labels_NK: Array) -> Array:
+    """Return the binary cross-entropy of each image, mean over the labels (N)."""
+    losses_N = np.empty(len(labels_NK))
+    for rows in row_slices(labels_NK.shape):
+        chance = probabilities_NK[rows].astype(np.float64)
+        true = np.where(labels_NK[rows] > 0, chance, 1 - chance)
+        losses_N[rows] = -np.log(np.maximum(true, _LEAST_PROBABILITY)).mean(axis=1)
+    return losses_N
+
+
+PAIRED = ("mAP", "macro_f1")
+"""The metrics that are compared."""
+
+
+class PairedMetric(FrozenModel):
+    """One metric of two classifiers on the same images, a and b."""
+
+    a: float
+    b: float
+    difference: MetricEstimate
+    """The metric of b minus that of a, with the bootstrap's 95% percentile interval; with groups,
+    its t interval."""
+    p_value: float
+    """Two-sided: twice the share of the draws on the other side of 0, or at it; with groups, of a t
+    test with their standard deviation."""
+    draws: int
+    """Number of draws; without groups, the p-value is at least 2 / (draws + 1)."""
+    groups: int | None = None
+    """Number of groups that the images form; None if these are independent."""
+
+    def mirrored(self, images: str) -> str:
+        """Return in words how images alone, a, compare with those with their mirror images, b."""
+        return (
+            f"on {images}, mAP is {self.b:.1%} together with the mirror image and {self.a:.1%} "
+            "alone"
+        )
+
+
+class ThresholdedScores(NamedTuple):
+    """What a classifier says about N images."""
+
+    probabilities_NK: Array
+    predicted_NK: Array
+    """1 where a label is predicted, else 0."""
+
+
+def paired_metrics(
+    labels_NK: Array,
+    a: ThresholdedScores,
+    b: ThresholdedScores,
+    *,
+    groups: ImageGroups | None = None,
+    draws: int | None = None,
+    seed: int = 0,
+) -> dict[str, PairedMetric]:
+    """Compare two classifiers, by the names of `PAIRED`.
+
+    Of what is unknown, the interval spans its whole range and the p-value is 1: without images, if
+    none has a label, and for mAP if no label is on some images and not on others.
+
+    Args:
+        labels_NK: 1 where an image has a label, else 0.
+        a: the answers of one classifier.
+        b: those of the other, about the same images.
+        groups: of the images; None if these are independent.
+        draws: R; by default 1,000, fewer with many images and labels.
+        seed: of the draws.
+    """
+    if not labels_NK.any():
+        return dict.fromkeys(PAIRED, _unknown(labels_NK, groups))
+    sample = Sample(groups, draws or draws_for(*labels_NK.shape), seed)
+    of_f1: list[Array] = []
+    for counts_NR in sample.drawn(len(labels_NK)):
+        weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
+        before_R, now_R = (
+            drawn_macro_f1(weights_RN, labels_NK, each.predicted_NK) for each in (a, b)
+        )
+        of_f1.append(now_R - before_R)
+    scores = [each.probabilities_NK for each in (a, b)]
+    f1 = [macro_f1(labels_NK, each.predicted_NK) for each in (a, b)]
+    return {
+        "mAP": paired_map(labels_NK, *scores, groups=groups, draws=draws, seed=seed),
+        "macro_f1": _paired(sample, f1[0], f1[1], np.concatenate(of_f1), len(labels_NK)),
+    }
+
+
+def paired_map(
+    labels_NK: Array,
+    a_NK: Array,
+    b_NK: Array,
+    *,
+    groups: ImageGroups | None = None,
+    draws: int | None = None,
+    seed: int = 0,
+) -> PairedMetric:
+    """Compare the mAP of two classifiers by their scores, as `paired_metrics` does.
+
+    Args:
+        labels_NK: 1 where an image has a label, else 0.
+        a_NK: scores of one classifier.
+        b_NK: those of the other, for the same images.
+        groups: of the images; None if these are independent.
+        draws: R; by default 1,000, fewer with many images and labels.
+        seed: of the draws.
+    """
+    a, b = (mean_average_precision(each, labels_NK).value for each in (a_NK, b_NK))
+    if a is None or b is None:
+        return _unknown(labels_NK, groups)
+    sample = Sample(groups, draws or draws_for(*labels_NK.shape), seed)
+    changes = _drawn_changes(labels_NK, a_NK, b_NK, sample)
+    return _paired(sample, a, b, changes, len(labels_NK))
+
+
+def _unknown(labels_NK: Array, groups: ImageGroups | None) -> PairedMetric:
+    nothing = MetricEstimate(value=0.0, low=-1.0, high=1.0, n=len(labels_NK))
+    count = groups.count if groups else None
+    return PairedMetric(a=0.0, b=0.0, difference=nothing, p_value=1.0, draws=0, groups=count)
+
+
+def _paired(sample: Sample, a: float, b: float, differences_R: Array, images: int) -> PairedMetric:
+    """Return the comparison, given the difference of each draw."""
+    known = differences_R[~np.isnan(differences_R)]
+    if not len(known):
+        known = np.zeros(1)
+    value = b - a
+    low, high = sample.interval(value, known, (-1.0, 1.0))
+    return PairedMetric(
+        a=a,
+        b=b,
+        difference=MetricEstimate(value=value, low=low, high=high, n=images),
+        p_value=p_value_of(value, known, sample),
+        draws=len(known),
+        groups=sample.groups.count if sample.groups else None,
+    )
+
+
+def p_value_of(value: float, differences_R: Array, sample: Sample) -> float:
+    """Return the two-sided p-value of a difference, given that of each draw.
+
+    With groups it is that of a t test, and no less than that of an exact test of so many groups.
+    """
+    from scipy.special import stdtr
+
+    if sample.groups is None:
+        return two_sided(differences_R)
+    count, error = sample.groups.count, sample.standard_error(differences_R)
+    if count == 1:  # says nothing
+        return 1.0
+    p_value = 2 * float(stdtr(count - 1, -abs(value) / error)) if error else float(value == 0)
+    return max(p_value, 2.0 ** (1 - count))
+
+
+def _drawn_changes(labels_NK: Array, a_NK: Array, b_NK: Array, sample: Sample) -> Array:
+    """Return the difference in mAP of each draw (R)."""
+    a, b = (rankings_of(each, labels_NK) for each in (a_NK, b_NK))
+    changes = [
+        drawn_map(b, counts_NR) - drawn_map(a, counts_NR)
+        for counts_NR in sample.drawn(len(labels_NK))
+    ]
+    return np.concatenate(changes)
+
+
+def two_sided(differences_R: Array) -> float:
+    """Return twice the share of the known draws on the other side of 0, or at it."""
+    known = differences_R[~np.isnan(differences_R)]
+    beyond = int(min((known <= 0).sum(), (known >= 0).sum()))
+    return min(1.0, 2 * (beyond + 1) / (len(known) + 1))

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import TAIL
+from patchline.pipeline.evaluation.metrics.intervals import TAIL, ImageGroups
 from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
 
 Array = np.ndarray[Any, Any]

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchline.pipeline.evaluation.metrics.calibration import (
+    TopProbabilities,
+    calibration_error_of,
     class_shares,
-    expected_calibration_error,
-    reliability,
+    reliability_of,
 )
 from patchline.pipeline.evaluation.metrics.classification import softmax
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.intervals import proportion
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, proportion
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from tests.pipeline.evaluation.metrics.classifiers import Array, calibrated, predictions, sample
 
@@ -37,7 +37,7 @@ def test_each_bin_has_its_images_their_confidence_and_hits(
     probabilities, labels = prediction
     sure, hits = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
     expected = 0.0
-    for k, one in enumerate(reliability(probabilities, labels, bins)):
+    for k, one in enumerate(reliability_of(TopProbabilities.of(probabilities, labels), bins)):
         assert (one.low, one.high) == pytest.approx((k / bins, (k + 1) / bins))
         inside = np.ceil(sure * bins).astype(int) - 1 == k
         assert one.accuracy == proportion(int(hits[inside].sum()), int(inside.sum()))
@@ -45,12 +45,14 @@ def test_each_bin_has_its_images_their_confidence_and_hits(
         assert one.confidence == pytest.approx(confidence)
         expected += inside.mean() * abs(confidence - hits[inside].mean()) if inside.any() else 0
     if bins == 10:
-        assert expected_calibration_error(probabilities, labels).value == pytest.approx(expected)
+        assert calibration_error_of(
+            TopProbabilities.of(probabilities, labels)
+        ).value == pytest.approx(expected)
 
 
 def test_interval_of_calibrated_probabilities_reaches_nearly_0() -> None:
     """Probabilities that are right leave a gap by chance, and the interval says that it may be."""
-    estimate = expected_calibration_error(*calibrated(300, 3, seed=4))
+    estimate = calibration_error_of(TopProbabilities.of(*calibrated(300, 3, seed=4)))
     assert estimate.low < 0.01 < estimate.value
 
 
@@ -58,7 +60,7 @@ def test_interval_of_overconfident_probabilities_excludes_0() -> None:
     """Probabilities that are far too sure are found out."""
     probabilities, labels = calibrated(1000, 3, skill=1.0)
     sure = TemperatureFit(temperature=3.0, state="fitted").uncalibrated_probabilities(probabilities)
-    assert expected_calibration_error(sure, labels).low > 0.1
+    assert calibration_error_of(TopProbabilities.of(sure, labels)).low > 0.1
 
 
 def test_the_mean_probability_of_a_class_is_compared_with_its_share() -> None:

@@ -35,7 +35,8 @@ def test_confusion_matrix_equals_scikit_learns(classifier: tuple[Array, Array]) 
     """Rows are the true classes and columns the predicted ones, as in scikit-learn."""
     logits, labels = classifier
     num_classes, predicted = logits.shape[1], logits.argmax(axis=1)
-    counts = classification.confusion_matrix(labels, predicted, num_classes)
+    cells = ConfusionCells.of_answers(labels, predicted, num_classes)
+    counts = cells.part(np.arange(num_classes))
     reference = sklearn_metrics.confusion_matrix(labels, predicted, labels=range(num_classes))
     assert np.array_equal(counts, reference)
 

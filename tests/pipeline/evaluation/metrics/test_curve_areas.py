@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from patchline.pipeline.evaluation.metrics import curve_areas
 from patchline.pipeline.evaluation.metrics.classification import softmax
 from patchline.pipeline.evaluation.metrics.curve_areas import (
     Areas,
@@ -67,32 +66,3 @@ def test_mean_is_over_the_classes_with_images() -> None:
         assert found is not None
         assert found.macro.value == pytest.approx(np.mean(expected))
         assert found.by_class[1] is None
-
-
-@settings(max_examples=20)
-@given(
-    classes=st.integers(2, 6),
-    count=st.integers(3, 60),
-    steps=st.sampled_from([2, 5, 1000]),
-    seed=st.integers(0, 10**6),
-)
-def test_samples_by_their_places_say_the_same(
-    classes: int, count: int, steps: int, seed: int
-) -> None:
-    """What is done for many classes gives the areas and intervals of sorting all samples."""
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, classes, count)
-    labels[:2] = 0, 1
-    probabilities = generator.integers(0, steps, (count, classes)).astype(np.float32) / steps
-    by_sorting = Areas.of(probabilities, labels)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curve_areas, "_MANY_CLASSES", 1)
-        by_places = Areas.of(probabilities, labels)
-    for ours, theirs in zip(by_places, by_sorting, strict=True):
-        assert ours is not None
-        assert theirs is not None
-        pairs = zip((ours.macro, *ours.by_class), (theirs.macro, *theirs.by_class), strict=True)
-        for one, other in pairs:
-            assert (one and one.model_dump()) == (
-                other and pytest.approx(other.model_dump(), abs=1e-6)
-            )

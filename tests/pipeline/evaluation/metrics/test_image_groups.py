@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.evaluation.metrics.intervals import proportion
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, proportion, share
 from patchline.pipeline.evaluation.metrics.paired_test import (
     paired_difference,
     sign_flip_p_value,

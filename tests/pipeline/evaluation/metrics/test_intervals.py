@@ -10,7 +10,7 @@ from scipy import stats
 
 from patchline.pipeline.evaluation.metrics.intervals import (
     MetricEstimate,
-    f1_scores,
+    f1_of_jaccard,
     mid_p_bounds,
     proportion,
     proportions,
@@ -56,7 +56,8 @@ def test_no_samples_say_nothing() -> None:
 
 def test_f1_of_a_class_is_from_the_share_of_the_union() -> None:
     """Of 6 hits, 2 missed and 3 wrongly called images, F1 is 12 / 17, from 11 images."""
-    estimate, jaccard = f1_scores(np.array([6]), np.array([11]))[0], proportion(6, 11)
+    jaccard = proportion(6, 11)
+    estimate = f1_of_jaccard(jaccard)
     assert estimate.value == pytest.approx(12 / 17)
     assert estimate.n == 11
     assert estimate.low == pytest.approx(2 * jaccard.low / (1 + jaccard.low))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score
 
-from patchline.pipeline.evaluation.metrics.label_thresholds import fit_label_thresholds
+from patchline.pipeline.evaluation.metrics.label_calibration import fit_label_thresholds
 
 
 @pytest.mark.parametrize("digits", [1, 9])

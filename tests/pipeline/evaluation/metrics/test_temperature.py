@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.metrics.classification import softmax
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.metrics.losses import log_losses
 from patchline.pipeline.evaluation.metrics.temperature import (
     TemperatureFit,

@@ -9,11 +9,11 @@ import pytest
 
 from patchline.pipeline.evaluation.comparison import ComparisonSubject
 from patchline.pipeline.evaluation.comparison_page import write_comparison
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import ThresholdedScores
-from patchline.pipeline.evaluation.multi_label.label_set_page import (
+from patchline.pipeline.evaluation.label_set_report import (
     LabelSetComparison,
     compare_label_sets,
 )
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import ThresholdedScores
 from patchline.pipeline.evaluation.promotion_decision import PromotionDecision
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion_gates import champion_gates

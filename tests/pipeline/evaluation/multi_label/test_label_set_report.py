@@ -11,11 +11,11 @@ import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, chosen_labels
 from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.evaluation.galleries import EXPLANATIONS, chosen_labels
 from patchline.pipeline.evaluation.headline import headline_of
-from patchline.pipeline.evaluation.html_report import ReportPage
-from patchline.pipeline.evaluation.multi_label.label_set_report import (
+from patchline.pipeline.evaluation.html_report import ReportContents, ReportPage, write_report
+from patchline.pipeline.evaluation.label_set_report import (
     MultiLabelReport,
     evaluate_label_sets,
 )
@@ -23,7 +23,6 @@ from patchline.pipeline.evaluation.prediction_job import Explanations
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.tasks import SEVERAL
-from patchline.pipeline.evaluation.written_report import ReportContents, write_report
 from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
 from tests.pipeline.evaluation.pages import check_self_contained
 
@@ -154,7 +153,7 @@ def _write(report: MultiLabelReport, table: pd.DataFrame, folder: Path, **more: 
     page = ReportPage(title="shapes: test report", facts={}, notes=(), settings={})
     pixels = np.random.default_rng(0).integers(0, 255, (len(table), 8, 8, 3), np.uint8)
     return write_report(
-        SEVERAL, report, ReportContents(page, table, lambda row: pixels[row], **more), folder
+        SEVERAL.parts, report, ReportContents(page, table, lambda row: pixels[row], **more), folder
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,16 +16,17 @@ from torch import nn
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.evaluation.visual_guide.explaining import (
     ImageToExplain,
+    PackedRows,
     subject_of,
     write_guide,
 )
-from patchline.pipeline.evaluation.visual_guide.guide_page import PackedRows, unpack
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription, describe_plugins
 from tests.plugins.model_parity import image_spec
 
-CLASSES = ("daisy", "rose", "tulip", "<b>weed</b>")
+Array = np.ndarray[Any, Any]
+CLASSES = ("daisy", "rose", "tulip", "<b>weed</b>\n- 7")
 SIDE = 16
 
 
@@ -115,3 +118,15 @@ def make_guide(
     file = folder / "guide.html"
     write_guide(subjects, "flowers/3", file)
     return Guide(file.read_text(encoding="utf-8"), model, description, drawn[0])
+
+
+def unpack(stored: PackedRows) -> Array:
+    """Return the rows again, to 1/255 of their range."""
+    content = zlib.decompress(base64.b64decode(stored.packed))
+    lines = int(np.prod(stored.shape[:-1]))
+    low = np.frombuffer(content, np.float32, lines)
+    high = np.frombuffer(content, np.float32, lines, offset=4 * lines)
+    levels = np.frombuffer(content, np.uint8, offset=8 * lines).reshape(lines, -1)
+    rows = low[:, None] + (high - low)[:, None] * (levels / 255)
+    restored: Array = rows.reshape(stored.shape)
+    return restored

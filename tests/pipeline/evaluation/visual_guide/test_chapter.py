@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks.visual_guide_chapter import PICTURES, write_chapter
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.evaluation.visual_guide.chapter import PICTURES, write_chapter
 from patchline.pipeline.evaluation.visual_guide.explaining import ImageToExplain, subject_of
-from patchline.pipeline.evaluation.visual_guide.guide_page import steps_of
+from patchline.pipeline.evaluation.visual_guide.steps import steps_of
 from patchline.plugins.models.vit import VitConfig
 from tests.pipeline.evaluation.visual_guide.made_guides import make_model
 from tests.structure.pages import blocks

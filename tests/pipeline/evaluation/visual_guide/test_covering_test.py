@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from patchline.pipeline.evaluation.visual_guide.attention_maps import attention_maps, rollout
-from patchline.pipeline.evaluation.visual_guide.covering_test import covering_test
+from patchline.pipeline.evaluation.visual_guide.attention_maps import (
+    attention_maps,
+    covering_test,
+    rollout,
+)
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.layers.intermediate_values import recorded
 from patchline.pipeline.models.model_description import ModelDescription

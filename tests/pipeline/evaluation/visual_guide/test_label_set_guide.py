@@ -9,9 +9,11 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.evaluation.visual_guide.covering_test import covering_test
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    LabelThresholds,
+)
+from patchline.pipeline.evaluation.visual_guide.attention_maps import covering_test
 from patchline.pipeline.evaluation.visual_guide.explaining import (
     ImageToExplain,
     explain,

@@ -15,7 +15,6 @@ from patchline.pipeline.errors import ConfigError, DataError, PluginError
 from patchline.pipeline.evaluation.visual_guide.patch_embedding_picture import (
     EmbeddingView,
     Photo,
-    draw,
     draw_overview,
     draw_view,
     load_photo,
@@ -103,7 +102,7 @@ def test_an_embedding_of_ones_own_is_drawn(tmp_path: Path, photo_file: Path) -> 
     (tmp_path / "strips.py").write_text(_STRIPS)
     plugin_loader.use_plugin_files([tmp_path / "strips.py"])
     state = torch.random.get_rng_state()
-    figure = draw("strips", {}, load_photo(photo_file))
+    figure = draw_view(view("strips", {}), load_photo(photo_file))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert "4 tokens on a grid of 1 x 4" in _texts(figure)
     assert "stride 224 down, 56 across" in _texts(figure)

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
-from patchline.pipeline.evaluation.visual_guide import guide_page
+from patchline.pipeline.evaluation.visual_guide import explaining
 from patchline.pipeline.evaluation.visual_guide.explaining import (
     ImageToExplain,
+    pack,
+    stored_queries,
     subject_of,
     write_guide,
 )
-from patchline.pipeline.evaluation.visual_guide.guide_page import pack, stored_queries, unpack
 from patchline.pipeline.models.calibrated_models import Ensemble
 from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, recorded
 from tests.pipeline.evaluation.visual_guide.made_guides import (
@@ -26,6 +27,7 @@ from tests.pipeline.evaluation.visual_guide.made_guides import (
     make_guide,
     make_model,
     rows_of,
+    unpack,
 )
 
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
@@ -176,12 +178,13 @@ def test_names_of_classes_are_text(guide: Guide) -> None:
     """A class may be called like an element; the page shows its name."""
     assert "<b>weed</b>" not in guide.html
     assert "&lt;b&gt;weed" in guide.html
-    assert guide.numbers["classes"][3] == "<b>weed</b>"
+    assert guide.numbers["classes"][3] == r"<b>weed</b>\n- 7"
+    assert r"tulip, &lt;b&gt;weed&lt;/b&gt;\n- 7." in guide.html  # a line break ends no sentence
 
 
 def test_a_greyscale_image_gets_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One channel, 8 by 8 pixels: as small as the digits; a page that is too large says so."""
-    monkeypatch.setattr(guide_page, "MOST_BYTES", 100)
+    monkeypatch.setattr(explaining, "MOST_BYTES", 100)
     guide = make_guide({"name": "vit", "depth": 1}, tmp_path, channels=1, side=8, label=None)
     assert guide.shapes["image"] == (1, 8, 8)
     assert "Its true label is not known here." in guide.html

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.plugins.tools.sweep.final_fits import (
     gain_of_map,

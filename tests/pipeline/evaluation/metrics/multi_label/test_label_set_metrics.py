@@ -24,8 +24,8 @@ from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import 
     label_set_map,
     macro_f1,
     multi_label_metrics,
+    paired_map,
 )
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import paired_map
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import drawn_map, rankings_of
 from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, f1_score
 
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups
-from patchline.pipeline.evaluation.metrics.multi_label.paired_bootstrap import (
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
+from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     PAIRED,
     ThresholdedScores,
     paired_metrics,

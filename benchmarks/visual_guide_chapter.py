@@ -1,6 +1,6 @@
 """Fill in the chapter of the documentation that follows one digit through a small trained model.
 
-    python -m patchline.pipeline.evaluation.visual_guide.chapter PACKAGE IMAGE
+    python -m benchmarks.visual_guide_chapter PACKAGE IMAGE
 
 The prose of `docs/visual_guide.md` is written by hand. What stands between its markers, and the
 pictures, come from the model: PACKAGE is the package folder of a run on the digits, IMAGE a digit.
@@ -19,9 +19,10 @@ from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from patchline.pipeline.evaluation.visual_guide.explaining import read_image, subject_of
-from patchline.pipeline.evaluation.visual_guide.guide_page import steps_of
 from patchline.pipeline.evaluation.visual_guide.pictures import Picture
-from patchline.pipeline.evaluation.visual_guide.story import Step, Subject, template
+from patchline.pipeline.evaluation.visual_guide.steps import steps_of
+from patchline.pipeline.evaluation.visual_guide.story import Step, Subject
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
@@ -65,14 +66,14 @@ def write_chapter(subject: Subject, page: Path) -> None:
     folder = page.parent / PICTURES
     make_folder(folder)
     write_overview(subject, steps, folder / OVERVIEW)
-    page_of_step = template("chapter.md.j2", escaped=False)
 
     def filled(match: re.Match[str]) -> str:
         step = steps[match[2]]
         for number, figure in enumerate(step.figures, 1):
             if isinstance(figure, Picture):
                 drawn(figure, subject).save(folder / f"{step.key}-{number}.png", optimize=True)
-        lines = page_of_step.render(step=step, folder=PICTURES.as_posix())
+        values = {"step": step, "folder": PICTURES.as_posix()}
+        lines = render_markdown("visual_guide_chapter.md.j2", __package__, **values)
         return f"{match[1]}\n{lines.strip()}\n\n{match[3]}"
 
     write_text(page, _MARKED.sub(filled, text))

@@ -12,30 +12,56 @@ from typing import Any, Literal
 
 import numpy as np
 
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, by_task
 from patchline.pipeline.evaluation import galleries
-from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
+from patchline.pipeline.evaluation.comparison import (
+    DIFFERENCE,
+    ChangedMetric,
+    ComparedModels,
+    ComparisonSubject,
+    PairedValues,
+)
+from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.galleries import LabelSetImage
 from patchline.pipeline.evaluation.headline import Headline
-from patchline.pipeline.evaluation.metrics.image_groups import ImageGroups, share
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
-from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration, listed
-from patchline.pipeline.evaluation.metrics.label_thresholds import LabelThresholds
-from patchline.pipeline.evaluation.metrics.multi_label.image_metrics import exact_matches
+from patchline.pipeline.evaluation.html_report import (
+    Gallery,
+    ReportPage,
+    ReportParts,
+    WhereItLooked,
+)
+from patchline.pipeline.evaluation.metrics import curve_areas
+from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate, share
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    LabelFit,
+    LabelThresholds,
+    listed,
+)
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     LabelMetrics,
+    PairedMetric,
+    ThresholdedScores,
     by_label,
+    exact_matches,
     groups_of_pairs,
     multi_label_metrics,
+    paired_metrics,
     pairs,
     samples_f1,
 )
-from patchline.pipeline.evaluation.metrics.names import MAIN
-from patchline.pipeline.evaluation.multi_label.label_fit import LabelFit
+from patchline.pipeline.evaluation.metrics.names import MAIN, MULTI_LABEL_METRICS
+from patchline.pipeline.evaluation.plots import (
+    FALSE_NEGATIVES,
+    FALSE_POSITIVES,
+    MISSING_LABELS,
+    OF_LABEL_SETS,
+)
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import (
     ModelReport,
     ReportSubject,
-    groups_of_reported,
+    check_images,
     shared_fields,
 )
 from patchline.pipeline.evaluation.robustness import LabelSetRobustness
@@ -45,6 +71,7 @@ from patchline.pipeline.evaluation.slices import (
     measured_parts,
 )
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.terminal_words import counted
 
@@ -116,9 +143,6 @@ def label_pairs(
         for row, column in zip(rows[order], columns[order], strict=True)
         if images_KK[row, column] or predicted_KK[row, column]
     )
-
-
-_NONE_RANKED = "no label is on some and not on others of"
 
 
 class LabelSetSlice(ImageSubset):
@@ -235,34 +259,10 @@ class MultiLabelReport(ModelReport):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what is not known or not calibrated, and what that means."""
-        notes = [self.groups_note] if self.groups_note else []
-        if self.headline.estimate is None:
-            notes.append(f"mAP is unknown: {_NONE_RANKED} these {counted(self.images, 'image')}")
-        elif self.config.corruptions and self.robustness is None:
-            notes.append(
-                f"mAP on corrupted images is unknown: {_NONE_RANKED} the sample of them; raise "
-                "evaluation.corruptions"
-            )
-        if self.unknown_labels:
-            notes.append(
-                f"no {before_image(self.split)}image has the label "
-                f"{listed(self.unknown_labels)}: unknown, and excluded from means over the labels"
-            )
-        if self.unranked_labels:
-            notes.append(
-                f"every {before_image(self.split)}image has the label "
-                f"{listed(self.unranked_labels)}: its average precision is unknown, and not in mAP"
-            )
-        if not self.calibration.is_calibrated:
-            notes.append(f"calibration: {self.calibration.sentence(self.classes)}")
-        if not all(self.thresholds.fitted):
-            notes.append(f"thresholds: {self.thresholds.sentence(self.classes)}")
-        if self.never_predicted:
-            notes.append(
-                f"never predicted on these {self.images:,} images, although some have it: "
-                f"{listed(self.never_predicted)}; no probability reaches its threshold"
-            )
-        return tuple(notes)
+        text = render_markdown(
+            "label_set_notes.txt.j2", __package__, report=self, listed=listed, counted=counted
+        )
+        return tuple(text.splitlines())
 
 
 def evaluate_label_sets(
@@ -284,7 +284,8 @@ def evaluate_label_sets(
     """
     classes, config = subject.classes, config or EvaluationConfig()
     calibration, thresholds = fit
-    groups = groups_of_reported(predictions, subject.split)
+    check_images(predictions, subject.split)
+    groups = predictions.groups
     probabilities, labels = predictions.probabilities_NK, predictions.labels
     predicted, images = predictions.predicted, len(labels)
     wrong, missed = (
@@ -323,15 +324,14 @@ def evaluate_label_sets(
         missing_labels=shown(lacking),
         suspected_labels=len(lacking.images_M),
         thresholds=thresholds,
-        slices=_slices(predictions, config, groups),
+        slices=_slices(predictions, config),
     )
 
 
-def _slices(
-    predictions: Predictions, config: EvaluationConfig, groups: ImageGroups | None
-) -> tuple[LabelSetSlice, ...]:
+def _slices(predictions: Predictions, config: EvaluationConfig) -> tuple[LabelSetSlice, ...]:
     """Return the slices by each chosen column."""
     labels_NK, predicted_NK = predictions.labels, predictions.predicted
+    groups = predictions.groups
     right_N = exact_matches(labels_NK, predicted_NK)
 
     def f1(chosen_N: Array) -> MetricEstimate:
@@ -347,3 +347,139 @@ def _slices(
         )
         for part, estimate, chosen_N in measured_parts(predictions.table, config, f1, overall)
     )
+
+
+_MAP_WORDS = (
+    " The second picture shows which parts support this label, by gradient times pixel: the "
+    "brighter, the more."
+)
+
+
+def parts_of_labels(
+    report: MultiLabelReport, _page: ReportPage, looked: WhereItLooked
+) -> ReportParts:
+    """Return what the report of a model that gives sets of labels shows."""
+    return ReportParts(
+        "label_set_report.html.j2",
+        MULTI_LABEL_METRICS,
+        ("micro_mAP", "macro_f1", "samples_f1", "exact_match", "ranking_loss", "ece"),
+        sorted(report.by_label, key=_worst_first),
+        20,
+        report.notes,
+        _galleries(report, looked),
+        OF_LABEL_SETS,
+        ("loss", "map"),
+    )
+
+
+def _worst_first(row: LabelMetrics) -> tuple[bool, float]:
+    """Sort by average precision; labels of all images, or of none, last."""
+    return row.average_precision is None, (
+        row.average_precision.value if row.average_precision else 0.0
+    )
+
+
+def _galleries(report: MultiLabelReport, looked: WhereItLooked) -> tuple[Gallery, ...]:
+    map_words = _MAP_WORDS if looked.maps else ""
+    return (
+        Gallery(
+            "false-positives",
+            "False positives",
+            f"{report.false_positives:,} predicted labels are not in the data: the most probable "
+            f"first, one for each image.{map_words}",
+            report.confident_false_positives,
+            FALSE_POSITIVES,
+            is_mapped=True,
+        ),
+        Gallery(
+            "false-negatives",
+            "False negatives",
+            f"{report.false_negatives:,} labels are in the data and not predicted: the least "
+            "probable first, one for each image.",
+            report.confident_false_negatives,
+            FALSE_NEGATIVES,
+        ),
+        Gallery(
+            "missing-labels",
+            "Labels that may be missing",
+            f"Confident learning suspects that {report.suspected_labels:,} labels are missing in "
+            "the data, most suspicious first. Check them against the image: a model that confuses "
+            "two labels also suspects correct ones.",
+            report.missing_labels,
+            MISSING_LABELS,
+        ),
+    )
+
+
+class LabelSetComparison(ComparedModels):
+    """The result of a comparison; differences are the challenger minus the champion."""
+
+    METRIC = MAIN
+    ON = "on"
+    LOSES = "average precision"
+    WORDS = by_task(MULTI_LABEL)
+    COLUMNS = (DIFFERENCE,)
+    TEMPLATE = "label_set_comparison.html.j2"
+
+    task: Literal["multi_label"] = "multi_label"
+    paired: dict[str, PairedMetric]
+    """Paired bootstrap of each metric, mAP first; a is the champion, b the challenger."""
+    by_label: tuple[ChangedMetric, ...]
+    """The average precision of every label, in the order of the model's outputs."""
+
+    @property
+    def changes(self) -> tuple[ChangedMetric, ...]:
+        """Of every label."""
+        return self.by_label
+
+    @property
+    def pairs(self) -> dict[str, PairedValues]:
+        """Of all paired metrics."""
+        return {
+            MULTI_LABEL_METRICS[key].title: PairedValues(
+                pair.a, pair.b, pair.difference, pair.p_value
+            )
+            for key, pair in self.paired.items()
+        }
+
+
+def compare_label_sets(
+    models: ComparisonSubject,
+    _paths: Sequence[str],
+    labels_NK: Array,
+    before: ThresholdedScores,
+    now: ThresholdedScores,
+) -> LabelSetComparison:
+    """Compare two models on the same N images.
+
+    Args:
+        models: the two, and the images.
+        labels_NK: 1 where an image has a label, else 0.
+        before: the answers of the champion.
+        now: those of the challenger.
+    """
+    groups = ImageGroups.of(models.groups_N)
+    return LabelSetComparison(
+        **models.fields(len(labels_NK), groups),
+        paired=paired_metrics(labels_NK, before, now, groups=groups),
+        by_label=tuple(
+            ChangedMetric(
+                name=name,
+                images=int(labels_NK[:, k].sum()),
+                groups=_groups_with(labels_NK[:, k], groups),
+                champion=curve_areas.average_precision(
+                    before.probabilities_NK[:, k], labels_NK[:, k] > 0, groups
+                ),
+                challenger=curve_areas.average_precision(
+                    now.probabilities_NK[:, k], labels_NK[:, k] > 0, groups
+                ),
+            )
+            for k, name in enumerate(models.classes)
+        ),
+    )
+
+
+def _groups_with(label_N: Array, groups: ImageGroups | None) -> int | None:
+    """Return the number of groups that the images with a label form; None if none has several."""
+    own = groups.among(np.flatnonzero(label_N)) if groups else None
+    return own.count if own else None

@@ -1,1 +1,0 @@
-"""Evaluation of a model whose images have sets of labels."""
