@@ -15,6 +15,7 @@ from patchline.pipeline.data.symmetry.assumed_symmetries import notes_on_mirrori
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.weights_choice import WeightsChoice, suits
 from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.initial_weights.starting_point import (
     StartingPoint,
     check_published,
@@ -72,8 +73,7 @@ class ChooseWeights(Stage[WeightsChoice]):
     def after(self, result: WeightsChoice) -> None:
         """Set the weights that were chosen."""
         if result.reference:
-            model = self.config.model.model_copy(update={"init": result.reference})
-            self.context.config = self.config.model_copy(update={"model": model})
+            self.context.config = with_changes(self.config, model={"init": result.reference})
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.distillation.job import Taught
 from patchline.pipeline.training.distillation.teacher import Teacher
 from patchline.pipeline.training.initial_weights.recipe import display_name
@@ -89,8 +90,11 @@ class Train(Stage[TrainResult]):
             worker.prewarm()
         if training.folds or training.refit:
             note("folds and a refit repeat this fit and are not rehearsed")
-        length = {"time_limit": None, "step_plan": ((0, 0.0, _REHEARSED_STEPS),)}
-        config = self.config.model_copy(update={"training": training.model_copy(update=length)})
+        config = with_changes(
+            self.config,
+            training={"time_limit": None},
+            record={"step_plan": ((0, 0.0, _REHEARSED_STEPS),)},
+        )
         folder = self.run.folder / "training"
         own = (config, self.data, self.prepared, folder, self.run.run_id)
         changes: dict[str, Any] = {"teacher": self.predictions}

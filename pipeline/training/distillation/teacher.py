@@ -27,6 +27,7 @@ from patchline.pipeline.models.model_description import (
 )
 from patchline.pipeline.models.provenance import Provenance, provenance_of, together
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
+from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.distillation.class_columns import class_columns
 from patchline.pipeline.training.initial_weights import finding, recipe
 from patchline.pipeline.training.initial_weights.record import (
@@ -329,6 +330,8 @@ def seen_before(
 
 def with_teacher(config: RunConfig, teacher: Teacher) -> RunConfig:
     """Return the config with the very teacher that was found, so that it can be repeated."""
-    training = config.training.model_copy(update={"teacher": teacher.reference})
-    record = config.record.model_copy(update={"teacher_sha256": teacher.sha256})
-    return config.model_copy(update={"training": training, "record": record})
+    return with_changes(
+        config,
+        training={"teacher": teacher.reference},
+        record={"teacher_sha256": teacher.sha256},
+    )
