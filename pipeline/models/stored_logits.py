@@ -10,9 +10,9 @@ import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,13 +25,25 @@ from patchline.pipeline.models.inference import (
     whole_batches,
 )
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.models.probing.chosen_features import ChosenFeatures
 from patchline.pipeline.models.stored_features import load_features, save_features
 from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.stored_images import StoredImages
+from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]
 _FILE, _FEATURES_FILE = "logits.npy", "features.npz"
+
+
+class SomeFeatures(Protocol):
+    """Collects the features of some images while a model predicts them."""
+
+    def observing(
+        self, model: nn.Module, image: ImageSpec, num_classes: int, rows: Array
+    ) -> AbstractContextManager[Callable[[slice], None] | None]:
+        """Observe a model; the result is called after each batch of the rows."""
+
+    def take_kept(self, features: Mapping[int, Array]) -> None:
+        """Take features (D) that were kept, by their row."""
 
 
 def save_logits(
@@ -70,7 +82,7 @@ def logits_of(
     rows: Array,
     devices: Sequence[torch.device],
     on_progress: Callable[[int, int], None] | None = None,
-    features: ChosenFeatures | None = None,
+    features: SomeFeatures | None = None,
 ) -> Array:
     """Return float32 logits (N, K) of some images, in the order of the rows.
 

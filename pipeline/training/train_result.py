@@ -14,8 +14,8 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.record import TrainingRecord
 
 
-def known(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the values that are known."""
+def without_none(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the values that there are."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -98,7 +98,7 @@ class EpochRecord(FrozenModel):
             "images_per_second": self.images_per_second,
             "epoch": self.epoch,
         }
-        return known(values)
+        return without_none(values)
 
 
 class RefitResult(FrozenModel):

@@ -47,7 +47,7 @@ from patchline.pipeline.training.train_result import (
     ProbeRecord,
     RefitResult,
     TrainResult,
-    known,
+    without_none,
 )
 from patchline.pipeline.training.trained_model import description_of, provenance_of_job
 from patchline.pipeline.training.training_data import (
@@ -178,7 +178,7 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
     logits_NK = frozen.logits_with(fitted)
     fit = quality(torch.from_numpy(logits_NK[rows]), frozen.data.truth(rows))
     values = {"refit/loss": fit.loss, "refit/accuracy": fit.accuracy, "refit/mAP": fit.map}
-    events.write("metrics", step=1, values=known(values))
+    events.write("metrics", step=1, values=without_none(values))
     seconds = max(time.monotonic() - began, 1e-9)
     return RefitResult(
         weights=_saved(job, frozen, fitted, logits_NK),
@@ -363,7 +363,7 @@ def fitted_head(job: TrainingJob, frozen: FeatureNetwork, events: EventWriter) -
             "probe/validation_accuracy": each.validation_accuracy,
             "probe/validation_mAP": each.validation_map,
         }
-        events.write("metrics", step=step, values=known(values))
+        events.write("metrics", step=step, values=without_none(values))
     return fitted
 
 
