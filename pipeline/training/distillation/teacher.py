@@ -35,6 +35,7 @@ from patchline.pipeline.training.initial_weights.record import (
     WeightsKind,
     stored_provenance,
     weights_folder,
+    weights_name,
 )
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
@@ -81,9 +82,7 @@ class Teacher(FrozenModel):
     @property
     def name(self) -> str:
         """What it is, in a few words."""
-        if self.kind == "run":
-            return f"run {self.reference[:8]}"
-        return recipe.display_name(self.reference) if self.kind == "file" else self.reference
+        return weights_name(self.reference, self.kind)
 
     def described(self) -> str:
         """Return what it is, and how good, in a few words."""
