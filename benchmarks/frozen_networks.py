@@ -58,7 +58,6 @@ from patchline.pipeline.models.onnx_export import write_onnx
 from patchline.pipeline.models.onnx_session import open_session
 from patchline.pipeline.models.probing.features import (
     FeatureStore,
-    seconds_per_image,
     suitable_batch_size,
 )
 from patchline.pipeline.models.probing.linear_fit import FittedHead, fit_head
@@ -363,7 +362,12 @@ def _compare_features(count: int, rounds: int, precision: str) -> None:
     images = np.random.default_rng(0).integers(0, 256, (count, 224, 224, 3), dtype=np.uint8)
     rows = np.arange(count)
     head = linear_head(model, _CLASSES, _IMAGE)
-    expected = seconds_per_image(model, images, rows, _IMAGE, _CPU, precision)
+    with tempfile.TemporaryDirectory() as folder:
+        store = FeatureStore(
+            model, images, rows, _IMAGE, Path(folder), _CPU, precision,
+            suitable_batch_size(_IMAGE, _CPU), head,
+        )  # fmt: skip
+        expected = store.seconds_per_image()
     onnx = _OnnxBackbone(model)
     sizes = _ONNX_BATCHES if precision == "float32" else ()
     bare: list[float] = []

@@ -29,7 +29,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.planning.published import FEATURES
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.decode import DECODE
+from patchline.pipeline.stages.decode import Decode
 from patchline.pipeline.stages.lines import line_of
 from patchline.pipeline.stages.stage import Context
 from patchline.pipeline.terminal_words import duration
@@ -70,7 +70,7 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
         PipelineError: if the data, the weights or the settings cannot be used.
     """
     stages = line_of(config).stages
-    stages = stages[: stages.index(DECODE)]
+    stages = stages[: stages.index(Decode)]
     memory = SharedStageMemory(workspace, shared=chosen.shared())
     context = Context(config, memory, reporting(), workspace, remembers=False)
     with chosen_launcher(config.launcher):

@@ -26,7 +26,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.stages.engine import Computation
-from patchline.pipeline.stages.stage import AnyStage, reads_of
+from patchline.pipeline.stages.stage import Stage, reads_of
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.parts.run_parts import STAGE as TRAINING
 from patchline.pipeline.waiting import Periodic
@@ -93,8 +93,8 @@ def as_task(computation: Computation) -> FrozenModel:
     tags = _tags(computation)
     run: Any = task(
         name=stage.task,
-        task_run_name=lambda: computation.name,
-        description=stage.summary,
+        task_run_name=stage.task_run,
+        description=stage.summary(),
         cache_policy=NO_CACHE,
         tags=tags,
         **retrying,
@@ -110,7 +110,7 @@ def _tags(computation: Computation) -> set[str]:
     """Return tags that a team can limit: of a training task, and of one that needs a GPU."""
     if computation.stage.name != TRAINING:
         return set()
-    return training_tags(computation.context.config)
+    return training_tags(computation.stage.config)
 
 
 def training_tags(config: RunConfig) -> set[str]:
@@ -121,7 +121,7 @@ def training_tags(config: RunConfig) -> set[str]:
 
 
 def _function_of(
-    stage: AnyStage, begun: Event
+    stage: Stage[Any], begun: Event
 ) -> Callable[[Computation, Any], FrozenModel | State[FrozenModel]]:
     """Return a function of its own for a stage: Prefect tells tasks apart by its name."""
 
@@ -139,6 +139,6 @@ def _function_of(
 
 def _first_input(computation: Computation) -> Any:
     """Return the result of an earlier stage, as its task returned it; None for the first stage."""
-    for read in reads_of(computation.stage.reads):
-        return computation.context.returned.get(read.kind)
+    for read in reads_of(type(computation.stage)):
+        return computation.stage.context.returned.get(read.kind)
     return None

@@ -32,7 +32,7 @@ from patchline.pipeline.plugin_system.plugin_loader import plugin_files
 from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.lines import Pipeline, line_of
-from patchline.pipeline.stages.stage import AnyStage, Context
+from patchline.pipeline.stages.stage import Context
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace import chosen, run_folders
@@ -149,7 +149,7 @@ class _Run:
         )
         return summary
 
-    def _after(self, _stage: AnyStage, result: FrozenModel) -> None:
+    def _after(self, result: FrozenModel) -> None:
         """Do what orchestration adds to the result of a stage: checks, events, approvals."""
         if isinstance(result, IngestedData) and self.interrupted:
             self._check_data_unchanged(self.interrupted, result)

@@ -26,10 +26,12 @@ from torch import nn
 
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import Pixels, SeededAugmentation
-from patchline.pipeline.models.inference import PREDICTED_TOGETHER
+from patchline.pipeline.models.inference import PREDICTED_TOGETHER, logits_of_batch
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.models.probing.features import seconds_per_image, suitable_batch_size
+from patchline.pipeline.models.probing.features import suitable_batch_size
+from patchline.pipeline.models.probing.linear_head import evaluating
+from patchline.pipeline.models.probing.stored_rows import Rows, seconds_per_image
 from patchline.pipeline.planning.draft import SMALLER, batch_of_images
 from patchline.pipeline.planning.facts import Speed
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
@@ -452,9 +454,14 @@ def _seconds_per_image(
     model: nn.Module, image: ImageSpec, device: torch.device, precision: str
 ) -> float:
     """Return how long an image takes without gradients."""
-    images = np.zeros((_BATCH, image.height, image.width, image.channels), np.uint8)
-    rows = np.arange(_BATCH, dtype=np.int64)
-    return seconds_per_image(model, images, rows, image, device, precision)
+
+    def compute(rows: Rows) -> None:
+        shape = (len(rows), image.height, image.width, image.channels)
+        images_BHWC = torch.zeros(shape, dtype=torch.uint8).to(device)
+        logits_of_batch(model, images_BHWC, image, precision).cpu()
+
+    with evaluating(model):
+        return seconds_per_image(compute, np.arange(_BATCH), suitable_batch_size(image, device))
 
 
 def _image(candidate: MeasuredCandidate) -> ImageSpec:

@@ -20,6 +20,7 @@ from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed, UserS
 from patchline.pipeline.planning.measuring_job import Measurement
 from patchline.pipeline.planning.published import FEATURES, Published
 from patchline.pipeline.terminal_words import counted, duration
+from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.initial_weights import local_weights
 from patchline.pipeline.training.initial_weights.local_weights import WeightsAtHand, WeightsSearch
 from patchline.pipeline.training.initial_weights.record import stored_provenance, weights_folder
@@ -235,8 +236,7 @@ def _tried(
 def _start(request: WeightsRequest, reference: str, workspace: Path) -> StartingPoint:
     """Find weights as for `model.init`, and return the settings that follow them."""
     config, data = request.config, request.data
-    model = config.model.model_copy(update={"init": reference})
-    named = config.model_copy(update={"model": model})
+    named = with_changes(config, model={"init": reference})
     return starting_point(named, data.name, workspace, data.manifest_file, data.classes)
 
 

@@ -12,7 +12,7 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.value_ranges import range_choice
 from patchline.pipeline.registry import registered_models
-from patchline.pipeline.stages.stage import Context, Stage
+from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.workspace import cache_limit
 from patchline.pipeline.workspace.address import of_path, parsed
 from patchline.pipeline.workspace.run_memory import stage_keys
@@ -22,44 +22,39 @@ from patchline.pipeline.workspace.workspace import workspace_of
 
 
 @dataclass(frozen=True)
-class DecodeInputs:
-    """The manifest says which images."""
-
-    data: IngestedData
-
-
-class Decode(Stage[DecodeInputs, PreparedData]):
+class Decode(Stage[PreparedData]):
     """Leaves the prepared store, which all runs on the same data share."""
 
     name = "prepare"
     task = "Decode the images"
-    reads = DecodeInputs
     output = PreparedData
     retried = True
     shared = True
     code = ("patchline.pipeline.data.store.prepared_store",)
     rehearsal = "Decoding two batches"
 
-    def settings(self, config: RunConfig, inputs: DecodeInputs) -> RunConfig:
+    data: IngestedData
+
+    def settings(self) -> RunConfig:
         """Fill in what depends on the data: image size, channels, name, settings of plugins.
 
         A registered model whose name the run would use has to have the same classes.
         """
-        resolved = ingestion.resolve(config, inputs.data)
-        registered_models.check_classes(str(resolved.name), inputs.data.classes, inputs.data.task)
+        resolved = ingestion.resolve(self.config, self.data)
+        registered_models.check_classes(str(resolved.name), self.data.classes, self.data.task)
         return resolved
 
-    def title(self, context: Context, inputs: DecodeInputs) -> str:
+    def title(self) -> str:
         """Return what is done."""
         return "Decoding the images"
 
-    def task_run(self, context: Context, inputs: DecodeInputs) -> str:
+    def task_run(self) -> str:
         """Return how many images are decoded."""
-        return f"Decode {sum(inputs.data.counts.values()):,} images"
+        return f"Decode {sum(self.data.counts.values()):,} images"
 
-    def key(self, context: Context, inputs: DecodeInputs) -> Ingredients:
+    def key(self) -> Ingredients:
         """Return everything that determines the decoded images."""
-        settings, data = context.config.data, inputs.data
+        settings, data = self.config.data, self.data
         names = ("image_size", "channels", "resize", "mean", "std", "store")
         place = of_path(settings.path)
         scheme = parsed(place, "data.path").scheme if place else "file"
@@ -67,27 +62,27 @@ class Decode(Stage[DecodeInputs, PreparedData]):
             "data": data.fingerprint,
             **({"unlabelled": data.unlabelled.fingerprint} if data.unlabelled else {}),
             **{key: str(getattr(settings, key)) for key in names},
-            **({"streamed": "True"} if ingestion.streams(context.config, data) else {}),
+            **({"streamed": "True"} if ingestion.streams(self.config, data) else {}),
             "pixel_values": data.pixel_values.model_dump_json(),
             "code": stage_keys.code(*self.code),
             **(stage_keys.store(scheme) if scheme != "file" else {}),
             **stage_keys.package_versions(),
         }
 
-    def folder(self, context: Context, inputs: DecodeInputs, result: PreparedData | None) -> Path:
+    def folder(self, result: PreparedData | None) -> Path:
         """Return the folder of the store; before it is known, that of all stores."""
-        return result.store if result else context.memory.workspace / "prepared"
+        return result.store if result else self.context.memory.workspace / "prepared"
 
-    def compute(self, context: Context, inputs: DecodeInputs) -> PreparedData:
+    def compute(self) -> PreparedData:
         """Decode what no store holds yet."""
-        memory, progress = context.memory, context.reporting.progress
-        if ingestion.streams(context.config, inputs.data):
-            context.reporting.note(_streaming(context.config, inputs.data))
+        memory, progress = self.context.memory, self.context.reporting.progress
+        if ingestion.streams(self.config, self.data):
+            self.context.reporting.note(_streaming(self.config, self.data))
         prepared = ingestion.prepare(
-            context.config, inputs.data, memory.workspace, progress, fresh=memory.fresh
+            self.config, self.data, memory.workspace, progress, fresh=memory.fresh
         )
         if prepared.reused:
-            context.reporting.note("nothing changed: the images decoded before are used again")
+            self.context.reporting.note("nothing changed: the images decoded before are used again")
         return prepared.model_copy(update={"reused": False})
 
     def is_whole(self, result: PreparedData) -> bool:
@@ -95,16 +90,14 @@ class Decode(Stage[DecodeInputs, PreparedData]):
         stores = [each for each in (result.store, result.unlabelled) if each]
         return all(prepared_store.is_complete(each) for each in stores)
 
-    def reuse(self, config: RunConfig) -> str:
+    def reuse(self) -> str:
         """Return what is used again."""
         return "its images are used again"
 
-    def log(
-        self, context: Context, inputs: DecodeInputs, result: PreparedData, run: TrackedRun
-    ) -> None:
+    def log(self, result: PreparedData, run: TrackedRun) -> None:
         """Remember the range of values for later runs; the images themselves are not logged."""
-        data = inputs.data
-        range_choice.remember(data.pixel_values, data.root, context.memory.workspace)
+        data = self.data
+        range_choice.remember(data.pixel_values, data.root, self.context.memory.workspace)
 
 
 def _streaming(config: RunConfig, data: IngestedData) -> str:
@@ -127,6 +120,3 @@ def _streaming(config: RunConfig, data: IngestedData) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"  # noqa: PLR2004
-
-
-DECODE = Decode()

@@ -16,7 +16,7 @@ from typing import Any
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.stages.stage import AnyStage, Context
+from patchline.pipeline.stages.stage import Context, Stage, StageClass
 from patchline.pipeline.workers.worker_process import Worker
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
@@ -30,17 +30,15 @@ _EARLIER = "done before the interruption"
 class Computation:
     """The computation of one stage with its inputs, ready to be called."""
 
-    stage: AnyStage
-    context: Context
-    inputs: Any
+    stage: Stage[Any]
 
     def __call__(self) -> FrozenModel:
         """Return the result: that of an earlier run with the same key, or a new one."""
-        stage, context, inputs = self.stage, self.context, self.inputs
-        key = stage.key(context, inputs)
+        stage, context = self.stage, self.stage.context
+        key = stage.key()
         if key is None:
             return self._compute()
-        target = None if stage.shared else stage.folder(context, inputs, None)
+        target = None if stage.shared else stage.folder(None)
         recalled = context.memory.recall(stage.name, key, stage.output, target)
         if recalled is not None and stage.is_whole(recalled):
             return self._checked(recalled)
@@ -49,39 +47,32 @@ class Computation:
         if stage.is_cacheable(result):
             run_is_open = context.find(TrackedRun) is not None
             if run_is_open or stage.at_once:
-                folder = stage.folder(context, inputs, result)
-                context.memory.remember(stage.name, result, folder, key)
+                context.memory.remember(stage.name, result, stage.folder(result), key)
             if not run_is_open:
                 context.unrecorded[stage.name] = key
         return result
 
     @property
-    def name(self) -> str:
-        """The name of the task run in the Prefect UI."""
-        return self.stage.task_run(self.context, self.inputs)
-
-    @property
     def reuse(self) -> str:
         """What is said of a result that was not computed again; empty if it was computed."""
-        name, memory = self.stage.name, self.context.memory
+        name, memory = self.stage.name, self.stage.context.memory
         if name not in memory.recalled:
             return ""
-        words = self.stage.reuse(self.context.config)
+        words = self.stage.reuse()
         if source := memory.reused.get(name):
             return f"nothing changed since run {source[:8]}: {words}"
         return _EARLIER if memory.run_id else f"nothing changed: {words}"
 
     def _compute(self) -> FrozenModel:
-        if self.context.rehearses:
-            return self._checked(self.stage.rehearse(self.context, self.inputs))
-        return self._checked(self.stage.compute(self.context, self.inputs))
+        stage = self.stage
+        return self._checked(stage.rehearse() if stage.context.rehearses else stage.compute())
 
     def _checked(self, result: Any) -> FrozenModel:
         """Return the result, which leaves a value of the class that the stage has declared."""
         if type(result) is not self.stage.output:
             kind = type(result).__name__
             raise TypeError(f"The stage {self.stage.name} does not leave a {kind}.")
-        return result  # type: ignore[no-any-return]  # it was compared just now
+        return result
 
 
 Call = Callable[[Computation], FrozenModel]
@@ -92,11 +83,11 @@ def directly(computation: Computation) -> FrozenModel:
     """Call a computation in this process, and say if its result was known."""
     result = computation()
     if computation.reuse:
-        computation.context.reporting.note(computation.reuse)
+        computation.stage.context.reporting.note(computation.reuse)
     return result
 
 
-def check(stages: Iterable[AnyStage], config: RunConfig, workspace: Path) -> Iterator[str]:
+def check(stages: Iterable[StageClass], config: RunConfig, workspace: Path) -> Iterator[str]:
     """Refuse what can be refused before any data is read; yield sentences about what was found.
 
     Raises:
@@ -109,14 +100,14 @@ def check(stages: Iterable[AnyStage], config: RunConfig, workspace: Path) -> Ite
                 yield sentence
 
 
-def workers(stages: Iterable[AnyStage], config: RunConfig) -> Iterator[Worker[Any, Any]]:
+def workers(stages: Iterable[StageClass], config: RunConfig) -> Iterator[Worker[Any, Any]]:
     """Yield the workers of the stages that a run with these settings has."""
     for stage in stages:
         if stage.worker and stage.applies(config):
             yield stage.worker
 
 
-def prewarm_at_start(stages: Iterable[AnyStage], config: RunConfig) -> None:
+def prewarm_at_start(stages: Iterable[StageClass], config: RunConfig) -> None:
     """Start the workers that a run with these settings needs first."""
     for worker in workers(stages, config):
         if worker.from_start:
@@ -124,10 +115,10 @@ def prewarm_at_start(stages: Iterable[AnyStage], config: RunConfig) -> None:
 
 
 def run_stages(
-    stages: Sequence[AnyStage],
+    stages: Sequence[StageClass],
     context: Context,
     call: Call = directly,
-    then: Callable[[AnyStage, FrozenModel], None] = lambda _stage, _result: None,
+    then: Callable[[FrozenModel], None] = lambda _result: None,
 ) -> None:
     """Go through stages in their order; each leaves its result in the context.
 
@@ -135,80 +126,77 @@ def run_stages(
         stages: of a line.
         context: of the run; the stages read and change it.
         call: calls their computations.
-        then: called with each stage and its result, once it is logged.
+        then: called with the result of each stage, once it is logged.
 
     Raises:
         PipelineError: why a stage failed.
     """
-    for position, stage in enumerate(stages):
-        if not stage.applies(context.config):
+    for position, kind in enumerate(stages):
+        if not kind.applies(context.config):
             continue
-        inputs = context.inputs(stage.reads)
-        if not stage.is_needed(context, inputs):
+        stage = kind.of(context)
+        if not stage.is_needed():
             continue
-        context.config = stage.settings(context.config, inputs)
+        context.config = stage.settings()
         context.next_workers = tuple(workers(stages[position + 1 :], context.config))
-        with _timed(stage, context):
+        with _timed(stage.name, context):
             title = stage.rehearsal if context.rehearses else None
-            context.reporting.stage(title or stage.title(context, inputs))
-            result = call(Computation(stage, context, inputs))
+            context.reporting.stage(title or stage.title())
+            result = call(Computation(stage))
             context.put(result)
             context.returned[stage.output] = result
-            stage.after(context, inputs, result)
-            run = context.find(TrackedRun)
-            if run is not None and not context.rehearses:
-                _log(stage, context, result, run)
-            then(stage, result)
+            stage.after(result)
+            if run := _open_run(context):
+                stage = kind.of(context)  # with what it has changed
+                if tags := stage.tags(result):
+                    tracked_run.set_tags(run, tags)
+                stage.log(result, run)
+            then(result)
 
 
-def early_tags(stages: Iterable[AnyStage], context: Context) -> dict[str, str]:
+def early_tags(stages: Iterable[StageClass], context: Context) -> dict[str, str]:
     """Return the tags of the stages before the MLflow run is opened."""
     tags = dict(context.tags)
     for stage, result in _with_results(stages, context):
-        tags |= stage.tags(context, context.inputs(stage.reads), result)
+        tags |= stage.tags(result)
     return tags
 
 
-def enter(run: TrackedRun, stages: Iterable[AnyStage], context: Context) -> None:
+def enter(run: TrackedRun, stages: Iterable[StageClass], context: Context) -> None:
     """Go on in an open MLflow run: record and log what the stages before it have left."""
     memory = context.memory
     memory.enter(run.run_id, run.folder)
     context.put(run)
     for stage, result in _with_results(stages, context):
-        inputs = context.inputs(stage.reads)
         if (key := context.unrecorded.pop(stage.name, None)) is not None:
-            memory.remember(stage.name, result, stage.folder(context, inputs, result), key)
-        stage.log(context, inputs, result, run)
+            memory.remember(stage.name, result, stage.folder(result), key)
+        stage.log(result, run)
     _tag_reuse(context, run)
 
 
 def _with_results(
-    stages: Iterable[AnyStage], context: Context
-) -> Iterator[tuple[AnyStage, FrozenModel]]:
-    for stage in stages:
-        result = context.find(stage.output)
+    stages: Iterable[StageClass], context: Context
+) -> Iterator[tuple[Stage[Any], FrozenModel]]:
+    for kind in stages:
+        result = context.find(kind.output)
         if result is not None:
-            yield stage, result
+            yield kind.of(context), result
 
 
-def _log(stage: AnyStage, context: Context, result: FrozenModel, run: TrackedRun) -> None:
-    inputs = context.inputs(stage.reads)
-    tags = stage.tags(context, inputs, result)
-    if tags:
-        tracked_run.set_tags(run, tags)
-    stage.log(context, inputs, result, run)
+def _open_run(context: Context) -> TrackedRun | None:
+    """Return the MLflow run in which results are logged, if there is one."""
+    return None if context.rehearses else context.find(TrackedRun)
 
 
 @contextmanager
-def _timed(stage: AnyStage, context: Context) -> Iterator[None]:
+def _timed(stage: str, context: Context) -> Iterator[None]:
     """Measure the seconds of a stage, and tag the run with results that were reused."""
     began = time.monotonic()
     try:
         yield
     finally:
-        context.seconds[stage.name] = round(time.monotonic() - began, 2)
-    run = context.find(TrackedRun)
-    if run is not None and not context.rehearses:
+        context.seconds[stage] = round(time.monotonic() - began, 2)
+    if run := _open_run(context):
         _tag_reuse(context, run)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.evaluation import evaluating
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
@@ -23,7 +22,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.reference_images import REFERENCE_IMAGES_FILE
 from patchline.pipeline.registry import registration
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
-from patchline.pipeline.stages.stage import Context, Stage
+from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.training.pretraining import evaluating as encoder_evaluating
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
@@ -32,38 +31,33 @@ from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
+Report = TypeVar("Report", bound=FrozenModel)
+
 
 @dataclass(frozen=True)
-class EvaluateInputs:
-    """The weights and the images."""
+class EvaluateStage(Stage[Report]):
+    """Leaves the report on what a line trains, in the run's folder."""
+
+    name = "evaluate"
+    rehearsal = "Evaluating two batches"
 
     trained: TrainResult
     data: IngestedData
     prepared: PreparedData
     run: TrackedRun
 
-    def of(self, config: RunConfig) -> TrainedRun:
-        """Return them together with the settings."""
-        return TrainedRun(config, self.data, self.prepared, self.trained)
+    @property
+    def trained_run(self) -> TrainedRun:
+        """What the run has trained, with its data and settings."""
+        return TrainedRun(self.config, self.data, self.prepared, self.trained)
 
-
-Report = TypeVar("Report", bound=FrozenModel)
-
-
-class EvaluateStage(Stage[EvaluateInputs, Report]):
-    """Leaves the report on what a line trains, in the run's folder."""
-
-    name = "evaluate"
-    reads = EvaluateInputs
-    rehearsal = "Evaluating two batches"
-
-    def task_run(self, context: Context, inputs: EvaluateInputs) -> str:
+    def task_run(self) -> str:
         """Return how many test images there are."""
-        return f"Evaluate on {inputs.data.counts['test']:,} test images"
+        return f"Evaluate on {self.data.counts['test']:,} test images"
 
-    def folder(self, context: Context, inputs: EvaluateInputs, result: Report | None) -> Path:
+    def folder(self, result: Report | None) -> Path:
         """Return the folder of the report."""
-        return inputs.run.folder / FOLDER
+        return self.run.folder / FOLDER
 
 
 class Evaluate(EvaluateStage[Evaluated]):
@@ -74,59 +68,55 @@ class Evaluate(EvaluateStage[Evaluated]):
     worker = EVALUATION
     code = (*EVALUATION.code, "patchline.pipeline.evaluation.evaluating")
 
-    def title(self, context: Context, inputs: EvaluateInputs) -> str:
+    def title(self) -> str:
         """Return how many images are predicted, and about how long that takes."""
-        data, trained = inputs.data, inputs.trained
+        data, trained = self.data, self.trained
         images = predicted_images(data, trained)
         held_out = " with validation"
-        if corrupted := corrupted_images(context.config, data):
+        if corrupted := corrupted_images(self.config, data):
             held_out += f", {corrupted:,} of corrupted ones"
-        mirrored = evaluating.mirrored_images(context.config, data, trained)
+        mirrored = evaluating.mirrored_images(self.config, data, trained)
         if mirrored:
             held_out += f", at most {mirrored:,} mirrored"
         if trained.probe is not None:
             return f"Evaluating on the test images ({images:,} images{held_out})"
-        seconds = evaluation_seconds(context.config, data, trained, mirrored)
+        seconds = evaluation_seconds(self.config, data, trained, mirrored)
         cost = f"{images:,} images{held_out}, about {max(1, round(seconds)):,} s"
         return f"Evaluating on the test images ({cost})"
 
-    def key(self, context: Context, inputs: EvaluateInputs) -> Ingredients:
+    def key(self) -> Ingredients:
         """Return everything that determines the report."""
-        determined = evaluating.ingredients(inputs.of(context.config))
+        determined = evaluating.ingredients(self.trained_run)
         return {**determined, "code": stage_keys.code(*self.code)}
 
-    def compute(self, context: Context, inputs: EvaluateInputs) -> Evaluated:
+    def compute(self) -> Evaluated:
         """Predict in a worker process, and write the report."""
-        folder = inputs.run.folder / FOLDER
-        return evaluating.evaluate_run(inputs.of(context.config), folder, context.reporting.event)
+        return evaluating.evaluate_run(
+            self.trained_run, self.folder(None), self.context.reporting.event
+        )
 
-    def after(self, context: Context, inputs: EvaluateInputs, result: Evaluated) -> None:
+    def after(self, result: Evaluated) -> None:
         """Warn where the metrics are to be read with care."""
         if result.report.warning:
-            context.reporting.note(result.report.warning)
+            self.context.reporting.note(result.report.warning)
 
-    def tags(self, context: Context, inputs: EvaluateInputs, result: Evaluated) -> dict[str, str]:
+    def tags(self, result: Evaluated) -> dict[str, str]:
         """Return a digest of the test images, by which promotions compare."""
         return {TEST_IMAGES_TAG: result.report.images_fingerprint}
 
-    def log(
-        self, context: Context, inputs: EvaluateInputs, result: Evaluated, run: TrackedRun
-    ) -> None:
+    def log(self, result: Evaluated, run: TrackedRun) -> None:
         """Log the metrics, linked to the model and the data, and the files of the report."""
-        model_id = registration.logged_model(run, str(context.config.name))
+        model_id = registration.logged_model(run, str(self.config.name))
         registration.log_report_metrics(
-            run, model_id, result.report.with_robustness, inputs.data.name
+            run, model_id, result.report.with_robustness, self.data.name
         )
         if result.report.answers is not None:
-            registration.log_answer_metrics(run, model_id, result.report, inputs.data.name)
+            registration.log_answer_metrics(run, model_id, result.report, self.data.name)
         pages = result.folder / EXPLANATIONS
         for kind, folder in ((FOLDER, result.folder), (f"{FOLDER}/{EXPLANATIONS}", pages)):
             for file in sorted(folder.glob("*.*")):
                 if file.name not in (REFERENCE_FILE, REFERENCE_IMAGES_FILE):  # the package has them
                     tracked_run.log_file(run, file, kind)
-
-
-EVALUATE = Evaluate()
 
 
 class EncoderTest(EvaluateStage[PretrainingEvaluated]):
@@ -137,33 +127,24 @@ class EncoderTest(EvaluateStage[PretrainingEvaluated]):
     worker = encoder_evaluating.TESTING
     code = (*worker.code, "patchline.pipeline.training.pretraining.evaluating")
 
-    def title(self, context: Context, inputs: EvaluateInputs) -> str:
+    def title(self) -> str:
         """Return how many images are used."""
-        return f"Testing the encoder ({inputs.data.counts['test']:,} images)"
+        return f"Testing the encoder ({self.data.counts['test']:,} images)"
 
-    def key(self, context: Context, inputs: EvaluateInputs) -> Ingredients:
+    def key(self) -> Ingredients:
         """Return everything that determines the report."""
-        determined = encoder_evaluating.ingredients(inputs.of(context.config))
+        determined = encoder_evaluating.ingredients(self.trained_run)
         return {**determined, "code": stage_keys.code(*self.code)}
 
-    def compute(self, context: Context, inputs: EvaluateInputs) -> PretrainingEvaluated:
+    def compute(self) -> PretrainingEvaluated:
         """Compute the loss in a worker process, and write the report."""
-        folder = inputs.run.folder / FOLDER
-        run = inputs.of(context.config)
-        return encoder_evaluating.evaluate_encoder(run, folder, context.reporting.event)
+        return encoder_evaluating.evaluate_encoder(
+            self.trained_run, self.folder(None), self.context.reporting.event
+        )
 
-    def log(
-        self,
-        context: Context,
-        inputs: EvaluateInputs,
-        result: PretrainingEvaluated,
-        run: TrackedRun,
-    ) -> None:
+    def log(self, result: PretrainingEvaluated, run: TrackedRun) -> None:
         """Log the loss, linked to the model and the data, and the files of the report."""
-        model_id = registration.logged_model(run, str(context.config.name), "image-encoder")
-        registration.log_report_metrics(run, model_id, result.report, inputs.data.name)
+        model_id = registration.logged_model(run, str(self.config.name), "image-encoder")
+        registration.log_report_metrics(run, model_id, result.report, self.data.name)
         for file in sorted(result.folder.iterdir()):
             tracked_run.log_file(run, file, FOLDER)
-
-
-TEST_ENCODER = EncoderTest()

@@ -14,7 +14,8 @@ from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_ima
 from patchline.pipeline.data.symmetry.assumed_symmetries import notes_on_mirroring_weights
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.weights_choice import WeightsChoice, suits
-from patchline.pipeline.stages.stage import Context, Stage
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.initial_weights.starting_point import (
     StartingPoint,
     check_published,
@@ -25,74 +26,58 @@ from patchline.pipeline.workspace.tracking import tracked_run
 
 
 @dataclass(frozen=True)
-class ChooseWeightsInputs:
-    """The images, for which trained weights may help or not."""
-
-    data: IngestedData
-
-
-class ChooseWeightsStage(Stage[ChooseWeightsInputs, WeightsChoice]):
+class ChooseWeights(Stage[WeightsChoice]):
     """Leaves the choice; the plan names its reasons."""
 
     name = "weights"
     task = "Choose the initial weights"
-    reads = ChooseWeightsInputs
     output = WeightsChoice
     code = planner.CODE
     shared = at_once = True
 
-    def applies(self, config: RunConfig) -> bool:
+    data: IngestedData
+
+    @staticmethod
+    def applies(config: RunConfig) -> bool:
         """Return whether a plan is made, and the user has left model and weights to it."""
         return config.preset is not None and planner.may_choose_weights(config)
 
-    def is_needed(self, context: Context, inputs: ChooseWeightsInputs) -> bool:
+    def is_needed(self) -> bool:
         """Return whether trained weights may help: not with thumbnails and greyscale images."""
-        return suits(planner.plan_facts(context.config, inputs.data).data)
+        return suits(planner.plan_facts(self.config, self.data).data)
 
-    def title(self, context: Context, inputs: ChooseWeightsInputs) -> str:
+    def title(self) -> str:
         """Return what is looked for."""
         return "Looking for pre-trained weights on this machine"
 
-    def key(self, context: Context, inputs: ChooseWeightsInputs) -> Ingredients:
+    def key(self) -> Ingredients:
         """Return everything that decides the choice, but the measurement."""
-        return planner.weights_ingredients(context.config, inputs.data)
+        return planner.weights_ingredients(self.config, self.data)
 
-    def folder(
-        self, context: Context, inputs: ChooseWeightsInputs, result: WeightsChoice | None
-    ) -> Path:
+    def folder(self, result: WeightsChoice | None) -> Path:
         """Return a folder without files: a choice has none."""
-        return context.memory.workspace / "plans"
+        return self.context.memory.workspace / "plans"
 
-    def compute(self, context: Context, inputs: ChooseWeightsInputs) -> WeightsChoice:
+    def compute(self) -> WeightsChoice:
         """Search, convert what is worth trying, and measure it in a process of its own."""
-        return planner.choose_weights(context.config, inputs.data, context.workspace)
+        return planner.choose_weights(self.config, self.data, self.context.workspace)
 
     def is_cacheable(self, result: WeightsChoice) -> bool:
         """Return whether all weights could be measured; else a later run tries again."""
         return result.measured
 
-    def reuse(self, config: RunConfig) -> str:
+    def reuse(self) -> str:
         """Return what is used again."""
         return "its choice is used again"
 
-    def after(self, context: Context, inputs: ChooseWeightsInputs, result: WeightsChoice) -> None:
+    def after(self, result: WeightsChoice) -> None:
         """Set the weights that were chosen."""
         if result.reference:
-            model = context.config.model.model_copy(update={"init": result.reference})
-            context.config = context.config.model_copy(update={"model": model})
-
-
-CHOOSE_WEIGHTS = ChooseWeightsStage()
+            self.context.config = with_changes(self.config, model={"init": result.reference})
 
 
 @dataclass(frozen=True)
-class InitialWeightsInputs:
-    """The images, of which the weights may have seen some."""
-
-    data: IngestedData
-
-
-class InitialWeightsStage(Stage[InitialWeightsInputs, StartingPoint]):
+class FindWeights(Stage[StartingPoint]):
     """Leaves the weights and the settings that follow them.
 
     Finding weights again is fast, so the result is not remembered.
@@ -100,49 +85,47 @@ class InitialWeightsStage(Stage[InitialWeightsInputs, StartingPoint]):
 
     name = "initialize"
     task = "Find the initial weights"
-    reads = InitialWeightsInputs
     output = StartingPoint
 
-    def applies(self, config: RunConfig) -> bool:
+    data: IngestedData
+
+    @staticmethod
+    def applies(config: RunConfig) -> bool:
         """Return whether the settings name weights."""
         return bool(config.model.init)
 
-    def check(self, config: RunConfig, workspace: Path) -> str:
+    @staticmethod
+    def check(config: RunConfig, workspace: Path) -> str:
         """Find weights that are a file or published."""
         check_published(config, workspace)
         return ""
 
-    def title(self, context: Context, inputs: InitialWeightsInputs) -> str:
+    def title(self) -> str:
         """Return what is sought."""
-        return f"Finding the initial weights ({context.config.model.init})"
+        return f"Finding the initial weights ({self.config.model.init})"
 
-    def task_run(self, context: Context, inputs: InitialWeightsInputs) -> str:
+    def task_run(self) -> str:
         """Return what is sought."""
-        return f"Find the initial weights {context.config.model.init}"
+        return f"Find the initial weights {self.config.model.init}"
 
-    def compute(self, context: Context, inputs: InitialWeightsInputs) -> StartingPoint:
+    def compute(self) -> StartingPoint:
         """Find the weights, and count the images that they have seen."""
-        data = inputs.data
+        data = self.data
         return starting_point(
-            context.config, data.name, context.workspace, data.manifest_file, data.classes
+            self.config, data.name, self.context.workspace, data.manifest_file, data.classes
         )
 
-    def after(self, context: Context, inputs: InitialWeightsInputs, result: StartingPoint) -> None:
+    def after(self, result: StartingPoint) -> None:
         """Show what the weights are; the data then tells what they have seen of it."""
-        data, seen = inputs.data, result.seen_before
-        mirroring = notes_on_mirroring_weights(context.config, result.config, data.mirror)
+        data, seen = self.data, result.seen_before
+        mirroring = notes_on_mirroring_weights(self.config, result.config, data.mirror)
         for sentence in (*result.notes(), *seen_images_notes(seen, data.counts), *mirroring):
-            context.reporting.note(sentence)
-        context.config = result.config
+            self.context.reporting.note(sentence)
+        self.context.config = result.config
         noted = data.model_copy(update={"notes": (*data.notes, *mirroring)})
-        context.put(with_seen_images(noted, seen))
+        self.context.put(with_seen_images(noted, seen))
 
-    def tags(
-        self, context: Context, inputs: InitialWeightsInputs, result: StartingPoint
-    ) -> dict[str, str]:
+    def tags(self, result: StartingPoint) -> dict[str, str]:
         """Return which weights they are, and what they have seen."""
-        seen = seen_images_notes(inputs.data.seen_before, inputs.data.counts)
+        seen = seen_images_notes(self.data.seen_before, self.data.counts)
         return {**({tracked_run.SEEN_TAG: "; ".join(seen)} if seen else {}), **result.tags()}
-
-
-INITIAL_WEIGHTS = InitialWeightsStage()

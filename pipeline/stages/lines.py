@@ -8,17 +8,17 @@ from typing import Any
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.manifests.source_listing import uses_labels
-from patchline.pipeline.stages.decode import DECODE
-from patchline.pipeline.stages.evaluate import EVALUATE, TEST_ENCODER
-from patchline.pipeline.stages.initial_weights import CHOOSE_WEIGHTS, INITIAL_WEIGHTS
-from patchline.pipeline.stages.package import PACKAGE, PACKAGE_ENCODER
-from patchline.pipeline.stages.plan import PLAN
-from patchline.pipeline.stages.promote import CHALLENGE, PROMOTE
-from patchline.pipeline.stages.read import READ
-from patchline.pipeline.stages.register import REGISTER
-from patchline.pipeline.stages.stage import AnyStage, Stage, reads_of
-from patchline.pipeline.stages.teacher import FIND_TEACHER, TEACH
-from patchline.pipeline.stages.train import TRAIN
+from patchline.pipeline.stages.decode import Decode
+from patchline.pipeline.stages.evaluate import EncoderTest, Evaluate
+from patchline.pipeline.stages.initial_weights import ChooseWeights, FindWeights
+from patchline.pipeline.stages.package import PackageEncoder, PackageModel
+from patchline.pipeline.stages.plan import PlanTraining
+from patchline.pipeline.stages.promote import Challenge, Promote
+from patchline.pipeline.stages.read import Read
+from patchline.pipeline.stages.register import Register
+from patchline.pipeline.stages.stage import Stage, StageClass, reads_of
+from patchline.pipeline.stages.teacher import FindTeacher, Teach
+from patchline.pipeline.stages.train import Train
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
@@ -32,7 +32,7 @@ class Pipeline:
             or if one has a key and no folder.
     """
 
-    stages: tuple[AnyStage, ...]
+    stages: tuple[StageClass, ...]
     opening: int = field(init=False)
     """The position of the first stage that reads the MLflow run, which is opened before it."""
 
@@ -41,7 +41,7 @@ class Pipeline:
         reading = [
             index
             for index, stage in enumerate(self.stages)
-            if any(read.kind is TrackedRun for read in reads_of(stage.reads))
+            if any(read.kind is TrackedRun for read in reads_of(stage))
         ]
         object.__setattr__(self, "opening", reading[0] if reading else len(self.stages))
         names = [stage.name for stage in self.stages]
@@ -55,42 +55,45 @@ class Pipeline:
         for index, stage in enumerate(self.stages):
             if index == self.opening:
                 left.add(TrackedRun)
-            for read in reads_of(stage.reads):
+            for read in reads_of(stage):
                 if not read.optional and read.kind not in left:
                     yield (
                         f"The stage {stage.name} reads a {read.kind.__name__}, which no stage of "
                         "every run leaves before it."
                     )
-            is_remembered = type(stage).key is not Stage.key
-            if is_remembered and type(stage).folder is Stage.folder:
+            is_remembered = stage.key is not Stage.key
+            if is_remembered and stage.folder is Stage.folder:
                 yield f"The stage {stage.name} has a key, but no folder for its files."
-            if type(stage).applies is Stage.applies:
+            if stage.applies is Stage.applies:
                 left.add(stage.output)
 
     @property
-    def before_run(self) -> tuple[AnyStage, ...]:
+    def before_run(self) -> tuple[StageClass, ...]:
         """The stages before the MLflow run is opened."""
         return self.stages[: self.opening]
 
     @property
-    def in_run(self) -> tuple[AnyStage, ...]:
+    def in_run(self) -> tuple[StageClass, ...]:
         """The stages that the MLflow run owns."""
         return self.stages[self.opening :]
 
     @property
     def code(self) -> str:
         """The digest of all code that its stages may use."""
-        return stage_keys.code(*(module for stage in self.stages for module in stage.modules))
+        return stage_keys.code(*(module for stage in self.stages for module in stage.modules()))
 
 
 CLASSIFIER = Pipeline(
     (
-        *(READ, CHOOSE_WEIGHTS, INITIAL_WEIGHTS, FIND_TEACHER, PLAN, DECODE),
-        *(TEACH, TRAIN, EVALUATE, PACKAGE, REGISTER, PROMOTE),
+        *(Read, ChooseWeights, FindWeights, FindTeacher, PlanTraining, Decode),
+        *(Teach, Train, Evaluate, PackageModel, Register, Promote),
     )
 )
 ENCODER = Pipeline(
-    (READ, INITIAL_WEIGHTS, PLAN, DECODE, TRAIN, TEST_ENCODER, PACKAGE_ENCODER, REGISTER, CHALLENGE)
+    (
+        *(Read, FindWeights, PlanTraining, Decode, Train),
+        *(EncoderTest, PackageEncoder, Register, Challenge),
+    )
 )
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
-from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.data.seen_images import seen_images_notes
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
@@ -22,7 +21,7 @@ from patchline.pipeline.packaging.job import PACKAGING, Package
 from patchline.pipeline.packaging.model_card import CardFacts, CardLabel
 from patchline.pipeline.packaging.packaging import package_model
 from patchline.pipeline.registry import registration
-from patchline.pipeline.stages.stage import Context, Stage
+from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.training.initial_weights.recipe import display_name
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.training.parts import run_parts
@@ -38,32 +37,7 @@ FOLDER = "package"
 
 
 @dataclass(frozen=True)
-class TrainedInputs:
-    """The weights, and the report, whose metrics the model card names."""
-
-    evaluated: Evaluated | PretrainingEvaluated
-    trained: TrainResult
-    data: IngestedData
-    prepared: PreparedData
-    start: StartingPoint | None
-    run: TrackedRun
-
-    def of(self, config: RunConfig) -> TrainedRun:
-        """Return them together with the settings."""
-        return TrainedRun(config, self.data, self.prepared, self.trained)
-
-
-@dataclass(frozen=True)
-class PackageInputs(TrainedInputs):
-    """The report has the calibration, and the predictions to compare with."""
-
-    evaluated: Evaluated
-
-
-Inputs = TypeVar("Inputs", bound=TrainedInputs)
-
-
-class PackageStage(Stage[Inputs, Package]):
+class PackageStage(Stage[Package]):
     """Leaves the package of whatever a line trains."""
 
     name = "package"
@@ -72,57 +46,91 @@ class PackageStage(Stage[Inputs, Package]):
     code = (*PACKAGING.code, "patchline.pipeline.packaging.mlflow_classifier")
     rehearsal: ClassVar[str]
 
-    def title(self, context: Context, inputs: Inputs) -> str:
+    evaluated: Evaluated | PretrainingEvaluated
+    trained: TrainResult
+    data: IngestedData
+    prepared: PreparedData
+    start: StartingPoint | None
+    run: TrackedRun
+
+    def title(self) -> str:
         """Return what is done."""
         return self.rehearsal
 
-    def key(self, context: Context, inputs: Inputs) -> Ingredients:
+    def card(self) -> CardFacts:
+        """Return the facts for the model card that only the run knows."""
+        config, start, report = self.config, self.start, self.evaluated.report
+        answers = getattr(report, "answers", None)
+        return CardFacts(
+            answers=tuple(answers.sentences("test images"))
+            if answers
+            else tuple(_warning_sentences(getattr(report, "warning_rules", None))),
+            name=str(config.name),
+            images=self.data.counts,
+            metrics=report.metrics,
+            labels=_card_labels(report),
+            initial_weights=display_name(config.model.init) if config.model.init else "",
+            license=start.weights.license if start and start.weights else "",
+            taught_by=self.data.taught_by,
+            seen_before=tuple(seen_images_notes(self.data.seen_before, self.data.counts)),
+            training=run_parts.length(self.trained),
+            commit=provenance.commit()[0][:12],
+        )
+
+    @property
+    def trained_run(self) -> TrainedRun:
+        """What the run has trained, with its data and settings."""
+        return TrainedRun(self.config, self.data, self.prepared, self.trained)
+
+    def key(self) -> Ingredients:
         """Return everything that determines the package."""
         return {
-            **inputs.of(context.config).ingredients,
-            "card": _card(context.config, inputs).model_dump_json(),
+            **self.trained_run.ingredients,
+            "card": self.card().model_dump_json(),
             "code": stage_keys.code(*self.code),
         }
 
-    def folder(self, context: Context, inputs: Inputs, result: Package | None) -> Path:
+    def folder(self, result: Package | None) -> Path:
         """Return the folder of the package."""
-        return inputs.run.folder / FOLDER
+        return self.run.folder / FOLDER
 
-    def compute(self, context: Context, inputs: Inputs) -> Package:
+    def compute(self) -> Package:
         """Export to ONNX, and compare with the model in torch."""
         return package_model(
-            inputs.of(context.config),
-            inputs.evaluated if isinstance(inputs.evaluated, Evaluated) else None,
-            _card(context.config, inputs),
-            inputs.run.folder / FOLDER,
-            context.reporting.event,
+            self.trained_run,
+            self.evaluated if isinstance(self.evaluated, Evaluated) else None,
+            self.card(),
+            self.folder(None),
+            self.context.reporting.event,
         )
 
-    def log(self, context: Context, inputs: Inputs, result: Package, run: TrackedRun) -> None:
+    def log(self, result: Package, run: TrackedRun) -> None:
         """Log how long batches take."""
         registration.log_package_latency(run, result)
 
 
-class PackageModel(PackageStage[PackageInputs]):
+@dataclass(frozen=True)
+class PackageModel(PackageStage):
     """Leaves the package: ONNX, weights, model card, and a server that needs no torch."""
 
     task = "Package the model"
-    reads = PackageInputs
     rehearsal = "Packaging the model and checking the package"
 
-    def task_run(self, context: Context, inputs: PackageInputs) -> str:
-        """Return what is done, with the main metric on the test images."""
-        return f"Package the model ({inputs.evaluated.report.headline.short}) and check the package"
+    evaluated: Evaluated
 
-    def key(self, context: Context, inputs: PackageInputs) -> Ingredients:
+    def task_run(self) -> str:
+        """Return what is done, with the main metric on the test images."""
+        return f"Package the model ({self.evaluated.report.headline.short}) and check the package"
+
+    def key(self) -> Ingredients:
         """Return everything that determines the package."""
         return {
-            **super().key(context, inputs),
-            "calibration": inputs.evaluated.report.calibration.model_dump_json(),
-            **_thresholds(inputs.evaluated),
-            "reported": digest_of(inputs.evaluated.folder / PREDICTIONS_FILE).sha256,
-            "answers": _answers(inputs.evaluated),
-            "reference images": _reference_images(inputs.evaluated),
+            **super().key(),
+            "calibration": self.evaluated.report.calibration.model_dump_json(),
+            **_thresholds(self.evaluated),
+            "reported": digest_of(self.evaluated.folder / PREDICTIONS_FILE).sha256,
+            "answers": _answers(self.evaluated),
+            "reference images": _digest_if_any(self.evaluated.folder / REFERENCE_IMAGES_FILE),
         }
 
 
@@ -157,55 +165,21 @@ def _card_labels(report: object) -> tuple[CardLabel, ...]:
 
 def _answers(evaluated: Evaluated) -> str:
     """Return everything that determines the sets and warnings of the package."""
-    answers, reference = evaluated.report.answers, evaluated.folder / REFERENCE_FILE
+    answers = evaluated.report.answers
     fitted = answers.rules if answers else getattr(evaluated.report, "warning_rules", None)
     rules = fitted.model_dump_json() if fitted else ""
-    return rules + (digest_of(reference).sha256 if reference.is_file() else "")
+    return rules + _digest_if_any(evaluated.folder / REFERENCE_FILE)
 
 
-def _reference_images(evaluated: Evaluated) -> str:
-    """Return the digest of what later images are compared with; empty if there is none."""
-    file = evaluated.folder / REFERENCE_IMAGES_FILE
+def _digest_if_any(file: Path) -> str:
     return digest_of(file).sha256 if file.is_file() else ""
 
 
-def _card(config: RunConfig, inputs: TrainedInputs) -> CardFacts:
-    """Return the facts for the model card that only the run knows."""
-    data, start = inputs.data, inputs.start
-    answers = getattr(inputs.evaluated.report, "answers", None)
-    return CardFacts(
-        answers=tuple(answers.sentences("test images"))
-        if answers
-        else tuple(_warning_sentences(getattr(inputs.evaluated.report, "warning_rules", None))),
-        name=str(config.name),
-        images=data.counts,
-        metrics=inputs.evaluated.report.metrics,
-        labels=_card_labels(inputs.evaluated.report),
-        initial_weights=display_name(config.model.init) if config.model.init else "",
-        license=start.weights.license if start and start.weights else "",
-        taught_by=data.taught_by,
-        seen_before=tuple(seen_images_notes(data.seen_before, data.counts)),
-        training=run_parts.length(inputs.trained),
-        commit=provenance.commit()[0][:12],
-    )
-
-
-PACKAGE = PackageModel()
-
-
 @dataclass(frozen=True)
-class PackageEncoderInputs(TrainedInputs):
-    """The report has the loss of the test images."""
-
-    evaluated: PretrainingEvaluated
-
-
-class PackageEncoder(PackageStage[PackageEncoderInputs]):
+class PackageEncoder(PackageStage):
     """Leaves the package of an encoder, whose features are compared with those in torch."""
 
     task = "Package the encoder"
-    reads = PackageEncoderInputs
     rehearsal = "Packaging the encoder and checking the package"
 
-
-PACKAGE_ENCODER = PackageEncoder()
+    evaluated: PretrainingEvaluated

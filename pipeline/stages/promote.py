@@ -8,17 +8,9 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.registry import promotion
 from patchline.pipeline.registry.promotion import Promotion
 from patchline.pipeline.registry.registration import Registered
-from patchline.pipeline.stages.stage import Context, Stage
+from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
-
-
-@dataclass(frozen=True)
-class PromoteInputs:
-    """The version, and the run whose folder receives the comparison with the champion."""
-
-    registered: Registered
-    run: TrackedRun
 
 
 class Promoted(FrozenModel):
@@ -30,34 +22,34 @@ class Promoted(FrozenModel):
     """Whether a person is to be asked."""
 
 
-class Promote(Stage[PromoteInputs, Promoted]):
+@dataclass(frozen=True)
+class Promote(Stage[Promoted]):
     """Leaves the decision; the registry's history keeps it."""
 
     name = "promote"
     task = "Assign the version's aliases"
-    reads = PromoteInputs
     output = Promoted
 
-    def title(self, context: Context, inputs: PromoteInputs) -> str:
+    registered: Registered
+    run: TrackedRun
+
+    def title(self) -> str:
         """Return what is done."""
         return "Assigning the aliases"
 
-    def task_run(self, context: Context, inputs: PromoteInputs) -> str:
+    def task_run(self) -> str:
         """Return the version."""
-        registered = inputs.registered
+        registered = self.registered
         return f"Assign aliases of {registered.name}, version {registered.version}"
 
-    def compute(self, context: Context, inputs: PromoteInputs) -> Promoted:
+    def compute(self) -> Promoted:
         """Evaluate the gates, and assign the aliases."""
-        tracked_run.check_owner(inputs.run)
-        folder, note = inputs.run.folder / "promotion", context.reporting.note
-        reference, config = inputs.registered.reference, context.config.promotion
+        tracked_run.check_owner(self.run)
+        folder, note = self.run.folder / "promotion", self.context.reporting.note
+        reference, config = self.registered.reference, self.config.promotion
         decision = promotion.assign_aliases(reference, config, folder, note)
         promoted = decision is not None and decision.promoted
         return Promoted(promotion=decision, requests_approval=config.approval and not promoted)
-
-
-PROMOTE = Promote()
 
 
 class Challenge(Promote):
@@ -65,16 +57,13 @@ class Challenge(Promote):
 
     task = "Assign the version's alias"
 
-    def title(self, context: Context, inputs: PromoteInputs) -> str:
+    def title(self) -> str:
         """Return what is done."""
         return "Assigning the alias"
 
-    def compute(self, context: Context, inputs: PromoteInputs) -> Promoted:
+    def compute(self) -> Promoted:
         """Assign the alias."""
-        tracked_run.check_owner(inputs.run)
-        registered = inputs.registered
-        promotion.make_challenger(registered.name, registered.version, context.reporting.note)
+        tracked_run.check_owner(self.run)
+        registered = self.registered
+        promotion.make_challenger(registered.name, registered.version, self.context.reporting.note)
         return Promoted(promotion=None)
-
-
-CHALLENGE = Challenge()

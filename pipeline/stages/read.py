@@ -11,18 +11,14 @@ from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, by_task
 from patchline.pipeline.data.manifests.earlier_manifests import UNLABELLED_FOLDER
 from patchline.pipeline.data.unlabelled_images import check_unlabelled
-from patchline.pipeline.stages.stage import Context, Stage
+from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
-class ReadInputs:
-    """The first stage reads nothing but the settings."""
-
-
-class Read(Stage[ReadInputs, IngestedData]):
+class Read(Stage[IngestedData]):
     """Leaves the manifest, the splits, and what is known about the images.
 
     The ingestion has a memory of its own, for each file.
@@ -30,11 +26,11 @@ class Read(Stage[ReadInputs, IngestedData]):
 
     name = "read"
     task = "Read the data"
-    reads = ReadInputs
     output = IngestedData
     retried = True
 
-    def check(self, config: RunConfig, workspace: Path) -> str:
+    @staticmethod
+    def check(config: RunConfig, workspace: Path) -> str:
         """List the source, so that a wrong path fails at once."""
         listed = ingestion.check_source(config, workspace)
         words = by_task(listed.task)
@@ -45,37 +41,35 @@ class Read(Stage[ReadInputs, IngestedData]):
         further = f", and {counted(unlabelled, 'file')} without labels" if unlabelled else ""
         return f"{counted(listed.files, 'file')} found{where}{further}"
 
-    def title(self, context: Context, inputs: ReadInputs) -> str:
+    def title(self) -> str:
         """Return what is read."""
-        data = context.config.data
+        data = self.config.data
         return f"Reading the data ({data.path or data.source})"
 
-    def task_run(self, context: Context, inputs: ReadInputs) -> str:
+    def task_run(self) -> str:
         """Return the name of what is read."""
-        return f"Read {data_name(context.config)}"
+        return f"Read {data_name(self.config)}"
 
-    def compute(self, context: Context, inputs: ReadInputs) -> IngestedData:
+    def compute(self) -> IngestedData:
         """List, check and split."""
         return ingestion.ingest(
-            context.config,
-            context.workspace,
-            context.reporting.progress,
-            remember=context.remembers,
-            fresh=context.memory.fresh,
+            self.config,
+            self.context.workspace,
+            self.context.reporting.progress,
+            remember=self.context.remembers,
+            fresh=self.context.memory.fresh,
         )
 
-    def after(self, context: Context, inputs: ReadInputs, result: IngestedData) -> None:
+    def after(self, result: IngestedData) -> None:
         """Show what was found."""
         for sentence in result.findings():
-            context.reporting.note(sentence)
+            self.context.reporting.note(sentence)
 
-    def tags(self, context: Context, inputs: ReadInputs, result: IngestedData) -> dict[str, str]:
+    def tags(self, result: IngestedData) -> dict[str, str]:
         """Return where the data lies."""
         return {tracked_run.DATA_ROOT_TAG: str(result.root)}
 
-    def log(
-        self, context: Context, inputs: ReadInputs, result: IngestedData, run: TrackedRun
-    ) -> None:
+    def log(self, result: IngestedData, run: TrackedRun) -> None:
         """Log the data with its version and its manifest, and the unlabelled images with theirs."""
         tracked_run.log_data(run, result.name, result.fingerprint, result.manifest_file)
         if images := result.unlabelled:
@@ -87,6 +81,3 @@ class Read(Stage[ReadInputs, IngestedData]):
 def data_name(config: RunConfig) -> str:
     """Return the name of data that has not been read yet: its folder, or its source."""
     return Path(config.data.path).name if config.data.path else config.data.source
-
-
-READ = Read()

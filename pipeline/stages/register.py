@@ -14,57 +14,49 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry import registration
 from patchline.pipeline.registry.registered_models import TAUGHT_BY_TAG, TEST_IMAGES_TAG
 from patchline.pipeline.registry.registration import Registered
-from patchline.pipeline.stages.stage import Context, Stage
+from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
-class RegisterInputs:
-    """The package, and the report of a classifier, on whose images promotions compare."""
+class Register(Stage[Registered]):
+    """Leaves the version. The store knows whether an earlier attempt has registered it."""
+
+    name = "register"
+    task = "Register the model"
+    output = Registered
+    rehearsal = "Checking the package as MLflow would serve it"
 
     package: Package
     evaluated: Evaluated | None
     data: IngestedData
     run: TrackedRun
 
-
-class Register(Stage[RegisterInputs, Registered]):
-    """Leaves the version. The store knows whether an earlier attempt has registered it."""
-
-    name = "register"
-    task = "Register the model"
-    reads = RegisterInputs
-    output = Registered
-    rehearsal = "Checking the package as MLflow would serve it"
-
-    def title(self, context: Context, inputs: RegisterInputs) -> str:
+    def title(self) -> str:
         """Return the model's name."""
-        return f"Registering '{context.config.name}'"
+        return f"Registering '{self.config.name}'"
 
-    def task_run(self, context: Context, inputs: RegisterInputs) -> str:
+    def task_run(self) -> str:
         """Return the model's name."""
-        return f"Register in {context.config.name}"
+        return f"Register in {self.config.name}"
 
-    def compute(self, context: Context, inputs: RegisterInputs) -> Registered:
+    def compute(self) -> Registered:
         """Log the package's files, and register them."""
-        name, run = str(context.config.name), inputs.run
-        tags = dict(context.tags)
-        if inputs.evaluated:
-            tags[TEST_IMAGES_TAG] = inputs.evaluated.report.images_fingerprint
-        if inputs.data.taught_by:
-            tags[TAUGHT_BY_TAG] = inputs.data.taught_by
+        name, run = str(self.config.name), self.run
+        tags = dict(self.context.tags)
+        if self.evaluated:
+            tags[TEST_IMAGES_TAG] = self.evaluated.report.images_fingerprint
+        if self.data.taught_by:
+            tags[TAUGHT_BY_TAG] = self.data.taught_by
         model_id = registration.logged_model(run, name)
-        return registration.register(run, model_id, name, inputs.package, tags)
+        return registration.register(run, model_id, name, self.package, tags)
 
-    def rehearse(self, context: Context, inputs: RegisterInputs) -> Registered:
+    def rehearse(self) -> Registered:
         """Write the package as an MLflow model and load it in a clean process; register nothing."""
-        package = inputs.package
-        saved = registration.save_as_mlflow_model(inputs.run, "rehearsal", package.folder)
+        package = self.package
+        saved = registration.save_as_mlflow_model(self.run, "rehearsal", package.folder)
         opened = PackagedModel(package.folder / ONNX_FILE, package.folder / DESCRIPTION_FILE)
         check = check_package(saved, opened)
         if not check.passed:
             raise PackagingError(f"The package does not work: {check.finding}. Change the model.")
-        return Registered(name=str(context.config.name), version="0", model_id="rehearsal")
-
-
-REGISTER = Register()
+        return Registered(name=str(self.config.name), version="0", model_id="rehearsal")

@@ -1,9 +1,9 @@
 """What a stage is: one value that says what it reads, what it leaves, and how it is computed.
 
-A stage file is read from top to bottom: the results of earlier stages that it needs (a frozen
-dataclass, filled in by type), its titles, what determines its result, where that is computed, the
-call into the library, and what is shown, logged and changed afterwards. Everything that is the same
-for all stages is in `engine.py`.
+A stage file is read from top to bottom: the results of earlier stages that it needs (fields, filled
+in by type), its titles, what determines its result, where that is computed, the call into the
+library, and what is shown, logged and changed afterwards. Everything that is the same for all
+stages is in `engine.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
-Inputs = TypeVar("Inputs")
 Value = TypeVar("Value")
 
 
@@ -105,11 +104,6 @@ class Context:
         """Return the value of a type that a stage has left."""
         return typing.cast("Value", self._results[kind])
 
-    def inputs(self, reads: type[Inputs]) -> Inputs:
-        """Return the inputs of a stage, filled with what earlier stages have left."""
-        values = {read.field: self._results.get(read.kind) for read in reads_of(reads)}
-        return reads(**values)
-
 
 @dataclass(frozen=True)
 class StageInput:
@@ -120,74 +114,85 @@ class StageInput:
     optional: bool
 
 
-def reads_of(inputs: type[Any]) -> Iterator[StageInput]:
-    """Yield what a class of inputs reads, in the order of its fields.
+def reads_of(stage: type[Stage[Any]]) -> Iterator[StageInput]:
+    """Yield what a stage reads, in the order of its fields.
 
     Raises:
         TypeError: if a field is not annotated with a class, or a class or None.
     """
-    hints: Mapping[str, Any] = typing.get_type_hints(inputs)
-    for each in dataclasses.fields(inputs):
+    hints: Mapping[str, Any] = typing.get_type_hints(stage)
+    for each in dataclasses.fields(stage)[1:]:  # the first is the context
         hint = hints[each.name]
         kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         required = [kind for kind in kinds if kind is not types.NoneType]
         if len(required) != 1 or not isinstance(required[0], type):
-            raise TypeError(f"{inputs.__qualname__}.{each.name} is not one class, or that or None")
+            raise TypeError(f"{stage.__qualname__}.{each.name} is not one class, or that or None")
         yield StageInput(each.name, required[0], optional=len(kinds) > 1)
 
 
 Result = TypeVar("Result", bound=FrozenModel)
 
 
-class Stage(ABC, Generic[Inputs, Result]):
-    """One stage of a run.
+@dataclass(frozen=True)
+class Stage(ABC, Generic[Result]):
+    """One stage of a run; its fields hold the results of earlier stages, or None where one may be.
 
-    Attributes:
-        name: in `seconds`, in the tags of the run and in the records of results.
-        task: its name in the Prefect UI.
-        reads: a frozen dataclass; each field is filled with the result of its type that an earlier
-            stage has left, or None where the type allows it. The edge of Prefect's graph leads to
-            the first field.
-        output: the class of the result.
-        worker: where it computes; None for the process of the run.
-        code: modules in which the code begins that determines the result; what they import counts.
-        retried: whether Prefect repeats it after a failure of a disk or a server.
-        shared: whether its files stay where they are, for all runs, instead of in the run's folder.
-        at_once: whether its result is recorded before there is an MLflow run, for a dry run too.
-        rehearsal: what a rehearsal says that it does; None if it is not rehearsed.
+    The edge of Prefect's graph leads to the first field of the subclass.
     """
 
     name: ClassVar[str]
+    """In `seconds`, in the tags of the run and in the records of results."""
     task: ClassVar[str]
-    reads: type[Inputs]
-    output: type[Result]
+    """Its name in the Prefect UI."""
+    output: ClassVar[type[FrozenModel]]
+    """The class of the result."""
     worker: ClassVar[Worker[Any, Any] | None] = None
+    """Where it computes; None for the process of the run."""
     code: ClassVar[tuple[str, ...]] = ()
+    """Modules in which the code begins that determines the result; what they import counts."""
     retried: ClassVar[bool] = False
+    """Whether Prefect repeats it after a failure of a disk or a server."""
     shared: ClassVar[bool] = False
+    """Whether its files stay where they are, for all runs, instead of in the run's folder."""
     at_once: ClassVar[bool] = False
+    """Whether its result is recorded before there is an MLflow run, for a dry run too."""
     rehearsal: ClassVar[str | None] = None
+    """What a rehearsal says that it does; None if it is not rehearsed."""
+
+    context: Context
+
+    @classmethod
+    def of(cls, context: Context) -> Self:
+        """Return the stage of a run, with what earlier stages have left."""
+        return cls(context, **{read.field: context.find(read.kind) for read in reads_of(cls)})
 
     @property
-    def summary(self) -> str:
-        """What it does, in one sentence: the first line of its file."""
-        text = sys.modules[type(self).__module__].__doc__ or ""
+    def config(self) -> RunConfig:
+        """The settings of the run so far."""
+        return self.context.config
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return what it does, in one sentence: the first line of its file."""
+        text = sys.modules[cls.__module__].__doc__ or ""
         return text.strip().partition("\n")[0]
 
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The modules in which all of its code begins."""
-        return (type(self).__module__, *self.code)
+    @classmethod
+    def modules(cls) -> tuple[str, ...]:
+        """Return the modules in which all of its code begins."""
+        return (cls.__module__, *cls.code)
 
-    def applies(self, config: RunConfig) -> bool:
+    @staticmethod
+    def applies(config: RunConfig) -> bool:  # noqa: ARG004 - unless a stage says otherwise
         """Return whether a run with these settings has this stage."""
         return True
 
-    def is_needed(self, context: Context, inputs: Inputs) -> bool:
-        """Return whether there is anything to do for these inputs; else it is passed over."""
+    def is_needed(self) -> bool:
+        """Return whether there is anything to do for its inputs; else it is passed over."""
         return True
 
-    def check(self, config: RunConfig, workspace: Path) -> str:
+    @staticmethod
+    def check(config: RunConfig, workspace: Path) -> str:  # noqa: ARG004 - nothing to refuse
         """Refuse what can be refused before any data is read.
 
         Returns:
@@ -198,19 +203,19 @@ class Stage(ABC, Generic[Inputs, Result]):
         """
         return ""
 
-    def settings(self, config: RunConfig, inputs: Inputs) -> RunConfig:
+    def settings(self) -> RunConfig:
         """Return the settings that the stage, and all later ones, work with."""
-        return config
+        return self.config
 
     @abstractmethod
-    def title(self, context: Context, inputs: Inputs) -> str:
+    def title(self) -> str:
         """Return what the terminal shows while it computes."""
 
-    def task_run(self, context: Context, inputs: Inputs) -> str:
+    def task_run(self) -> str:
         """Return the name of its task run in the Prefect UI."""
         return self.task
 
-    def key(self, context: Context, inputs: Inputs) -> Ingredients | None:
+    def key(self) -> Ingredients | None:
         """Return everything that determines the result.
 
         Returns:
@@ -218,23 +223,21 @@ class Stage(ABC, Generic[Inputs, Result]):
         """
         return None
 
-    def folder(self, context: Context, inputs: Inputs, result: Result | None) -> Path:
+    def folder(self, result: Result | None) -> Path:
         """Return the folder with the files of the result; every stage with a key has one.
 
         Args:
-            context: of the run.
-            inputs: of the stage.
             result: None before it is computed.
         """
         raise NotImplementedError
 
     @abstractmethod
-    def compute(self, context: Context, inputs: Inputs) -> Result:
+    def compute(self) -> Result:
         """Compute the result, by one call into the library."""
 
-    def rehearse(self, context: Context, inputs: Inputs) -> Result:
+    def rehearse(self) -> Result:
         """Compute the result for two batches."""
-        return self.compute(context, inputs)
+        return self.compute()
 
     def is_whole(self, result: Result) -> bool:
         """Return whether an earlier result is complete; its files are, as they were recorded."""
@@ -244,19 +247,19 @@ class Stage(ABC, Generic[Inputs, Result]):
         """Return whether a later run may use the result."""
         return True
 
-    def reuse(self, config: RunConfig) -> str:
+    def reuse(self) -> str:
         """Return what is said if the result of an earlier run is used."""
         return "its result is used again"
 
-    def after(self, context: Context, inputs: Inputs, result: Result) -> None:
+    def after(self, result: Result) -> None:
         """Show what the user should know of the result, and let the settings follow it."""
 
-    def tags(self, context: Context, inputs: Inputs, result: Result) -> dict[str, str]:
+    def tags(self, result: Result) -> dict[str, str]:
         """Return tags of the MLflow run."""
         return {}
 
-    def log(self, context: Context, inputs: Inputs, result: Result, run: TrackedRun) -> None:
+    def log(self, result: Result, run: TrackedRun) -> None:
         """Log the result in the MLflow run; for early stages, once the run is open."""
 
 
-AnyStage = Stage[Any, Any]
+StageClass = type[Stage[Any]]

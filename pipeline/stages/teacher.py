@@ -9,13 +9,15 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
-from patchline.pipeline.stages.stage import Context, Stage
+from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.training.distillation.class_columns import class_columns
 from patchline.pipeline.training.distillation.job import (
     TEACHING,
     ImagesToTeach,
     Taught,
     TeachingJob,
+    launcher_for,
+    write_list,
 )
 from patchline.pipeline.training.distillation.teacher import (
     Teacher,
@@ -35,14 +37,7 @@ from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
-class TeacherInputs:
-    """The images, of which the teacher may have seen some, as the initial weights may have."""
-
-    data: IngestedData
-    start: StartingPoint | None
-
-
-class FindTeacher(Stage[TeacherInputs, Teacher]):
+class FindTeacher(Stage[Teacher]):
     """Leaves the teacher.
 
     Finding it again is fast, so the result is not remembered.
@@ -50,89 +45,85 @@ class FindTeacher(Stage[TeacherInputs, Teacher]):
 
     name = "teacher"
     task = "Find the teacher"
-    reads = TeacherInputs
     output = Teacher
 
-    def applies(self, config: RunConfig) -> bool:
+    data: IngestedData
+    start: StartingPoint | None
+
+    @staticmethod
+    def applies(config: RunConfig) -> bool:
         """Return whether the settings name a teacher."""
         return bool(config.training.teacher)
 
-    def check(self, config: RunConfig, workspace: Path) -> str:
+    @staticmethod
+    def check(config: RunConfig, workspace: Path) -> str:
         """Find a teacher that is a file or published."""
         check_teacher(config, workspace)
         return ""
 
-    def title(self, context: Context, inputs: TeacherInputs) -> str:
+    def title(self) -> str:
         """Return what is sought."""
-        return f"Finding the teacher ({context.config.training.teacher})"
+        return f"Finding the teacher ({self.config.training.teacher})"
 
-    def task_run(self, context: Context, inputs: TeacherInputs) -> str:
+    def task_run(self) -> str:
         """Return what is sought."""
-        return f"Find the teacher {context.config.training.teacher}"
+        return f"Find the teacher {self.config.training.teacher}"
 
-    def compute(self, context: Context, inputs: TeacherInputs) -> Teacher:
+    def compute(self) -> Teacher:
         """Find it, and refuse one that does not know a class of the data."""
-        return teacher_for(context.config, inputs.data, context.workspace)
+        return teacher_for(self.config, self.data, self.context.workspace)
 
-    def after(self, context: Context, inputs: TeacherInputs, result: Teacher) -> None:
+    def after(self, result: Teacher) -> None:
         """Show what it is; the data then tells what it has seen of it, and the settings keep it."""
-        data = inputs.data
+        data = self.data
         columns = class_columns(result.name, result.classes, data.classes)
-        context.reporting.note(f"teacher: {result.described()}")
+        self.context.reporting.note(f"teacher: {result.described()}")
         if columns.left_out:
-            context.reporting.note(columns.note(data.task))
-        before = seen_before(result, inputs.start, data, context.workspace)
+            self.context.reporting.note(columns.note(data.task))
+        before = seen_before(result, self.start, data, self.context.workspace)
         for sentence in seen_images_notes(before, data.counts):
-            context.reporting.note(sentence)
-        context.put(with_seen_images(data, before))
-        context.config = with_teacher(context.config, result)
+            self.context.reporting.note(sentence)
+        self.context.put(with_seen_images(data, before))
+        self.context.config = with_teacher(self.config, result)
 
-    def tags(self, context: Context, inputs: TeacherInputs, result: Teacher) -> dict[str, str]:
+    def tags(self, result: Teacher) -> dict[str, str]:
         """Return which model it is."""
         found = {tracked_run.TEACHER_TAG: result.reference}
         return {**found, tracked_run.TEACHER_RUN_TAG: result.run_id} if result.run_id else found
 
 
-FIND_TEACHER = FindTeacher()
-
-
 @dataclass(frozen=True)
-class TeachInputs:
-    """The teacher, and the images; validation and test images are not among those it predicts."""
-
-    data: IngestedData
-    teacher: Teacher | None
-    run: TrackedRun
-
-
-class Teach(Stage[TeachInputs, Taught]):
+class Teach(Stage[Taught]):
     """Leaves the teacher's predictions, which all runs with the same images and teacher share."""
 
     name = "teach"
     task = "Predict with the teacher"
-    reads = TeachInputs
     output = Taught
     worker = TEACHING
     code = TEACHING.code
     shared = True
     rehearsal = "Predicting two batches with the teacher"
 
-    def applies(self, config: RunConfig) -> bool:
+    data: IngestedData
+    teacher: Teacher | None
+    run: TrackedRun
+
+    @staticmethod
+    def applies(config: RunConfig) -> bool:
         """Return whether there is a teacher."""
         return bool(config.training.teacher)
 
-    def title(self, context: Context, inputs: TeachInputs) -> str:
+    def title(self) -> str:
         """Return who predicts, and how many images."""
-        teacher = _teacher(inputs)
-        return f"Predicting {_count(context.config, inputs.data):,} images with {teacher.name}"
+        return f"Predicting {self._count():,} images with {self._teacher().name}"
 
-    def task_run(self, context: Context, inputs: TeachInputs) -> str:
+    def task_run(self) -> str:
         """Return how many images are predicted."""
-        return f"Predict {_count(context.config, inputs.data):,} images with the teacher"
+        return f"Predict {self._count():,} images with the teacher"
 
-    def key(self, context: Context, inputs: TeachInputs) -> Ingredients:
+    def key(self) -> Ingredients:
         """Return everything that determines the predictions."""
-        data, job = inputs.data, _job(context, inputs)
+        data, job = self.data, self._job()
         further = {UNLABELLED: data.unlabelled.fingerprint} if data.unlabelled else {}
         return {
             "data": data.fingerprint,
@@ -147,33 +138,31 @@ class Teach(Stage[TeachInputs, Taught]):
             **stage_keys.package_versions(),
         }
 
-    def folder(self, context: Context, inputs: TeachInputs, result: Taught | None) -> Path:
+    def folder(self, result: Taught | None) -> Path:
         """Return the folder of the predictions; before it is known, that of all."""
-        return result.file.parent if result else context.memory.workspace / PREDICTIONS
+        return result.file.parent if result else self.context.memory.workspace / PREDICTIONS
 
-    def compute(self, context: Context, inputs: TeachInputs) -> Taught:
+    def compute(self) -> Taught:
         """Predict what is not stored yet, in a worker process."""
-        from patchline.pipeline.training.distillation.job import launcher_for, write_list
-
-        folder = inputs.run.folder / "teaching"
-        job = _job(context, inputs)
+        folder = self.run.folder / "teaching"
+        job = self._job()
         write_list(job, folder)
-        resources = Resources.for_device(context.config.training.device)
+        resources = Resources.for_device(self.config.training.device)
         with launcher_for(job):
-            return TEACHING.run(folder, job, context.reporting.event, resources)
+            return TEACHING.run(folder, job, self.context.reporting.event, resources)
 
-    def reuse(self, config: RunConfig) -> str:
+    def reuse(self) -> str:
         """Return what is used again."""
         return "the teacher's predictions are used again"
 
-    def after(self, context: Context, inputs: TeachInputs, result: Taught) -> None:
+    def after(self, result: Taught) -> None:
         """Say how far the teacher and the labels agree; the data then tells who taught."""
-        data, weight = inputs.data, context.config.training.teacher_weight
-        context.reporting.note(result.sentence(data.seen_before))
-        taught_by = f"{_teacher(inputs).described()}: {result.share_in_targets(weight)}"
-        context.put(data.model_copy(update={"taught_by": taught_by}))
+        data, weight = self.data, self.config.training.teacher_weight
+        self.context.reporting.note(result.sentence(data.seen_before))
+        taught_by = f"{self._teacher().described()}: {result.share_in_targets(weight)}"
+        self.context.put(data.model_copy(update={"taught_by": taught_by}))
 
-    def tags(self, context: Context, inputs: TeachInputs, result: Taught) -> dict[str, str]:
+    def tags(self, result: Taught) -> dict[str, str]:
         """Return how many images the teacher has predicted."""
         measure = "map" if result.task == MULTI_LABEL else "agreement"
         return {
@@ -182,53 +171,38 @@ class Teach(Stage[TeachInputs, Taught]):
             f"training.teacher_{measure}": f"{result.agreement:.4f}",
         }
 
+    def _teacher(self) -> Teacher:
+        if self.teacher is None:
+            raise TypeError("A run with a teacher has not found it.")
+        return self.teacher
 
-def _teacher(inputs: TeachInputs) -> Teacher:
-    if inputs.teacher is None:
-        raise TypeError("A run with a teacher has not found it.")
-    return inputs.teacher
+    def _splits(self) -> tuple[str, ...]:
+        """Return the splits that a fit of the run trains on."""
+        several = self.config.training.folds or self.config.training.refit
+        return ("train", "validation") if several else ("train",)
 
+    def _count(self) -> int:
+        counts = self.data.counts
+        return sum(counts[split] for split in self._splits()) + counts.get(UNLABELLED, 0)
 
-def _splits(config: RunConfig) -> tuple[str, ...]:
-    """Return the splits that a fit of the run trains on."""
-    several = config.training.folds or config.training.refit
-    return ("train", "validation") if several else ("train",)
-
-
-def _count(config: RunConfig, data: IngestedData) -> int:
-    return sum(data.counts[split] for split in _splits(config)) + data.counts.get(UNLABELLED, 0)
-
-
-def _job(context: Context, inputs: TeachInputs) -> TeachingJob:
-    config, data, teacher = context.config, inputs.data, _teacher(inputs)
-    images = [
-        ImagesToTeach(
-            manifest_file=data.manifest_file.resolve(),
-            root=data.root,
-            splits=_splits(config),
+    def _job(self) -> TeachingJob:
+        config, data, teacher = self.config, self.data, self._teacher()
+        images = [(data.manifest_file, data.root, self._splits())]
+        if further := data.unlabelled:
+            images.append((further.manifest_file, further.root, (UNLABELLED,)))
+        return TeachingJob(
+            teacher=teacher.folder.resolve(),
+            name=teacher.name,
+            sha256=teacher.sha256,
+            classes=data.classes,
+            task=data.task,
+            images=tuple(
+                ImagesToTeach(manifest_file=file.resolve(), root=root, splits=splits)
+                for file, root, splits in images
+            ),
+            views=config.training.teacher_views,
+            mirrored=data.mirror.is_symmetric,
+            device=choose_device(config.training, cached_machine()),
+            threads=config.training.threads,
+            workspace=self.context.memory.workspace.resolve(),
         )
-    ]
-    if further := data.unlabelled:
-        images.append(
-            ImagesToTeach(
-                manifest_file=further.manifest_file.resolve(),
-                root=further.root,
-                splits=(UNLABELLED,),
-            )
-        )
-    return TeachingJob(
-        teacher=teacher.folder.resolve(),
-        name=teacher.name,
-        sha256=teacher.sha256,
-        classes=data.classes,
-        task=data.task,
-        images=tuple(images),
-        views=config.training.teacher_views,
-        mirrored=data.mirror.is_symmetric,
-        device=choose_device(config.training, cached_machine()),
-        threads=config.training.threads,
-        workspace=context.memory.workspace.resolve(),
-    )
-
-
-TEACH = Teach()

@@ -8,7 +8,8 @@ from typing import Any
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
-from patchline.pipeline.stages.stage import Context, Stage
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.distillation.job import Taught
 from patchline.pipeline.training.distillation.teacher import Teacher
 from patchline.pipeline.training.initial_weights.recipe import display_name
@@ -26,8 +27,20 @@ _REHEARSED_STEPS = 2
 
 
 @dataclass(frozen=True)
-class TrainInputs:
-    """The decoded images, what is known about them, and the MLflow run that gets the curves."""
+class Train(Stage[TrainResult]):
+    """Leaves the weights. The settings then say what the machine decided, so that they replay.
+
+    Each training of the run has a record of its own
+    (`patchline.pipeline.training.parts.launching`), so that a run which is killed repeats no
+    finished fold.
+    """
+
+    name = run_parts.STAGE
+    task = "Train the model"
+    output = TrainResult
+    worker = TRAINING
+    code = TRAINING.code
+    rehearsal = f"Training {_REHEARSED_STEPS} steps"
 
     prepared: PreparedData
     data: IngestedData
@@ -47,88 +60,72 @@ class TrainInputs:
             name=self.teacher.name,
         )
 
-
-class Train(Stage[TrainInputs, TrainResult]):
-    """Leaves the weights. The settings then say what the machine decided, so that they replay.
-
-    Each training of the run has a record of its own
-    (`patchline.pipeline.training.parts.launching`), so that a run which is killed repeats no
-    finished fold.
-    """
-
-    name = run_parts.STAGE
-    task = "Train the model"
-    reads = TrainInputs
-    output = TrainResult
-    worker = TRAINING
-    code = TRAINING.code
-    rehearsal = f"Training {_REHEARSED_STEPS} steps"
-
-    def title(self, context: Context, inputs: TrainInputs) -> str:
+    def title(self) -> str:
         """Return what is trained, and for how long."""
-        return f"Training {recipe(context.config)}"
+        return f"Training {recipe(self.config)}"
 
-    def task_run(self, context: Context, inputs: TrainInputs) -> str:
+    def task_run(self) -> str:
         """Return what is trained, and for how long."""
-        return f"Train {recipe(context.config)}"
+        return f"Train {recipe(self.config)}"
 
-    def compute(self, context: Context, inputs: TrainInputs) -> TrainResult:
+    def compute(self) -> TrainResult:
         """Train in separate processes; towards the end, the later stages' workers start."""
-        on_event, note = context.reporting.event, context.reporting.note
-        follow = prewarm_before_the_end(on_event, context.next_workers)
+        on_event, note = self.context.reporting.event, self.context.reporting.note
+        follow = prewarm_before_the_end(on_event, self.context.next_workers)
         needs = TrainingInputs(
-            context.config,
-            inputs.data,
-            inputs.prepared,
-            inputs.run,
-            context.memory,
+            self.config,
+            self.data,
+            self.prepared,
+            self.run,
+            self.context.memory,
             on_event,
-            inputs.predictions,
+            self.predictions,
         )
         return RunParts(needs, note, on_last_event=follow).train()
 
-    def rehearse(self, context: Context, inputs: TrainInputs) -> TrainResult:
+    def rehearse(self) -> TrainResult:
         """Train two steps, of the first training."""
-        training, note = context.config.training, context.reporting.note
-        for worker in context.next_workers:
+        training, note = self.config.training, self.context.reporting.note
+        for worker in self.context.next_workers:
             worker.prewarm()
         if training.folds or training.refit:
             note("folds and a refit repeat this fit and are not rehearsed")
-        length = {"time_limit": None, "step_plan": ((0, 0.0, _REHEARSED_STEPS),)}
-        config = context.config.model_copy(update={"training": training.model_copy(update=length)})
-        folder = inputs.run.folder / "training"
-        own = (config, inputs.data, inputs.prepared, folder, inputs.run.run_id)
-        changes: dict[str, Any] = {"teacher": inputs.predictions}
+        config = with_changes(
+            self.config,
+            training={"time_limit": None},
+            record={"step_plan": ((0, 0.0, _REHEARSED_STEPS),)},
+        )
+        folder = self.run.folder / "training"
+        own = (config, self.data, self.prepared, folder, self.run.run_id)
+        changes: dict[str, Any] = {"teacher": self.predictions}
         if training.trainable == "head":
             # Features that are stored there would not say how long it takes to compute them.
             changes["workspace"] = None
-        job = job_of(*own, context.workspace).model_copy(update=changes)
+        job = job_of(*own, self.context.workspace).model_copy(update=changes)
 
         def show(event: Event) -> None:
             if event["kind"] == "warning":  # the progress of two steps is not worth a line
-                context.reporting.event(event)
+                self.context.reporting.event(event)
 
         return TRAINING.run(job.folder, job, show, resources_of(config.training))
 
-    def reuse(self, config: RunConfig) -> str:
+    def reuse(self) -> str:
         """Return what is used again; a time limit may have allowed more on another day."""
-        limit = config.training.time_limit
+        limit = self.config.training.time_limit
         what = f"its training (also limited to {limit}) is" if limit else "its training is"
         return f"{what} used again; `patchline run --fresh` computes everything again"
 
-    def after(self, context: Context, inputs: TrainInputs, result: TrainResult) -> None:
+    def after(self, result: TrainResult) -> None:
         """Let the settings say what the machine decided."""
-        context.config = launching.replayable(context.config, result)
+        self.context.config = launching.replayable(self.config, result)
 
-    def tags(self, context: Context, inputs: TrainInputs, result: TrainResult) -> dict[str, str]:
+    def tags(self, result: TrainResult) -> dict[str, str]:
         """Return how the final weights were made."""
         return {**run_parts.tags(result), **launching.machine_tags(result)}
 
-    def log(
-        self, context: Context, inputs: TrainInputs, result: TrainResult, run: TrackedRun
-    ) -> None:
+    def log(self, result: TrainResult, run: TrackedRun) -> None:
         """Log the settings that reproduce the weights."""
-        launching.log_config(context.config, run)
+        launching.log_config(self.config, run)
 
 
 def recipe(config: RunConfig) -> str:
@@ -161,6 +158,3 @@ def _repeated(config: RunConfig) -> str:
         final = "their ensemble" if config.training.ensemble else "a refit"
         return f", {config.training.folds} folds and {final}"
     return ", then a refit" if config.training.refit else ""
-
-
-TRAIN = Train()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -311,98 +312,91 @@ class TrainingConfig(FrozenModel):
         return "balanced" in (self.sampling, self.class_weights)
 
     @model_validator(mode="after")
-    def _classes_are_balanced_once(self) -> Self:
+    def _settings_suit_each_other(self) -> Self:
+        for sentence in self._refusals():
+            raise ValueError(sentence)
+        return self
+
+    def _refusals(self) -> Iterator[str]:
+        """Yield what is said of settings that exclude each other."""
         if self.sampling == self.class_weights == "balanced":
-            raise ValueError(
+            yield (
                 "training.sampling and training.class_weights are both balanced, so rare classes "
                 "would count twice. Leave out one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _head_is_one_fit(self) -> Self:
-        several = {
-            "average_last": self.average_last,
-            "ensemble": self.ensemble,
-        }
-        for name, value in several.items():
-            if self.trainable not in (None, "all") and value:
-                raise ValueError(
-                    f"training.{name} is {value}, but with training.trainable {self.trainable} a "
-                    f"single head is fitted. Leave out training.{name}, or set training.trainable "
-                    "to all"
-                )
-        for name, value in (("folds", self.folds), ("refit", self.refit)):
-            if self.trainable == "head_then_all" and value:
-                raise ValueError(
-                    f"training.{name} is {value}, but training.trainable head_then_all chooses "
-                    f"the weights on one validation split. Leave out training.{name}, or set "
-                    "training.trainable to head or all"
-                )
-        if self.trainable == "last_blocks" and self.folds:
-            raise ValueError(
-                f"training.folds is {self.folds}, but training.trainable last_blocks has folds of "
-                "its own where there are fewer than 50 validation images. Leave out "
-                "training.folds; training.refit trains on all images in the end"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_teacher_teaches_all_weights(self) -> Self:
-        if self.teacher is not None and self.trainable not in (None, "all"):
-            raise ValueError(
-                f"training.trainable is {self.trainable}, but training.teacher is {self.teacher}: "
-                "its predictions are targets for images, and a head is fitted to labels alone. Set "
-                "training.trainable to all, or leave out training.teacher"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _tokens_suit_the_settings(self) -> Self:
-        if self.trainable != "last_blocks":
-            return self
-        of_images: dict[str, float] = {
-            "mixup": self.mixup,
-            "cutmix": self.cutmix,
-            "initial_image_scale": self.initial_image_scale % 1,
-        }
-        for name, value in of_images.items():
-            if value:
-                raise ValueError(
-                    f"training.{name} is {value}, but with training.trainable last_blocks the "
-                    f"tokens of whole images are computed once. Leave out training.{name}, or set "
-                    "training.trainable to head_then_all"
-                )
-        without_effect = {"compile": self.compile, "early_stopping": self.early_stopping}
-        for name, number in without_effect.items():
-            if number:
-                raise ValueError(
-                    f"training.{name} is {number}, but training.trainable last_blocks trains a few "
-                    "blocks, uncompiled, to the end of its plan. Leave out "
-                    f"training.{name}, or set training.trainable to head_then_all"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _processes_fit(self) -> Self:
+        if self.trainable not in (None, "all"):
+            yield from self._refused_with_heads(dict(self))
         if self.processes > 1 and self.batch_size < 2 * self.processes:
-            raise ValueError(
+            yield (
                 f"training.processes is {self.processes}, but each process needs at least two "
                 f"images of a batch, and training.batch_size is {self.batch_size}. Lower "
                 "training.processes, or raise training.batch_size"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _ensemble_has_folds(self) -> Self:
         if self.ensemble and self.folds is None:
-            raise ValueError(
+            yield (
                 "training.ensemble is true, but an ensemble needs folds. Set training.folds, such "
                 "as 5, or leave out training.ensemble"
             )
         if self.ensemble and self.refit:
-            raise ValueError(
+            yield (
                 "training.ensemble and training.refit are both true, but a run registers one "
                 "model. Leave one of them out"
             )
-        return self
+
+    def _refused_with_heads(self, values: dict[str, Any]) -> Iterator[str]:
+        """Yield what excludes that a head is fitted, given all settings."""
+        of_blocks = self.trainable == "last_blocks"
+        for name in ("average_last", "ensemble"):
+            if values[name]:
+                yield (
+                    f"training.{name} is {values[name]}, but with training.trainable "
+                    f"{self.trainable} a single head is fitted. Leave out training.{name}, or set "
+                    "training.trainable to all"
+                )
+        for name in ("folds", "refit"):
+            if self.trainable == "head_then_all" and values[name]:
+                yield (
+                    f"training.{name} is {values[name]}, but training.trainable head_then_all "
+                    f"chooses the weights on one validation split. Leave out training.{name}, or "
+                    "set training.trainable to head or all"
+                )
+        if of_blocks and self.folds:
+            yield (
+                f"training.folds is {self.folds}, but training.trainable last_blocks has folds of "
+                "its own where there are fewer than 50 validation images. Leave out "
+                "training.folds; training.refit trains on all images in the end"
+            )
+        if self.teacher is not None:
+            yield (
+                f"training.trainable is {self.trainable}, but training.teacher is {self.teacher}: "
+                "its predictions are targets for images, and a head is fitted to labels alone. Set"
+                " training.trainable to all, or leave out training.teacher"
+            )
+        values["initial_image_scale"] %= 1
+        once = "the tokens of whole images are computed once"
+        as_planned = "trains a few blocks, uncompiled, to the end of its plan"
+        reasons = {
+            **dict.fromkeys(
+                ("mixup", "cutmix", "initial_image_scale"),
+                f"with training.trainable last_blocks {once}",
+            ),
+            "compile": f"training.trainable last_blocks {as_planned}",
+            "early_stopping": f"training.trainable last_blocks {as_planned}",
+        }
+        for name, why in reasons.items():
+            if of_blocks and values[name]:
+                yield (
+                    f"training.{name} is {values[name]}, but {why}. Leave out training.{name}, or "
+                    "set training.trainable to head_then_all"
+                )
+
+
+Config = TypeVar("Config", bound=FrozenModel)
+
+
+def with_changes(config: Config, **sections: Mapping[str, Any]) -> Config:
+    """Return a config with other values in some of its sections; they are not validated."""
+    changed = {
+        name: getattr(config, name).model_copy(update=values) for name, values in sections.items()
+    }
+    return config.model_copy(update=changed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, PipelineError
-from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob, TrainingPart
 from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.training.train_result import TrainResult
@@ -22,7 +23,6 @@ from patchline.pipeline.workspace.tracking import liveness
 
 _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
 """Settings that may change when a run is extended."""
-Content = TypeVar("Content", bound=FrozenModel)
 
 
 def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
@@ -43,7 +43,8 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
                 "model that it was trained with. Leave it out, or start a new run."
             )
     run_id, folder = _finished(reference, runs)
-    request = _read(RunRequest, folder / REQUEST_FILE, run_id)
+    with _needed(folder / REQUEST_FILE, run_id):
+        request = RunRequest.from_file(folder / REQUEST_FILE)
     if request.config.training.folds or request.config.training.refit:
         raise ConfigError(
             f"The run {run_id[:8]} has folds or a refit, and only a single fit can be "
@@ -91,7 +92,8 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
     _, folder = _finished(run_id, runs)
     result = _training_of(run_id, folder)
     training = folder / TrainingPart().folder
-    before = _read(TrainingJob, training / JOB_FILE, run_id)
+    with _needed(training / JOB_FILE, run_id):
+        before = TrainingJob.from_file(training / JOB_FILE)
     config, old = job.config, before.config
     compared = {
         "The data": (job.data_fingerprint, before.data_fingerprint),
@@ -140,22 +142,22 @@ def _finished(reference: str, runs: Path) -> tuple[str, Path]:
 
 
 def _training_of(run_id: str, folder: Path) -> TrainResult:
-    training = folder / TrainingPart().folder
+    file = folder / TrainingPart().folder / RESULT_FILE
+    with _needed(file, run_id):
+        return reported(file, TrainResult)
+
+
+@contextmanager
+def _needed(file: Path, run_id: str) -> Iterator[None]:
+    """Refuse to extend the training of a run whose file cannot be read.
+
+    Raises:
+        ConfigError: if it is missing or damaged.
+    """
     try:
-        return reported(training / RESULT_FILE, TrainResult)
+        yield
     except (OSError, ValueError, PipelineError) as error:
-        raise _unreadable(training / RESULT_FILE, run_id) from error
-
-
-def _read(section: type[Content], file: Path, run_id: str) -> Content:
-    try:
-        return section.from_file(file)
-    except (OSError, ValueError) as error:
-        raise _unreadable(file, run_id) from error
-
-
-def _unreadable(file: Path, run_id: str) -> ConfigError:
-    return ConfigError(
-        f"{file} cannot be read, so the training of the run {run_id[:8]} cannot be extended. Start "
-        "a new run with more epochs."
-    )
+        raise ConfigError(
+            f"{file} cannot be read, so the training of the run {run_id[:8]} cannot be extended. "
+            "Start a new run with more epochs."
+        ) from error

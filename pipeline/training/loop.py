@@ -44,7 +44,12 @@ from patchline.pipeline.training.run_length import RunLength
 from patchline.pipeline.training.speed.compilation import compile_model
 from patchline.pipeline.training.speed.training_speed import ComputeShare, RecentRate
 from patchline.pipeline.training.start import initial_step, log_history, take_over
-from patchline.pipeline.training.train_result import AverageRecord, EpochRecord, TrainResult
+from patchline.pipeline.training.train_result import (
+    AverageRecord,
+    EpochRecord,
+    TrainResult,
+    without_none,
+)
 from patchline.pipeline.training.trained_model import description_of, provenance_of_job
 from patchline.pipeline.training.training_data import DividedOrder, open_data
 from patchline.pipeline.training.validation import Validator
@@ -449,8 +454,7 @@ class Training:
             "averaged/mAP": record.map,
             "averaged/loss": record.loss,
         }
-        values = {name: value for name, value in values.items() if value is not None}
-        self.events.write("metrics", step=state.step, values=values)
+        self.events.write("metrics", step=state.step, values=without_none(values))
         return result.model_copy(
             update={
                 "best": folder,

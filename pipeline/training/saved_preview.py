@@ -22,14 +22,13 @@ from patchline.pipeline.training.augmentation_preview import (
     enlarged,
     preview_columns,
 )
-from patchline.pipeline.training.training_data import preview_rows
+from patchline.pipeline.training.training_data import class_labels, preview_rows
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.fonts import font_showing
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import ImageSpec
 
 if TYPE_CHECKING:
-    import pandas as pd
     from PIL import Image
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
@@ -117,7 +116,7 @@ def save_preview(
     if size is None or channels is None:
         raise DataError("The image size is unknown. Resolve the config first.")
     table = manifests.usable(manifests.load(data.manifest_file))
-    labels, named = _labels_and_names(table["label"], data)
+    labels, sets_NK = class_labels(table["label"], data.classes, data.task)
     rows = preview_rows(labels, np.flatnonzero(table["split"] == "train"), images)
     spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, data.mapping)
     with tempfile.TemporaryDirectory() as folder:
@@ -137,22 +136,13 @@ def save_preview(
     columns = preview_columns(
         augmentation, originals, [int(row) for row in rows], epochs, config.training
     )
-    names = [named[row] for row in rows]
+    names = list(table["label"].iloc[rows]) if data.classes else [""] * len(rows)
+    if sets_NK is not None:
+        names = [", ".join(label_sets.decoded(name)) for name in names]
     picture = labelled_picture(_title(config), columns, names)
     with storage_errors(file):
         make_folder(file.parent)
         picture.save(file, "PNG")
-
-
-def _labels_and_names(texts: pd.Series[str], data: IngestedData) -> tuple[Integers, list[str]]:
-    """Return a number of each image's class, or of its rarest label, and what it is called."""
-    if not data.classes:
-        return np.zeros(len(texts), np.int64), [""] * len(texts)
-    if data.task == label_sets.MULTI_LABEL:
-        numbers = label_sets.strata(label_sets.matrix(list(texts), data.classes))
-        return numbers, [", ".join(label_sets.decoded(text)) for text in texts]
-    index = {label: number for number, label in enumerate(data.classes)}
-    return texts.map(index).to_numpy().astype(np.int64), list(texts)
 
 
 def _title(config: RunConfig) -> str:

@@ -17,20 +17,15 @@ from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.training.checkpoint import FINAL, LAST, folder_of, load
-from patchline.pipeline.training.faults import FiniteCheck
 from patchline.pipeline.training.initial_weights.loading import as_csv, load_into, summary
 from patchline.pipeline.training.initial_weights.record import load_record
 from patchline.pipeline.training.job import ExtendedTraining, StoredTokens, TrainingJob
 from patchline.pipeline.training.out_of_memory import OutOfMemoryRetry
 from patchline.pipeline.training.processes.ranks import Ranks
-from patchline.pipeline.training.recipe.objectives import build_objective
-from patchline.pipeline.training.recipe.optimizer import LossScale, build_optimizer
-from patchline.pipeline.training.recipe.progressive_learning import ModelSchedules, ProgressiveSize
-from patchline.pipeline.training.recipe.weight_averaging import MovingAverage
-from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
+from patchline.pipeline.training.speed.precision import choose_for_training
 from patchline.pipeline.training.step_plan import StepPlan
-from patchline.pipeline.training.train_state import RunningSums, TrainState
-from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.training.train_step import TrainStep, first_step
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.pipeline.training.validation import Validator
 from patchline.pipeline.workers.event_log import EventWriter
@@ -136,49 +131,19 @@ def initial_step(
         ranks: that train together.
         events: gets what is worth knowing of the initial weights and the precision.
     """
-    config, image, num_classes = job.config, job.image, len(job.classes)
-    settings = config.training
     with ranks.first_before_others(job.folder):
         model = initial_model(job, data, events).to(device)
-    chooser = Chooser(config, image, num_classes, model, job.workspace)
-    precision = ranks.from_first(
-        Precision, lambda: choose_for_training(chooser, job.folder, events)
-    ).name
+    precision = choose_for_training(job, model, ranks, events).name
     weights_K = None
-    if settings.class_weights == "balanced":
+    if job.config.training.class_weights == "balanced":
         weights_K = data.class_weights_K().to(device)
         if note := data.note_on_weights():
             events.write("note", message=note)
-    objective = build_objective(config, image, num_classes, weights_K)
-    size = ProgressiveSize(settings, image, model)
-    model = objective.training_module(model).to(device)
-    average = MovingAverage(model, settings.ema_decay)
-    model = ranks.synchronised(model)
-    state = TrainState(
-        model=model,
-        average=average,
-        optimizer=build_optimizer(config.optimizer, model),
-        plan=plan,
-        loss_scale=LossScale(precision),
-        sums=RunningSums(ranks.sum),
-        rate_cuts=list(config.record.rate_cuts),
-        halvings=list(config.record.halvings),
-    )
-    return TrainStep(
-        state=state,
-        config=config,
-        objective=objective,
-        image=image,
-        num_classes=num_classes,
-        device=device,
-        precision=precision,
-        size=size,
-        schedules=ModelSchedules(settings, model),
-        finite=FiniteCheck(ranks.sum),
-        retry=OutOfMemoryRetry(events, job.folder),
-        ranks=ranks,
-        replica=ranks.replicated(model),
-    )
+    retry = OutOfMemoryRetry(events, job.folder)
+    return first_step(
+        job.config, job.image, len(job.classes), model, precision, plan,
+        class_weights_K=weights_K, retry=retry, ranks=ranks,
+    )  # fmt: skip
 
 
 _GROUP_SETTINGS = ("weight_decay", "momentum", "nesterov", "rate_factor")

@@ -2,7 +2,7 @@
 
 A plan is a list of knots (step, progress, end): from that step, progress rises linearly from that
 value to 1 at the end. A run limited by epochs has one knot. A run limited by time moves the end and
-adds a knot each time (`time_limit.py`). The knots are saved in the resolved config; a run with the
+adds a knot each time (`run_length.py`). The knots are saved in the resolved config; a run with the
 same knots reproduces the same steps with exactly the same progress.
 
 The progress of a step is that of its middle, so the first step is after the start and the last step

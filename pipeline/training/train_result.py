@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
@@ -14,6 +14,11 @@ from patchline.pipeline.evaluation.metrics.label_calibration import (
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.record import TrainingRecord
+
+
+def without_none(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the values that there are."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class EpochRecord(FrozenModel):
@@ -95,7 +100,7 @@ class EpochRecord(FrozenModel):
             "images_per_second": self.images_per_second,
             "epoch": self.epoch,
         }
-        return {name: value for name, value in values.items() if value is not None}
+        return without_none(values)
 
 
 class RefitResult(FrozenModel):

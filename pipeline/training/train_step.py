@@ -33,10 +33,17 @@ from patchline.pipeline.training.recipe.mixing import (
     mixed_images,
     mixed_targets,
 )
-from patchline.pipeline.training.recipe.optimizer import averages_itself
+from patchline.pipeline.training.recipe.objectives import build_objective
+from patchline.pipeline.training.recipe.optimizer import (
+    LossScale,
+    averages_itself,
+    build_optimizer,
+)
 from patchline.pipeline.training.recipe.progressive_learning import ModelSchedules, ProgressiveSize
 from patchline.pipeline.training.recipe.schedule import learning_rate
-from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.training.recipe.weight_averaging import MovingAverage
+from patchline.pipeline.training.step_plan import StepPlan
+from patchline.pipeline.training.train_state import RunningSums, TrainState
 from patchline.pipeline.training.training_data import BatchPart
 from patchline.plugin_api import ImageSpec, Objective
 
@@ -123,10 +130,10 @@ class TrainStep:
     schedules: ModelSchedules
     finite: FiniteCheck
     """Notices a loss or a gradient that is not finite."""
-    retry: RollbackOnError = field(default_factory=RollbackOnError)
+    retry: RollbackOnError
     """What happens where gradients cannot be computed as it was begun."""
-    ranks: Ranks = field(default_factory=Ranks)
-    replica: nn.Module | None = None
+    ranks: Ranks
+    replica: nn.Module | None
     """Calls the model and sums its gradients over the ranks; None for the model itself."""
     kernels: DeterministicKernels = field(init=False)
 
@@ -259,6 +266,66 @@ class TrainStep:
         if limit is not None:
             nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm
+
+
+def first_step(
+    config: RunConfig,
+    image: ImageSpec,
+    num_classes: int,
+    model: nn.Module,
+    precision: str,
+    plan: StepPlan,
+    *,
+    class_weights_K: torch.Tensor | None = None,
+    finite: type[FiniteCheck] = FiniteCheck,
+    retry: RollbackOnError | None = None,
+    ranks: Ranks | None = None,
+) -> TrainStep:
+    """Return how steps are computed, on the state before the first one.
+
+    Args:
+        config: of the run.
+        image: that the model is fed.
+        num_classes: K; 0 if the objective uses no labels.
+        model: on the device of this rank.
+        precision: of the computation.
+        plan: of the steps.
+        class_weights_K: of the classification loss.
+        finite: notices a loss or a gradient that is not finite.
+        retry: what happens where gradients cannot be computed as it was begun.
+        ranks: that train together.
+    """
+    settings, ranks, device = config.training, ranks or Ranks(), next(model.parameters()).device
+    objective = build_objective(config, image, num_classes, class_weights_K)
+    size = ProgressiveSize(settings, image, model)
+    model = objective.training_module(model).to(device)
+    average = MovingAverage(model, settings.ema_decay)
+    model = ranks.synchronised(model)
+    state = TrainState(
+        model=model,
+        average=average,
+        optimizer=build_optimizer(config.optimizer, model),
+        plan=plan,
+        loss_scale=LossScale(precision),
+        sums=RunningSums(ranks.sum),
+        rate_cuts=list(config.record.rate_cuts),
+        halvings=list(config.record.halvings),
+    )
+    return TrainStep(
+        state=state,
+        config=config,
+        objective=objective,
+        image=image,
+        num_classes=num_classes,
+        device=device,
+        precision=precision,
+        size=size,
+        schedules=ModelSchedules(settings, model),
+        finite=finite(ranks.sum),
+        retry=retry or RollbackOnError(),
+        ranks=ranks,
+        replica=ranks.replicated(model),
+    )
 
 
 def _step_seed(seed: int, step: int, rank: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -54,6 +54,9 @@ from patchline.pipeline.training.recipe.soft_targets import (
     soft_targets,
 )
 from patchline.pipeline.workspace.files.stored_images import StoredImages
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FEWEST_IMAGES = 2
 """Minimum of a part, because batch norm needs at least two images."""
@@ -265,16 +268,8 @@ def _steps_left(
 def open_data(job: TrainingJob) -> TrainingData:
     """Open the store and read the labels and splits from the manifest."""
     rows = manifests.usable(manifests.load(job.manifest_file))
-    index = {label: number for number, label in enumerate(job.classes)}
     training_rows, validation_rows = job.part.rows(rows, job.config.data.split_seed)
-    sets_NK: Sets | None = None
-    labels: Integers
-    if index and job.config.data.task == label_sets.MULTI_LABEL:
-        sets_NK = label_sets.matrix(list(rows["label"]), job.classes)
-        labels = label_sets.strata(sets_NK)
-    else:
-        numbers = rows["label"].map(index) if index else np.zeros(len(rows))
-        labels = np.asarray(numbers).astype(np.int64)
+    labels, sets_NK = class_labels(rows["label"], job.classes, job.config.data.task)
     paths, further = tuple(rows["path"]), 0
     more_stores: tuple[Path, ...] = ()
     if job.unlabelled is not None:
@@ -282,12 +277,12 @@ def open_data(job: TrainingJob) -> TrainingData:
         paths, further = (*paths, *own["path"]), len(own)
         more_stores = (job.unlabelled.store,)
         training_rows = np.concatenate([training_rows, len(rows) + np.arange(further)])
-        labels = np.concatenate([labels, np.full(further, UNLABELLED if index else 0)])
+        labels = np.concatenate([labels, np.full(further, UNLABELLED if job.classes else 0)])
     targets: Targets = labels if sets_NK is None else SetTargets(sets_NK)
     if job.teacher is not None:
         taught = job.teacher.rows(rows["split"], further)
         settings = job.config.training
-        soft = soft_targets(job.teacher.file, len(index), taught, labels, settings, sets_NK)
+        soft = soft_targets(job.teacher.file, len(job.classes), taught, labels, settings, sets_NK)
         targets, labels = soft, soft.classes()
         if isinstance(soft, SoftSetTargets):
             sets_NK = soft.sets_NK
@@ -329,6 +324,25 @@ def open_data(job: TrainingJob) -> TrainingData:
         tokens=training_tokens,
         label_sets_NK=sets_NK,
     )
+
+
+def class_labels(
+    texts: pd.Series[str], classes: Sequence[str], task: str
+) -> tuple[Integers, Sets | None]:
+    """Return the class of each image, or its rarest label and the sets (N, K); 0 without classes.
+
+    Args:
+        texts: the labels as a manifest has them.
+        classes: in their order; none of an encoder.
+        task: whether an image has one label, or a set.
+    """
+    if not classes:
+        return np.zeros(len(texts), np.int64), None
+    if task == label_sets.MULTI_LABEL:
+        sets_NK = label_sets.matrix(list(texts), classes)
+        return label_sets.strata(sets_NK), sets_NK
+    index = {label: number for number, label in enumerate(classes)}
+    return texts.map(index).to_numpy().astype(np.int64), None
 
 
 def units_of_rows(job: TrainingJob, rows: Integers) -> Integers:

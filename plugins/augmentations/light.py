@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -12,9 +12,8 @@ from patchline.plugin_api import (
     AugmentationPlugin,
     BatchRandom,
     BatchTransform,
-    DataTraits,
-    PluginConfig,
 )
+from patchline.plugins.augmentations.standard import FlipConfig
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +24,8 @@ _LARGE_PIXELS = 48 * 48
 Share = Annotated[float, Field(ge=0, le=0.5)]
 
 
-class LightConfig(PluginConfig):
+class LightConfig(FlipConfig):
     """Strength of the random changes."""
-
-    horizontal_flip: bool | None = None
-    """Flip a random half of the images horizontally; by default only if the data is
-    mirror-symmetric."""
 
     shift: Share = 0.12
     """Largest shift in each direction, as a fraction of the side; by whole pixels."""
@@ -43,12 +38,6 @@ class LightConfig(PluginConfig):
 
     brightness: Share = 0.1
     """Largest change of brightness and contrast, as a fraction."""
-
-    def resolved_for(self, traits: DataTraits) -> Self:
-        """Mirror only if a mirrored image still shows its class."""
-        if self.horizontal_flip is not None:
-            return self
-        return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
 
 
 def build_batch(config: LightConfig, context: AugmentationContext) -> BatchTransform:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -12,9 +12,8 @@ from patchline.plugin_api import (
     AugmentationPlugin,
     BatchRandom,
     BatchTransform,
-    DataTraits,
-    PluginConfig,
 )
+from patchline.plugins.augmentations.standard import FlipConfig
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +22,8 @@ _SMALL_PART = 0.5
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class ResizedCropConfig(PluginConfig):
+class ResizedCropConfig(FlipConfig):
     """Size and shape of the part that is shown, and what else changes."""
-
-    horizontal_flip: bool | None = None
-    """Flip a random half of the images horizontally; by default only if the data is
-    mirror-symmetric."""
 
     smallest_area: Annotated[float, Field(gt=0, le=1)] = 0.35
     """Smallest area of the part that is shown, as a fraction of the image."""
@@ -47,12 +42,6 @@ class ResizedCropConfig(PluginConfig):
 
     erase: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Probability of replacing a random rectangle by noise (random erasing, arXiv 1708.04896)."""
-
-    def resolved_for(self, traits: DataTraits) -> Self:
-        """Mirror only if a mirrored image still shows its class."""
-        if self.horizontal_flip is not None:
-            return self
-        return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
 
 
 def build_batch(config: ResizedCropConfig, _context: AugmentationContext) -> BatchTransform:

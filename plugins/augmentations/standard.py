@@ -26,12 +26,22 @@ if TYPE_CHECKING:
 _LARGE_SHIFT = 0.25
 
 
-class CropAndFlipConfig(PluginConfig):
-    """Size of the border, mirroring and erasing."""
+class FlipConfig(PluginConfig):
+    """Whether images are flipped."""
 
     horizontal_flip: bool | None = None
     """Flip a random half of the images horizontally; by default only if the data is
     mirror-symmetric."""
+
+    def resolved_for(self, traits: DataTraits) -> Self:
+        """Mirror only if a mirrored image still shows its class."""
+        if self.horizontal_flip is not None:
+            return self
+        return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
+
+
+class CropAndFlipConfig(FlipConfig):
+    """Size of the border, mirroring and erasing."""
 
     alternate_flips: bool = False
     """Mirror each image in every second epoch, instead of at random (arXiv 2404.00498, section
@@ -43,12 +53,6 @@ class CropAndFlipConfig(PluginConfig):
 
     erase: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Probability of replacing a random rectangle by noise (random erasing, arXiv 1708.04896)."""
-
-    def resolved_for(self, traits: DataTraits) -> Self:
-        """Mirror only if a mirrored image still shows its class."""
-        if self.horizontal_flip is not None:
-            return self
-        return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
 
 
 def assumptions(config: CropAndFlipConfig) -> Assumptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -57,38 +57,29 @@ def build(config: CctConfig, context: ModelContext) -> torch.nn.Module:
 
     from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
     from patchline.pipeline.models.layers.compact_block import CompactBlock
-    from patchline.pipeline.models.layers.head import LinearHead
     from patchline.pipeline.models.layers.initialisation import truncated_normal
-    from patchline.pipeline.models.layers.learned_positions import LearnedPositionEmbedding
     from patchline.pipeline.models.layers.pooling import SequencePooling
-    from patchline.pipeline.models.layers.positions import position_embedding
     from patchline.pipeline.models.layers.stochastic_depth import drop_path_rates
-    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
+    from patchline.plugins.models.encoder_blocks import vision_transformer
 
     embed_dim, depth, num_heads, mlp_dim = config.dimensions()
-    patch_embedding = context.patch_embedding(embed_dim)
-    grid: Any = patch_embedding.grid
-    network = VisionTransformer(
-        patch_embedding,
-        position_embedding=(
-            LearnedPositionEmbedding(grid, embed_dim, std=_POSITION_STD)
-            if config.positions == "learned"
-            else position_embedding(config.positions, grid, embed_dim)
-        ),
-        blocks=nn.ModuleList(
-            CompactBlock(
-                MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout, bias=False),
-                mlp_dim,
-                dropout=config.dropout,
-                stochastic_depth=rate,
-            )
-            for rate in drop_path_rates(config.stochastic_depth, depth)
-        ),
-        norm=nn.LayerNorm(embed_dim),
-        pooling=SequencePooling(embed_dim),
-        head=LinearHead(embed_dim, context.num_classes),
-        dropout=config.dropout,
-        patch_dropout=config.patch_dropout,
+
+    def block(rate: float) -> CompactBlock:
+        return CompactBlock(
+            MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout, bias=False),
+            mlp_dim,
+            dropout=config.dropout,
+            stochastic_depth=rate,
+        )
+
+    network = vision_transformer(
+        config,
+        context,
+        lambda: nn.ModuleList(map(block, drop_path_rates(config.stochastic_depth, depth))),
+        lambda: SequencePooling(embed_dim),
+        positions=config.positions,
+        position_std=_POSITION_STD,
+        norm=nn.LayerNorm,
     )
     for part in (network.blocks, network.pooling):
         part.apply(truncated_normal)

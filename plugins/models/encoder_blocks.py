@@ -1,19 +1,87 @@
-"""The encoder of a ViT: L blocks built from the settings (arXiv 2010.11929, section 3.1)."""
+"""A Vision Transformer built from the settings, and the L blocks of its encoder.
+
+Both are those of arXiv 2010.11929, section 3.1.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from patchline.pipeline.models.layers.class_token import ClassToken
 from patchline.pipeline.models.layers.encoder_block import EncoderBlock
+from patchline.pipeline.models.layers.head import LinearHead
 from patchline.pipeline.models.layers.initialisation import xavier, zero_residuals
+from patchline.pipeline.models.layers.normalisation import NORMS
+from patchline.pipeline.models.layers.positions import Positions, position_embedding
+from patchline.pipeline.models.layers.registers import RegisterTokens
 from patchline.pipeline.models.layers.stochastic_depth import drop_path_rates
+from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
+from patchline.plugins.models.transformer_settings import BlockConfig
 
 if TYPE_CHECKING:
     from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
-    from patchline.plugins.models.transformer_settings import BlockConfig, TransformerConfig
+    from patchline.plugin_api import ModelContext
+    from patchline.plugins.models.transformer_settings import TransformerConfig
+
+
+def vision_transformer(
+    config: TransformerConfig,
+    context: ModelContext,
+    blocks: Callable[[], nn.ModuleList],
+    pooling: Callable[[], nn.Module],
+    *,
+    positions: Positions = "learned",
+    position_std: float = 0.02,
+    class_token: bool = False,
+    num_registers: int = 0,
+    embedding_norm: bool = False,
+    norm: Callable[[int], nn.Module] | None = None,
+    head: Callable[[int, int], nn.Module] = LinearHead,
+    **parts: Any,
+) -> VisionTransformer:
+    """Return the network; its parts are built, and so initialised, in the order of the arguments.
+
+    Args:
+        config: dimensions and regularisation.
+        context: of the model.
+        blocks: builds the encoder blocks.
+        pooling: builds what makes one vector of all tokens.
+        positions: the position embedding.
+        position_std: of learned positions at first.
+        class_token: whether there is one.
+        num_registers: register tokens.
+        embedding_norm: whether tokens are normalised before the first block.
+        norm: builds a norm for D features; by default that of the settings.
+        head: builds the classifier, given D and K.
+        parts: further arguments of the network.
+    """
+    embed_dim = config.dimensions().embed_dim
+    patch_embedding = context.patch_embedding(embed_dim)
+    grid: Any = patch_embedding.grid
+    if norm is None:
+        norm = NORMS["layer_norm"]
+        if isinstance(config, BlockConfig):
+            norm = partial(NORMS[config.norm], epsilon=config.norm_epsilon)
+    return VisionTransformer(
+        patch_embedding,
+        class_token=ClassToken(embed_dim) if class_token else None,
+        position_embedding=position_embedding(
+            positions, grid, embed_dim, int(class_token), std=position_std
+        ),
+        registers=RegisterTokens(num_registers, embed_dim) if num_registers else None,
+        embedding_norm=norm(embed_dim) if embedding_norm else None,
+        blocks=blocks(),
+        norm=norm(embed_dim),
+        pooling=pooling(),
+        head=head(embed_dim, context.num_classes),
+        dropout=config.dropout,
+        patch_dropout=config.patch_dropout,
+        **parts,
+    )
 
 
 def plain_blocks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -45,41 +45,29 @@ class RopeVitConfig(BlockConfig):
 
 def build(config: RopeVitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3), which rotates queries and keys by position."""
-    from patchline.pipeline.models.layers.class_token import ClassToken
-    from patchline.pipeline.models.layers.head import LinearHead
-    from patchline.pipeline.models.layers.normalisation import NORMS
     from patchline.pipeline.models.layers.pooling import ClassTokenPooling
-    from patchline.pipeline.models.layers.positions import Positions, position_embedding
-    from patchline.pipeline.models.layers.registers import RegisterTokens
     from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
-    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
-    from patchline.plugins.models.encoder_blocks import encoder_blocks
+    from patchline.plugins.models.encoder_blocks import encoder_blocks, vision_transformer
 
     embed_dim, _, num_heads, _ = config.dimensions()
-    patch_embedding = context.patch_embedding(embed_dim)
-    grid: Any = patch_embedding.grid
-    positions: Positions = "learned" if config.absolute_positions else "none"
-    num_registers = config.num_registers
-    return VisionTransformer(
-        patch_embedding,
-        class_token=ClassToken(embed_dim),
-        position_embedding=position_embedding(positions, grid, embed_dim, prefix_tokens=1),
-        registers=RegisterTokens(num_registers, embed_dim) if num_registers else None,
-        blocks=encoder_blocks(
-            config,
-            lambda: RotarySelfAttention(
-                embed_dim,
-                num_heads,
-                config.attention_dropout,
-                qk_norm=config.qk_norm,
-                learned=config.frequencies == "mixed",
-            ),
-        ),
-        norm=NORMS[config.norm](embed_dim, config.norm_epsilon),
-        pooling=ClassTokenPooling(),
-        head=LinearHead(embed_dim, context.num_classes),
-        dropout=config.dropout,
-        patch_dropout=config.patch_dropout,
+
+    def attention() -> RotarySelfAttention:
+        return RotarySelfAttention(
+            embed_dim,
+            num_heads,
+            config.attention_dropout,
+            qk_norm=config.qk_norm,
+            learned=config.frequencies == "mixed",
+        )
+
+    return vision_transformer(
+        config,
+        context,
+        lambda: encoder_blocks(config, attention),
+        ClassTokenPooling,
+        positions="learned" if config.absolute_positions else "none",
+        class_token=True,
+        num_registers=config.num_registers,
         rotary=True,
     )
 

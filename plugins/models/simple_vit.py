@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
 from patchline.plugins.models.transformer_settings import TransformerConfig, check_sine_cosine
@@ -25,32 +25,22 @@ class SimpleVitConfig(TransformerConfig):
 
 def build(config: SimpleVitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3)."""
-    from torch import nn
-
     from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
-    from patchline.pipeline.models.layers.encoder_block import LAYER_NORM_EPSILON
-    from patchline.pipeline.models.layers.head import LinearHead
     from patchline.pipeline.models.layers.initialisation import xavier
     from patchline.pipeline.models.layers.pooling import AveragePooling
-    from patchline.pipeline.models.layers.sine_cosine_positions import SineCosinePositionEmbedding
-    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
-    from patchline.plugins.models.encoder_blocks import plain_blocks
+    from patchline.plugins.models.encoder_blocks import plain_blocks, vision_transformer
 
     embed_dim, _, num_heads, _ = config.dimensions()
-    patch_embedding = context.patch_embedding(embed_dim)
-    grid: Any = patch_embedding.grid
-    blocks = plain_blocks(
-        config, lambda: MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout)
-    )
-    return VisionTransformer(
-        patch_embedding,
-        position_embedding=SineCosinePositionEmbedding(grid, embed_dim),
-        blocks=blocks.apply(xavier),
-        norm=nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON),
-        pooling=AveragePooling(),
-        head=LinearHead(embed_dim, context.num_classes),
-        dropout=config.dropout,
-        patch_dropout=config.patch_dropout,
+
+    def attention() -> MultiHeadSelfAttention:
+        return MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout)
+
+    return vision_transformer(
+        config,
+        context,
+        lambda: plain_blocks(config, attention).apply(xavier),
+        AveragePooling,
+        positions="sine_cosine",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
 from patchline.plugins.models.transformer_settings import BlockConfig, check_sine_cosine
@@ -44,51 +44,38 @@ class VitConfig(BlockConfig):
 
 def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3.1, equations 1 to 4)."""
-    from patchline.pipeline.models.layers.class_token import ClassToken
     from patchline.pipeline.models.layers.head import LinearHead, TanhHead
-    from patchline.pipeline.models.layers.normalisation import NORMS
-    from patchline.pipeline.models.layers.positions import position_embedding
-    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
-    from patchline.plugins.models.encoder_blocks import encoder_blocks
-
-    embed_dim = config.dimensions().embed_dim
-    patch_embedding = context.patch_embedding(embed_dim)
-    grid: Any = patch_embedding.grid
-    prefix_tokens = 1 if config.pooling == "class_token" else 0
-    norm = NORMS[config.norm]
-    head = TanhHead if config.head == "tanh" else LinearHead
-    return VisionTransformer(
-        patch_embedding,
-        class_token=ClassToken(embed_dim) if prefix_tokens else None,
-        position_embedding=position_embedding(config.positions, grid, embed_dim, prefix_tokens),
-        embedding_norm=norm(embed_dim, config.norm_epsilon) if config.embedding_norm else None,
-        blocks=encoder_blocks(config),
-        norm=norm(embed_dim, config.norm_epsilon),
-        pooling=_pooling(config),
-        head=head(embed_dim, context.num_classes),
-        dropout=config.dropout,
-        patch_dropout=config.patch_dropout,
-        test_time_flip=config.test_time_flip,
-    )
-
-
-def _pooling(config: VitConfig) -> torch.nn.Module:
     from patchline.pipeline.models.layers.pooling import (
         AttentionPooling,
         AveragePooling,
         ClassTokenPooling,
     )
+    from patchline.plugins.models.encoder_blocks import encoder_blocks, vision_transformer
 
     embed_dim, _, num_heads, mlp_dim = config.dimensions()
-    if config.pooling == "attention":
-        return AttentionPooling(
-            embed_dim,
-            num_heads,
-            mlp_dim,
-            activation=config.activation,
-            norm_epsilon=config.norm_epsilon,
-        )
-    return AveragePooling() if config.pooling == "average" else ClassTokenPooling()
+
+    def pooling() -> torch.nn.Module:
+        if config.pooling == "attention":
+            return AttentionPooling(
+                embed_dim,
+                num_heads,
+                mlp_dim,
+                activation=config.activation,
+                norm_epsilon=config.norm_epsilon,
+            )
+        return AveragePooling() if config.pooling == "average" else ClassTokenPooling()
+
+    return vision_transformer(
+        config,
+        context,
+        lambda: encoder_blocks(config),
+        pooling,
+        positions=config.positions,
+        class_token=config.pooling == "class_token",
+        head=TanhHead if config.head == "tanh" else LinearHead,
+        embedding_norm=config.embedding_norm,
+        test_time_flip=config.test_time_flip,
+    )
 
 
 plugin = ModelPlugin(

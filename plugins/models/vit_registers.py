@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -28,31 +28,17 @@ class VitRegistersConfig(BlockConfig):
 
 def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 2.2): the head reads the class token."""
-    from patchline.pipeline.models.layers.class_token import ClassToken
-    from patchline.pipeline.models.layers.head import LinearHead
-    from patchline.pipeline.models.layers.learned_positions import LearnedPositionEmbedding
-    from patchline.pipeline.models.layers.normalisation import NORMS
     from patchline.pipeline.models.layers.pooling import ClassTokenPooling
-    from patchline.pipeline.models.layers.registers import RegisterTokens
-    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
-    from patchline.plugins.models.encoder_blocks import encoder_blocks
+    from patchline.plugins.models.encoder_blocks import encoder_blocks, vision_transformer
 
-    embed_dim = config.dimensions().embed_dim
-    patch_embedding = context.patch_embedding(embed_dim)
-    grid: Any = patch_embedding.grid
-    norm = NORMS[config.norm]
-    return VisionTransformer(
-        patch_embedding,
-        class_token=ClassToken(embed_dim),
-        position_embedding=LearnedPositionEmbedding(grid, embed_dim, prefix_tokens=1),
-        registers=RegisterTokens(config.num_registers, embed_dim),
-        embedding_norm=norm(embed_dim, config.norm_epsilon) if config.embedding_norm else None,
-        blocks=encoder_blocks(config),
-        norm=norm(embed_dim, config.norm_epsilon),
-        pooling=ClassTokenPooling(),
-        head=LinearHead(embed_dim, context.num_classes),
-        dropout=config.dropout,
-        patch_dropout=config.patch_dropout,
+    return vision_transformer(
+        config,
+        context,
+        lambda: encoder_blocks(config),
+        ClassTokenPooling,
+        class_token=True,
+        num_registers=config.num_registers,
+        embedding_norm=config.embedding_norm,
     )
 
 

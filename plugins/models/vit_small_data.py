@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from patchline.plugin_api import ModelContext, ModelPlugin
 from patchline.plugins.models.transformer_settings import VIT_SIZES, Size, TransformerConfig
@@ -28,36 +28,22 @@ class VitSmallDataConfig(TransformerConfig):
 
 def build(config: VitSmallDataConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3), whose tokens attend to each other, never to themselves."""
-    from torch import nn
-
-    from patchline.pipeline.models.layers.class_token import ClassToken
-    from patchline.pipeline.models.layers.encoder_block import LAYER_NORM_EPSILON
-    from patchline.pipeline.models.layers.head import LinearHead
     from patchline.pipeline.models.layers.initialisation import truncated_normal
-    from patchline.pipeline.models.layers.learned_positions import LearnedPositionEmbedding
     from patchline.pipeline.models.layers.locality_attention import LocalitySelfAttention
     from patchline.pipeline.models.layers.pooling import ClassTokenPooling
-    from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
-    from patchline.plugins.models.encoder_blocks import plain_blocks
+    from patchline.plugins.models.encoder_blocks import plain_blocks, vision_transformer
 
     embed_dim, _, num_heads, _ = config.dimensions()
-    patch_embedding = context.patch_embedding(embed_dim)
-    grid: Any = patch_embedding.grid
-    class_token = ClassToken(embed_dim)
-    position_embedding = LearnedPositionEmbedding(grid, embed_dim, prefix_tokens=1)
-    blocks = plain_blocks(
-        config, lambda: LocalitySelfAttention(embed_dim, num_heads, config.attention_dropout)
-    )
-    return VisionTransformer(
-        patch_embedding,
-        class_token=class_token,
-        position_embedding=position_embedding,
-        blocks=blocks.apply(truncated_normal),
-        norm=nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON),
-        pooling=ClassTokenPooling(),
-        head=LinearHead(embed_dim, context.num_classes),
-        dropout=config.dropout,
-        patch_dropout=config.patch_dropout,
+
+    def attention() -> LocalitySelfAttention:
+        return LocalitySelfAttention(embed_dim, num_heads, config.attention_dropout)
+
+    return vision_transformer(
+        config,
+        context,
+        lambda: plain_blocks(config, attention).apply(truncated_normal),
+        ClassTokenPooling,
+        class_token=True,
     )
 
 

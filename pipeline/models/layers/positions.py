@@ -22,15 +22,27 @@ class NoPositionEmbedding(nn.Module):
 
 
 def position_embedding(
-    positions: Positions, grid: tuple[int, int], embed_dim: int, prefix_tokens: int = 0
+    positions: Positions,
+    grid: tuple[int, int],
+    embed_dim: int,
+    prefix_tokens: int = 0,
+    *,
+    std: float = 0.02,
 ) -> nn.Module:
     """Return the named position embedding; rotary positions are part of the attention instead.
+
+    Args:
+        positions: its name.
+        grid: rows and columns of patches.
+        embed_dim: D.
+        prefix_tokens: before the patches.
+        std: of learned positions at first.
 
     Raises:
         ValueError: for sine_cosine, if D is not a multiple of 4.
     """
     if positions == "learned":
-        return LearnedPositionEmbedding(grid, embed_dim, prefix_tokens)
+        return LearnedPositionEmbedding(grid, embed_dim, prefix_tokens, std=std)
     if positions == "sine_cosine":
         return SineCosinePositionEmbedding(grid, embed_dim, prefix_tokens)
     return NoPositionEmbedding()

@@ -241,75 +241,46 @@ def _expected_shapes(
 ) -> dict[str, tuple[int, ...]]:
     D, M, P = dimensions.embed_dim, dimensions.mlp_dim, dimensions.patch_size
     has_class = CLASS_TOKEN in parts
-    shapes: dict[str, tuple[int, ...]] = {
-        KERNEL: (D, dimensions.channels, P, P),
-        "patch_embedding.projection.bias": (D,),
-        POSITIONS: (1, int(has_class) + grid[0] * grid[1], D),
-        "norm.weight": (D,),
-        "norm.bias": (D,),
+    shapes: dict[str, tuple[int, ...]] = {POSITIONS: (1, int(has_class) + grid[0] * grid[1], D)}
+    layers: dict[str, tuple[int, ...]] = {  # the shape of each weight; its bias has the first side
+        "patch_embedding.projection": (D, dimensions.channels, P, P),
+        "norm": (D,),
     }
     if has_class:
         shapes[CLASS_TOKEN] = (1, 1, D)
     if REGISTERS in parts:
         shapes[REGISTERS] = (1, parts[REGISTERS].tensor.shape[1], D)
     if _any_begins(parts, "embedding_norm."):
-        shapes |= {"embedding_norm.weight": (D,), "embedding_norm.bias": (D,)}
+        layers["embedding_norm"] = (D,)
+    mlp = {"mlp.expand": (M, D), "mlp.contract": (D, M)}
+    of_block = {
+        "attention_norm": (D,),
+        "attention.query_key_value": (3 * D, D),
+        "attention.projection": (D, D),
+        "mlp_norm": (D,),
+        **mlp,
+    }
     for block in range(dimensions.depth):
-        shapes |= {
-            f"blocks.{block}.{name}": shape
-            for name, shape in _block_shapes(D, M, gains=has_gains(parts)).items()
-        }
+        layers |= {f"blocks.{block}.{name}": shape for name, shape in of_block.items()}
+        if has_gains(parts):
+            shapes |= {f"blocks.{block}.{each}_scale.gain_D": (D,) for each in ("attention", "mlp")}
     if _any_begins(parts, "pooling."):
-        shapes |= {f"pooling.{name}": shape for name, shape in _pooling_shapes(D, M).items()}
+        shapes["pooling.probe_11D"] = (1, 1, D)
+        of_pooling = {"query": (D, D), "key_value": (2 * D, D), "projection": (D, D), "norm": (D,)}
+        layers |= {f"pooling.{name}": shape for name, shape in {**of_pooling, **mlp}.items()}
     if _any_begins(parts, "head.output."):
         classes = parts["head.output.weight"].tensor.shape[0]
-        shapes |= {"head.hidden.weight": (D, D), "head.hidden.bias": (D,)}
-        shapes |= {"head.output.weight": (classes, D), "head.output.bias": (classes,)}
+        layers |= {"head.hidden": (D, D), "head.output": (classes, D)}
     elif "head.weight" in parts:
-        classes = parts["head.weight"].tensor.shape[0]
-        shapes |= {"head.weight": (classes, D), "head.bias": (classes,)}
+        layers["head"] = (parts["head.weight"].tensor.shape[0], D)
+    for name, shape in layers.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     return shapes
 
 
 def has_gains(parts: Parts) -> bool:
     """Tell whether the blocks have LayerScale."""
     return any(name.endswith("_scale.gain_D") for name in parts)
-
-
-def _block_shapes(D: int, M: int, *, gains: bool) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "attention_norm.weight": (D,),
-        "attention_norm.bias": (D,),
-        "attention.query_key_value.weight": (3 * D, D),
-        "attention.query_key_value.bias": (3 * D,),
-        "attention.projection.weight": (D, D),
-        "attention.projection.bias": (D,),
-        "mlp_norm.weight": (D,),
-        "mlp_norm.bias": (D,),
-        "mlp.expand.weight": (M, D),
-        "mlp.expand.bias": (M,),
-        "mlp.contract.weight": (D, M),
-        "mlp.contract.bias": (D,),
-    }
-    return shapes | ({"attention_scale.gain_D": (D,), "mlp_scale.gain_D": (D,)} if gains else {})
-
-
-def _pooling_shapes(D: int, M: int) -> dict[str, tuple[int, ...]]:
-    return {
-        "probe_11D": (1, 1, D),
-        "query.weight": (D, D),
-        "query.bias": (D,),
-        "key_value.weight": (2 * D, D),
-        "key_value.bias": (2 * D,),
-        "projection.weight": (D, D),
-        "projection.bias": (D,),
-        "norm.weight": (D,),
-        "norm.bias": (D,),
-        "mlp.expand.weight": (M, D),
-        "mlp.expand.bias": (M,),
-        "mlp.contract.weight": (D, M),
-        "mlp.contract.bias": (D,),
-    }
 
 
 def _any_begins(parts: Parts, prefix: str) -> bool:

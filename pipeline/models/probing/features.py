@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,9 @@ from torch import nn
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.inference import logits_of_batch
-from patchline.pipeline.models.probing.linear_head import evaluating
 from patchline.pipeline.models.probing.stored_rows import Progress, Rows, StoredRows
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.resumable_work import EarlierResult, ResumableArray
-from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
 
 _SUFFIX = ".images.json"
@@ -104,7 +101,6 @@ _FORMAT = 1
 _CPU_PIXELS, _ACCELERATOR_PIXELS = 16 * 224**2, 256 * 224**2
 """Of a batch; larger batches are not faster on a CPU, because they leave its caches."""
 _MOST_IMAGES = 256
-_TRIAL_IMAGES, _TRIAL_SECONDS = 4, 0.25
 
 
 @dataclass(frozen=True)
@@ -182,47 +178,3 @@ def suitable_batch_size(image: ImageSpec, device: torch.device) -> int:
     """Return how many images to compute together: on a CPU 16 of 224x224 pixels."""
     pixels = _CPU_PIXELS if device.type == "cpu" else _ACCELERATOR_PIXELS
     return min(_MOST_IMAGES, max(1, pixels // (image.height * image.width)))
-
-
-def seconds_per_image(
-    model: nn.Module,
-    images: StoredImages,
-    rows: Rows,
-    image: ImageSpec,
-    device: torch.device,
-    precision: str,
-) -> float:
-    """Measure on the first rows how long the features of one image take.
-
-    Times two batches after a warm-up. They are small for a slow model, and grow up to the batch
-    size of the computation as long as a batch takes less than a quarter of a second.
-    """
-    if not len(rows):
-        return 0.0
-    largest = min(suitable_batch_size(image, device), len(rows))
-    size = min(_TRIAL_IMAGES, largest)
-
-    def seconds() -> float:
-        began = time.perf_counter()
-        _forward(model, images, rows[:size], image, device, precision)
-        return time.perf_counter() - began
-
-    with evaluating(model):
-        seconds()
-        while (taken := seconds()) < _TRIAL_SECONDS and size < largest:
-            size = min(4 * size, largest)
-            seconds()
-        return (taken + seconds()) / (2 * size)
-
-
-def _forward(
-    model: nn.Module,
-    images: StoredImages,
-    rows: Rows,
-    image: ImageSpec,
-    device: torch.device,
-    precision: str,
-) -> torch.Tensor:
-    """Return the logits of some rows on the CPU, so that the device has finished."""
-    images_BHWC = torch.from_numpy(np.array(images[rows])).to(device)
-    return logits_of_batch(model, images_BHWC, image, precision).cpu()

@@ -46,6 +46,7 @@ Progress = Callable[[int, int], None]
 
 PIECE_SECONDS, _PIECE_BYTES = 2.0, 2**28
 """How long to compute, and how much, before the results are stored; a kill loses no more."""
+_TRIAL_IMAGES, _TRIAL_SECONDS = 4, 0.25
 _HEARD_SECONDS = 20.0
 """How often the other processes of a group hear from the first one while it waits."""
 
@@ -116,6 +117,15 @@ class StoredRows(ABC):
         finished = array.rows_in(array.finished.intact())
         copies = sum(1 for _ in self._stored_elsewhere(finished).copies(self.contents))
         return int(len(finished) - finished.sum()) - copies
+
+    def seconds_per_image(self) -> float:
+        """Measure on the first images how long one takes."""
+
+        def compute(rows: Rows) -> None:
+            self._finish([[self._of_rows(rows)]])
+
+        with evaluating(self.model):
+            return seconds_per_image(compute, self.rows, self.batch_size)
 
     def _complete(self, on_progress: Progress | None) -> ResumableArray:
         """Compute what is not stored yet, and return the array.
@@ -236,6 +246,34 @@ class StoredRows(ABC):
         logger.warning(
             "Another process is computing the same %s; waiting until it ends.", self.what
         )
+
+
+def seconds_per_image(compute: Callable[[Rows], object], rows: Rows, largest: int) -> float:
+    """Measure on the first rows how long one takes.
+
+    Times two batches after a warm-up. They are small for a slow model, and grow up to the batch
+    size of the computation as long as a batch takes less than a quarter of a second.
+
+    Args:
+        compute: returns when the device has finished some rows.
+        rows: from which batches are taken.
+        largest: batch.
+    """
+    if not len(rows):
+        return 0.0
+    largest = min(largest, len(rows))
+    size = min(_TRIAL_IMAGES, largest)
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        compute(rows[:size])
+        return time.perf_counter() - began
+
+    seconds()
+    while (taken := seconds()) < _TRIAL_SECONDS and size < largest:
+        size = min(4 * size, largest)
+        seconds()
+    return (taken + seconds()) / (2 * size)
 
 
 @contextmanager

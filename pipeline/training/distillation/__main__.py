@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,11 @@ from patchline.pipeline.training.distillation.job import (
     rows_of,
     views_of,
 )
-from patchline.pipeline.training.distillation.predictions import ImageToTeach, TeacherOutputs
+from patchline.pipeline.training.distillation.predictions import (
+    DecodedImages,
+    ImageToTeach,
+    TeacherOutputs,
+)
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import missing_data
 
@@ -47,35 +52,41 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
     elif calibration.bias:  # `training.teacher_temperature` is in place of its temperature
         model = CalibratedModel(model, calibration.undivided())
     tables = [rows_of(each) for each in job.images]
-    outputs = TeacherOutputs(
-        model=model.to(device).eval(),
-        weights=job.sha256,
-        image=description.image,
+    files = [
+        ImageToTeach(each.root, path, sha256)
+        for each, table in zip(job.images, tables, strict=True)
+        for path, sha256 in zip(table["path"], table["sha256"], strict=True)
+    ]
+    images = DecodedImages(files, description.image)
+    views, began = views_of(job.views, mirrored=job.mirrored), time.monotonic()
+    outputs = TeacherOutputs.of(
+        model.to(device),
+        job.sha256,
+        description.image,
+        images,
+        job.workspace,
+        device,
         columns=columns,
-        images=[
-            ImageToTeach(each.root, path, sha256)
-            for each, table in zip(job.images, tables, strict=True)
-            for path, sha256 in zip(table["path"], table["sha256"], strict=True)
-        ],
-        views=views_of(job.views, mirrored=job.mirrored),
-        workspace=job.workspace,
-        device=device,
+        views=views,
     )
 
-    def report(done: int, total: int, rate: float) -> None:
-        events.progress(done, total, "taught", images_per_second=round(rate, 1))
+    def rate() -> float:
+        return images.used / max(1e-9, time.monotonic() - began)
 
-    file, rate = outputs.compute(report)
+    def report(done: int, total: int) -> None:
+        events.progress(done, total, "taught", images_per_second=round(rate(), 1))
+
+    file = outputs.compute(report)
     labelled = tables[0]
     return Taught(
         file=file,
         splits=job.images[0].splits,
         labelled=len(labelled),
         unlabelled=sum(map(len, tables[1:])),
-        views=len(outputs.views),
+        views=len(views),
         task=job.task,
         agreement=_agreement(file, labelled, job),
-        images_per_second=rate,
+        images_per_second=rate(),
     )
 
 

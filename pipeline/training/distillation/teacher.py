@@ -27,6 +27,7 @@ from patchline.pipeline.models.model_description import (
 )
 from patchline.pipeline.models.provenance import Provenance, provenance_of, together
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
+from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.distillation.class_columns import class_columns
 from patchline.pipeline.training.initial_weights import finding, recipe
 from patchline.pipeline.training.initial_weights.record import (
@@ -34,6 +35,7 @@ from patchline.pipeline.training.initial_weights.record import (
     WeightsKind,
     stored_provenance,
     weights_folder,
+    weights_name,
 )
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
 from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
@@ -80,9 +82,7 @@ class Teacher(FrozenModel):
     @property
     def name(self) -> str:
         """What it is, in a few words."""
-        if self.kind == "run":
-            return f"run {self.reference[:8]}"
-        return recipe.display_name(self.reference) if self.kind == "file" else self.reference
+        return weights_name(self.reference, self.kind)
 
     def described(self) -> str:
         """Return what it is, and how good, in a few words."""
@@ -329,6 +329,8 @@ def seen_before(
 
 def with_teacher(config: RunConfig, teacher: Teacher) -> RunConfig:
     """Return the config with the very teacher that was found, so that it can be repeated."""
-    training = config.training.model_copy(update={"teacher": teacher.reference})
-    record = config.record.model_copy(update={"teacher_sha256": teacher.sha256})
-    return config.model_copy(update={"training": training, "record": record})
+    return with_changes(
+        config,
+        training={"teacher": teacher.reference},
+        record={"teacher_sha256": teacher.sha256},
+    )

@@ -30,7 +30,7 @@ from patchline.pipeline.models.provenance import (
 from patchline.pipeline.registry import package_download, registered_models
 from patchline.pipeline.training.initial_weights import named_weights
 from patchline.pipeline.training.initial_weights.named_weights import publisher_of
-from patchline.pipeline.training.initial_weights.recipe import display_name, is_file, is_name
+from patchline.pipeline.training.initial_weights.recipe import is_file, is_name
 from patchline.pipeline.training.initial_weights.record import (
     RECORD_FILE,
     TENSORS_FILE,
@@ -38,6 +38,7 @@ from patchline.pipeline.training.initial_weights.record import (
     WeightsKind,
     load_record,
     weights_folder,
+    weights_name,
 )
 from patchline.pipeline.workspace import run_folders
 from patchline.pipeline.workspace.files.access import is_readable
@@ -77,9 +78,7 @@ class Trained(NamedTuple):
     @property
     def name(self) -> str:
         """What the weights are, in a few words."""
-        if self.kind == "file":
-            return display_name(self.reference)
-        return self.reference if self.kind == "version" else f"run {self.reference[:8]}"
+        return weights_name(self.reference, self.kind)
 
 
 def find(

@@ -24,6 +24,13 @@ RECORD_FILE, TENSORS_FILE = "initial_weights.json", "weights.safetensors"
 WeightsKind = Literal["file", "version", "run"]
 
 
+def weights_name(reference: str, kind: WeightsKind) -> str:
+    """Return what weights are called for people."""
+    if kind == "run":
+        return f"run {reference[:8]}"
+    return display_name(reference) if kind == "file" else reference
+
+
 class InitialWeights(FrozenModel):
     """Weights that training can start from, and the settings of the model that they belong to."""
 
@@ -72,9 +79,7 @@ class InitialWeights(FrozenModel):
     @property
     def origin(self) -> str:
         """What the weights are, in a few words."""
-        if self.kind == "run":
-            return f"run {self.reference[:8]}"
-        return display_name(self.reference) if self.kind == "file" else self.reference
+        return weights_name(self.reference, self.kind)
 
 
 def weights_folder(workspace: Path, sha256: str) -> Path:

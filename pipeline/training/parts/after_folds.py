@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
-from torch import nn
 
-from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import units_of
 from patchline.pipeline.data.store.opened_images import open_images
@@ -30,6 +27,7 @@ from patchline.pipeline.evaluation.metrics.label_calibration import (
 from patchline.pipeline.evaluation.metrics.temperature import fit_temperature
 from patchline.pipeline.models.calibrated_models import Ensemble
 from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.model_description import Calibration
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.training.checkpoint import PREVIOUS
 from patchline.pipeline.training.device import make_repeatable
@@ -41,6 +39,7 @@ from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.recipe.optimizer import averages_itself
 from patchline.pipeline.training.train_result import EnsembleResult, RefitResult, TrainResult
 from patchline.pipeline.training.trained_model import provenance_of_job, save_model_of
+from patchline.pipeline.training.training_data import class_labels
 from patchline.pipeline.workers.event_log import EventWriter
 
 _WEIGHTS = "weights"
@@ -149,58 +148,39 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
         events.progress(number, len(job.part.members), "model")
     folder = job.folder / _WEIGHTS
     described = description.model_copy(update={"members": len(models), "run_id": job.run_id})
+    labels = [class_labels(each["label"], job.classes, described.task) for each in held]
     if described.is_multi_label:
-        ensemble, fits = _combined_sets(models, logits, held, job.classes)
+        fits, thresholds = _fitted_to_sets(logits, [sets_NK for _, sets_NK in labels])
+        found: dict[str, Any] = {"label_calibrations": fits, "thresholds": thresholds}
     else:
         balanced = job.config.training.balances_classes
         class_images = manifests.class_images(rows, job.classes) if balanced else ()
-        ensemble, fits = _combined(models, logits, held, job.classes, class_images)
-    save_model(folder, ensemble, described, provenance_of_job(job))
-    return EnsembleResult(weights=folder, seconds=time.monotonic() - began, **fits)
-
-
-def _combined(
-    models: Sequence[nn.Module],
-    logits: Sequence[Array],
-    held: Sequence[pd.DataFrame],
-    classes: tuple[str, ...],
-    class_images: Sequence[int],
-) -> tuple[Ensemble, dict[str, Any]]:
-    """Return the ensemble, and the calibration of each member."""
-    index = {label: number for number, label in enumerate(classes)}
-    fits = tuple(
-        fit_temperature(
-            logits_NK,
-            rows["label"].map(index).to_numpy().astype(np.int64),
-            groups=ImageGroups.of(units_of(rows)),
-            class_images=class_images,
+        fits = tuple(
+            fit_temperature(
+                logits_NK,
+                labels_N,
+                groups=ImageGroups.of(units_of(each)),
+                class_images=class_images,
+            )
+            for logits_NK, (labels_N, _), each in zip(logits, labels, held, strict=True)
         )
-        for logits_NK, rows in zip(logits, held, strict=True)
-    )
-    return Ensemble(models, fits, len(classes)), {"calibrations": fits}
+        found = {"calibrations": fits}
+    ensemble = Ensemble(models, fits, len(job.classes))
+    save_model(folder, ensemble, described, provenance_of_job(job))
+    return EnsembleResult(weights=folder, seconds=time.monotonic() - began, **found)
 
 
-def _combined_sets(
-    models: Sequence[nn.Module],
-    logits: Sequence[Array],
-    held: Sequence[pd.DataFrame],
-    classes: tuple[str, ...],
-) -> tuple[Ensemble, dict[str, Any]]:
-    """Return the ensemble, the calibration of each member, and the thresholds.
+def _fitted_to_sets(
+    logits: Sequence[Array], sets: Sequence[Any]
+) -> tuple[tuple[Calibration, ...], LabelThresholds]:
+    """Return the calibration of each member, and the thresholds.
 
     No image is left that no member was trained on. So the thresholds are those of the members, each
     on its own fold, as the thresholds of a model that is trained again are those of its folds.
     """
-    sets = [label_sets.matrix(list(rows["label"]), classes) for rows in held]
-    fits = tuple(
-        fit_label_calibration(logits_NK, sets_NK)
-        for logits_NK, sets_NK in zip(logits, sets, strict=True)
-    )
+    fits = tuple(map(fit_label_calibration, logits, sets))
     probabilities = [
         fit.probabilities(logits_NK) for fit, logits_NK in zip(fits, logits, strict=True)
     ]
     thresholds = fit_label_thresholds(np.concatenate(probabilities), np.concatenate(sets))
-    return Ensemble(models, fits, len(classes)), {
-        "label_calibrations": fits,
-        "thresholds": thresholds.model_copy(update={"basis": _BASIS}),
-    }
+    return fits, thresholds.model_copy(update={"basis": _BASIS})

@@ -23,7 +23,7 @@ Shapes: S points of the line, N images, K classes or labels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,11 +41,13 @@ from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.start import HEAD_FOLDER
 from patchline.pipeline.training.train_result import FineTuningRecord, TrainResult, TriedShare
 from patchline.pipeline.training.trained_model import save_model_of
-from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.training.training_data import Integers, open_data
 from patchline.pipeline.training.validation import quality
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import EVENTS_FILE
 from patchline.pipeline.workspace.files.sealed_files import read_tensors
+from patchline.pipeline.workspace.files.stored_images import StoredImages
+from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]
 Tensors = Mapping[str, torch.Tensor]
@@ -78,20 +80,27 @@ def between(fitted: Tensors, trained: Tensors, share: float) -> dict[str, torch.
 
 @torch.no_grad()
 def logits_along(
-    model: nn.Module, fitted: Tensors, trained: Tensors, predict: Callable[[nn.Module], Array]
+    model: nn.Module,
+    fitted: Tensors,
+    trained: Tensors,
+    images: StoredImages,
+    rows: Integers,
+    image: ImageSpec,
 ) -> Array:
     """Return the logits (S, N, K) of some images at all points of the line.
 
     Args:
-        model: has the trained weights afterwards.
+        model: on its device; it has the trained weights afterwards.
         fitted: its weights at 0.
         trained: its weights at 1.
-        predict: returns the logits (N, K) of the model.
+        images: to predict.
+        rows: of these images.
+        image: how the model sees one.
     """
-    logits = []
+    device, logits = next(model.parameters()).device, []
     for share in SHARES:
         model.load_state_dict(between(fitted, trained, share))
-        logits.append(predict(model))
+        logits.append(predict_logits(model, images, rows, image, device=device).numpy())
     return np.stack(logits)
 
 
@@ -225,14 +234,7 @@ def between_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
     rows = data.validation_rows[:_MOST_IMAGES]
     model = load_model(trained.best)[0].to(device)
     before, after = (read_tensors(each.best / WEIGHTS_FILE)[0] for each in (fitted, trained))
-
-    def predict(at_share: nn.Module) -> Array:
-        logits_NK: Array = predict_logits(
-            at_share, data.images, rows, job.image, device=device
-        ).numpy()
-        return logits_NK
-
-    logits_SNK = logits_along(model, before, after, predict)
+    logits_SNK = logits_along(model, before, after, data.images, rows, job.image)
     c_used = fitted.probe.regularization if fitted.probe else None
     truth = data.truth(rows)
     record = choose_share(logits_SNK, truth).model_copy(update={"regularization": c_used})

@@ -40,7 +40,7 @@ from patchline.pipeline.models.probing.linear_fit import (
 )
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.checkpoint import FINAL
-from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.config import duration_seconds, with_changes
 from patchline.pipeline.training.job import StoredTokens, TrainingJob
 from patchline.pipeline.training.parts import fine_tuning
 from patchline.pipeline.training.parts.fine_tuning import head_first
@@ -126,14 +126,11 @@ class _Start:
             "device": self.frozen.device.type,
             "compile": False,
         }
-        training = self.job.config.training.model_copy(update={**decided, **settings})
-        changed: dict[str, Any] = {"training": training}
+        config = with_changes(self.job.config, training={**decided, **settings})
         if record:
-            changed["record"] = self.job.config.record.of(record)
+            config = config.model_copy(update={"record": config.record.of(record)})
         if not self.tokens.blocks:  # no block whose rate could decay
-            optimizer = self.job.config.optimizer.model_copy(update={"layer_decay": 1.0})
-            changed["optimizer"] = optimizer
-        config = self.job.config.model_copy(update=changed)
+            config = with_changes(config, optimizer={"layer_decay": 1.0})
         return self.job.model_copy(update={"config": config, "tokens": self.tokens, **changes})
 
 
@@ -265,8 +262,7 @@ def _frozen_network(
     skeleton = build_on_meta(job.config.model, job.image, len(job.classes))
     divisible(skeleton, job.config.training.last_blocks)
     if ranks is None:  # several GPUs may be those of other machines
-        training = job.config.training.model_copy(update={"processes": 1})
-        config = job.config.model_copy(update={"training": training})
+        config = with_changes(job.config, training={"processes": 1})
         job = job.model_copy(update={"config": config})
     return frozen_network(job, events, ranks)
 

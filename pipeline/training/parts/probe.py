@@ -27,7 +27,6 @@ from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.models.probing.chosen_features import chosen_rows
 from patchline.pipeline.models.probing.features import (
     FeatureStore,
-    seconds_per_image,
     suitable_batch_size,
 )
 from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION
@@ -41,13 +40,14 @@ from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import choose_device, detect_machine
 from patchline.pipeline.training.processes.ranks import Ranks
-from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
+from patchline.pipeline.training.speed.precision import Precision, choose_for_training
 from patchline.pipeline.training.start import initial_model
 from patchline.pipeline.training.train_result import (
     EpochRecord,
     ProbeRecord,
     RefitResult,
     TrainResult,
+    without_none,
 )
 from patchline.pipeline.training.trained_model import description_of, provenance_of_job
 from patchline.pipeline.training.training_data import (
@@ -178,8 +178,7 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
     logits_NK = frozen.logits_with(fitted)
     fit = quality(torch.from_numpy(logits_NK[rows]), frozen.data.truth(rows))
     values = {"refit/loss": fit.loss, "refit/accuracy": fit.accuracy, "refit/mAP": fit.map}
-    values = {name: value for name, value in values.items() if value is not None}
-    events.write("metrics", step=1, values=values)
+    events.write("metrics", step=1, values=without_none(values))
     seconds = max(time.monotonic() - began, 1e-9)
     return RefitResult(
         weights=_saved(job, frozen, fitted, logits_NK),
@@ -208,18 +207,7 @@ def frozen_network(
     data = open_data(job)
     with ranks.first_before_others(job.folder):
         model = initial_model(job, data, events).to(device).eval()
-    chooser = Chooser(
-        job.config,
-        job.image,
-        len(job.classes),
-        model,
-        job.workspace,
-        is_frozen=True,
-        folds=job.part.folds,
-    )
-    precision = ranks.from_first(
-        Precision, lambda: choose_for_training(chooser, job.folder, events)
-    )
+    precision = choose_for_training(job, model, ranks, events, is_frozen=True)
     store = _feature_store(job, data, model, precision.name, ranks)
     features_ND, seconds = _computed(job, store, events, ranks)
     return FeatureNetwork(
@@ -288,10 +276,7 @@ def _computed(
         if left <= _TOO_FEW_TO_MEASURE:
             events.write("note", message=images)
         else:
-            alone = seconds_per_image(
-                store.model, store.images, store.rows, job.image, store.device, store.precision
-            )
-            each = alone / (ranks.size if ranks.shares_folder else 1)
+            each = store.seconds_per_image() / (ranks.size if ranks.shares_folder else 1)
             events.write("note", message=f"{images} takes about {duration(each * left)}")
             if words := _beyond_limit(job.config.training.time_limit, each * left):
                 events.write("warning", message=words)
@@ -378,8 +363,7 @@ def fitted_head(job: TrainingJob, frozen: FeatureNetwork, events: EventWriter) -
             "probe/validation_accuracy": each.validation_accuracy,
             "probe/validation_mAP": each.validation_map,
         }
-        values = {name: value for name, value in values.items() if value is not None}
-        events.write("metrics", step=step, values=values)
+        events.write("metrics", step=step, values=without_none(values))
     return fitted
 
 

@@ -17,7 +17,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, mean_of_repeats
 from patchline.pipeline.terminal_words import epochs_in_words
-from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.config import duration_seconds, with_changes
 from patchline.pipeline.training.job import TRAINING, TrainingPart, images_of_fits
 from patchline.pipeline.training.machine import resources_of
 from patchline.pipeline.training.parts import launching
@@ -189,8 +189,7 @@ class RunParts:
             part = part.model_copy(update=own)
             what += f", {record.share:.0%} of the way from the fitted head"
         self.on_note(f"refit: {what}")
-        planned = config.record.model_copy(update={"step_plan": first.step_plan})
-        config = config.model_copy(update={"record": planned})
+        config = with_changes(config, record={"step_plan": first.step_plan})
         return launching.train_part(part, RefitResult, self._last_inputs(config))
 
     def _ensemble(self, first: TrainResult, result: FoldsResult) -> EnsembleResult:
@@ -222,7 +221,7 @@ class RunParts:
             seconds = duration_seconds(training.time_limit) * self._first_share()
             if seconds != duration_seconds(training.time_limit):
                 alone["time_limit"] = f"{seconds:.3f}s"
-        return self.inputs.config.model_copy(update={"training": training.model_copy(update=alone)})
+        return with_changes(self.inputs.config, training=alone)
 
     def _first_share(self) -> float:
         """Return the first part's share of a time limit: its share of the images of all parts."""
@@ -258,9 +257,7 @@ def _following(config: RunConfig, first: TrainResult) -> RunConfig:
 
     If a later part diverges or runs out of memory, it does so in steps of its own.
     """
-    replay = replayable(config, first)
-    record = replay.record.model_copy(update={"rate_cuts": (), "halvings": ()})
-    return replay.model_copy(update={"record": record})
+    return with_changes(replayable(config, first), record={"rate_cuts": (), "halvings": ()})
 
 
 def _with_median_regularization(first: TrainResult, folds: Sequence[FoldRecord]) -> TrainResult:

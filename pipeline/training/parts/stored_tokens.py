@@ -28,7 +28,6 @@ from patchline.pipeline.errors import RunError, StorageError
 from patchline.pipeline.models.inference import (
     autocast,
     normalised,
-    predict_logits,
 )
 from patchline.pipeline.models.layers.last_blocks import whole_model
 from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
@@ -130,15 +129,6 @@ class TokenStore(StoredRows):
             self.folder / f"tokens-{name}.npy", shape, np.float16, "stored tokens"
         )
 
-    def seconds_per_image(self) -> float:
-        """Measure on the first rows how long the tokens of an image take, in all its views."""
-        few = self.rows[: min(4, len(self.rows))]
-        with evaluating(self.model):
-            self._finish([[self._of_rows(few)]])
-            began = time.perf_counter()
-            self._finish([[self._of_rows(few)]])
-            return (time.perf_counter() - began) / len(few)
-
     def _finish(self, batches: list[Batch]) -> Array:
         """Wait for some batches, and return them together.
 
@@ -222,15 +212,10 @@ class TokenFit:
 
     def logits_along(self) -> Array:
         """Return the logits (S, N, K) of the validation images from the head to the weights."""
-        device = torch.device(self.job.config.training.device)
-        model, rows = self.model.to(device), self.data.validation_rows
-
-        def predict(at_share: nn.Module) -> Array:
-            given = self.data.images, rows, self.job.image
-            logits_NK: Array = predict_logits(at_share, *given, device=device).numpy()
-            return logits_NK
-
-        logits_SNK = fine_tuning.logits_along(model, self.fitted, copied(model), predict)
+        model, rows = self.model.to(self.job.config.training.device), self.data.validation_rows
+        logits_SNK = fine_tuning.logits_along(
+            model, self.fitted, copied(model), self.data.images, rows, self.job.image
+        )
         model.cpu()  # whose memory the next fit may need
         return logits_SNK
 

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import distributed, nn
@@ -48,26 +48,7 @@ class _Listing(FrozenModel):
     files: dict[str, FileDigest]
 
 
-class RankGroup(Protocol):
-    """What this needs of the ranks of a training run; see `ranks.Ranks`."""
-
-    is_first: bool
-    writes_files: bool
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a tensor over the ranks."""
-        ...
-
-    def from_first(self, kind: type[Value], compute: Callable[[], Value]) -> Value:
-        """Return what rank 0 computes."""
-        ...
-
-    def bytes_of_first(self, content: bytes, size: int) -> bytes:
-        """Return so many bytes that rank 0 passes."""
-        ...
-
-
-def copy_from_first(ranks: RankGroup, folder: Path) -> None:
+def copy_from_first(ranks: Ranks, folder: Path) -> None:
     """Let the folder of each machine hold the files of rank 0's; all ranks call this together."""
     listing = ranks.from_first(_Listing, lambda: _Listing(files=_digest_files(folder))).files
     missing = [False] * len(listing)
@@ -83,7 +64,7 @@ def copy_from_first(ranks: RankGroup, folder: Path) -> None:
     ranks.sum(torch.zeros(1))  # until all of them have written
 
 
-def _copy(ranks: RankGroup, file: Path, size: int, *, writes: bool) -> None:
+def _copy(ranks: Ranks, file: Path, size: int, *, writes: bool) -> None:
     pieces = _pieces(ranks, file, size)
     if not writes:
         for _ in pieces:
@@ -95,7 +76,7 @@ def _copy(ranks: RankGroup, file: Path, size: int, *, writes: bool) -> None:
             opened.write(piece)
 
 
-def _pieces(ranks: RankGroup, file: Path, size: int) -> Iterator[bytes]:
+def _pieces(ranks: Ranks, file: Path, size: int) -> Iterator[bytes]:
     """Yield the content of a file of rank 0, on all ranks."""
     with file.open("rb") if ranks.is_first else BytesIO() as opened:
         for start in range(0, size, _PIECE_BYTES):

@@ -20,7 +20,9 @@ from torch import nn
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import detect_machine
+from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.speed.trial_steps import (
     TrialSettings,
     trial_predictions,
@@ -153,15 +155,36 @@ class Chooser:
         }
 
 
-def choose_for_training(chooser: Chooser, folder: Path, events: EventWriter) -> Precision:
+def choose_for_training(
+    job: TrainingJob,
+    model: nn.Module,
+    ranks: Ranks,
+    events: EventWriter,
+    *,
+    is_frozen: bool = False,
+) -> Precision:
     """Return the precision of a training run; a training run that resumes keeps its own.
 
     Args:
-        chooser: asked when the training begins.
-        folder: of the training; a file in it keeps what was not set.
+        job: of the training; a file in its folder keeps what was not set.
+        model: with its first weights, on its device.
+        ranks: that train together: the first chooses.
         events: gets the reason.
+        is_frozen: whether only features are computed.
     """
-    file = folder / FILE
+    chooser = Chooser(
+        job.config,
+        job.image,
+        len(job.classes),
+        model,
+        job.workspace,
+        is_frozen=is_frozen,
+        folds=job.part.folds,
+    )
+    return ranks.from_first(Precision, lambda: _chosen(chooser, job.folder / FILE, events))
+
+
+def _chosen(chooser: Chooser, file: Path, events: EventWriter) -> Precision:
     if chooser.setting == "auto" and file.exists():
         return Precision.from_file(file)
     limit = chooser.config.training.time_limit

@@ -23,15 +23,11 @@ from patchline.pipeline.data.batches.loader import Batch, TrainingImages, traini
 from patchline.pipeline.models.inference import logits_of_batch, predict_logits
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.checkpoint import LAST, RestartPoint, save
+from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.device import wait_for
 from patchline.pipeline.training.faults import FiniteCheck
-from patchline.pipeline.training.recipe.objectives import build_objective
-from patchline.pipeline.training.recipe.optimizer import LossScale, build_optimizer
-from patchline.pipeline.training.recipe.progressive_learning import ModelSchedules, ProgressiveSize
-from patchline.pipeline.training.recipe.weight_averaging import MovingAverage
 from patchline.pipeline.training.step_plan import StepPlan
-from patchline.pipeline.training.train_state import TrainState
-from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.training.train_step import TrainStep, first_step
 from patchline.pipeline.training.training_data import BatchPart
 from patchline.pipeline.workspace.files.sealed_files import write_tensors
 from patchline.plugin_api import ImageSpec
@@ -110,31 +106,11 @@ class _Trial:
     ) -> _Trial:
         """Return a fit that has not begun; see `trial_steps` for the arguments."""
         config, image, num_classes, precision = settings
-        device = next(model.parameters()).device
         sizes = {"initial_image_scale": scale, "full_size_from": 1.0}
-        training = config.training.model_copy(update=sizes)
-        config = config.model_copy(update={"training": training})
-        objective = build_objective(config, image, num_classes)
-        size = ProgressiveSize(config.training, image, model)
-        model = objective.training_module(model).to(device)
-        state = TrainState(
-            model=model.train(),
-            average=MovingAverage(model, config.training.ema_decay),
-            optimizer=build_optimizer(config.optimizer, model),
-            plan=StepPlan.of_steps(_PLANNED_STEPS),
-            loss_scale=LossScale(precision),
-        )
-        step = TrainStep(
-            state=state,
-            config=config,
-            objective=objective,
-            image=image,
-            num_classes=num_classes,
-            device=device,
-            precision=precision,
-            size=size,
-            schedules=ModelSchedules(config.training, model),
-            finite=_AnyLoss(lambda values: values),
+        config = with_changes(config, training=sizes)
+        plan = StepPlan.of_steps(_PLANNED_STEPS)
+        step = first_step(
+            config, image, num_classes, model.train(), precision, plan, finite=_AnyLoss
         )
         batches = _random_batches(config, image, step, num_classes, batch)
         return cls(step, batches, BatchPart.whole(batch))

@@ -40,11 +40,11 @@ from patchline.pipeline.registry.browsing.pages import write_pages
 from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.registry.browsing.run_summary import summary_of as run_summary_of
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.evaluate import EVALUATE
+from patchline.pipeline.stages.evaluate import Evaluate
 from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.read import data_name
-from patchline.pipeline.stages.stage import AnyStage, Context
-from patchline.pipeline.stages.train import TRAIN, TrainInputs
+from patchline.pipeline.stages.stage import Context
+from patchline.pipeline.stages.train import Train
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.train_result import TrainResult
@@ -318,7 +318,7 @@ class _Sweep:
             workspace=context.workspace,
             parent=run,
             memory=partial(_memory, fresh=context.memory.fresh),
-            teacher=context.inputs(TrainInputs).predictions,
+            teacher=Train.of(context).predictions,
             threads=_threads(context.config, self.settings.workers),
             prepares_next=self.settings.workers == 1,
         )
@@ -348,7 +348,7 @@ class _Sweep:
             for position, (fit, context) in enumerate(zip(planned, contexts, strict=True)):
                 if position != chosen_position:
                     context.config = final_fits.sparse(context.config)
-                engine.run_stages([EVALUATE], context, as_task)
+                engine.run_stages([Evaluate], context, as_task)
                 tested.append(_tested(fit, context))
         return tested, contexts[chosen_position]
 
@@ -366,14 +366,14 @@ class _Sweep:
         tags = {**provenance.plugin_tags(fit.config), **lineage, final_fits.FINAL_TAG: fit.name}
         tracked_run.set_tags(run, tags)
         display().note(f"final fit: {fit.name}")
-        engine.run_stages([TRAIN], context, as_task)
+        engine.run_stages([Train], context, as_task)
         return context
 
     def _registered(self, context: Context) -> RunSummary:
         """Package, register and promote the fit that the validation split has chosen."""
         stages = self.line.in_run
         engine.enter(context.get(TrackedRun), self.line.before_run, context)  # logs its data
-        after = stages[stages.index(EVALUATE) + 1 :]
+        after = stages[stages.index(Evaluate) + 1 :]
         engine.run_stages(after, context, as_task, partial(self._announce, context))
         outcome = outcome_pages.outcome_of(context)
         if isinstance(outcome, Outcome):
@@ -381,12 +381,12 @@ class _Sweep:
         file = outcome.run.folder / launching.CONFIG_FILE
         return run_summary_of(outcome, context.seconds, file, self.approval, context.memory.reused)
 
-    def _announce(self, context: Context, _stage: AnyStage, result: FrozenModel) -> None:
+    def _announce(self, context: Context, result: FrozenModel) -> None:
         self.approval = announce(context, result) or self.approval
 
     # -- the run -------------------------------------------------------------------------------
 
-    def _check_data(self, _stage: AnyStage, result: FrozenModel) -> None:
+    def _check_data(self, result: FrozenModel) -> None:
         """Make sure that a search is not continued with other data than it started with."""
         if not isinstance(result, IngestedData) or self.interrupted is None:
             return

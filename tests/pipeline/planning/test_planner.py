@@ -21,8 +21,8 @@ from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measure
 from patchline.pipeline.planning.published import FEATURES
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.stages import engine
-from patchline.pipeline.stages.plan import PLAN
-from patchline.pipeline.stages.stage import Context, Reporting, Stage
+from patchline.pipeline.stages.plan import PlanTraining
+from patchline.pipeline.stages.stage import Context, Reporting, StageClass
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
@@ -33,9 +33,7 @@ def asked(photos: Path, **flags: Any) -> RunConfig:
     return requested(str(photos), preset_name="balanced", flags=flags)
 
 
-def finished(
-    config: RunConfig, data: IngestedData, work: Path, *stages: Stage[Any, Any]
-) -> Context:
+def finished(config: RunConfig, data: IngestedData, work: Path, *stages: StageClass) -> Context:
     """Do stages of a run whose data were read, in silence."""
     context = Context(config, StageMemory(work), Reporting(*[lambda *_: None] * 4), work)
     context.put(data)
@@ -80,7 +78,7 @@ def test_a_plan_is_remembered_and_keeps_the_settings_stable(
     monkeypatch.setattr(planner, "measured_apart", measured)
 
     def planned(changed: RunConfig) -> Plan:
-        return finished(changed, data, work, PLAN).get(Plan)
+        return finished(changed, data, work, PlanTraining).get(Plan)
 
     first = planned(config)
     assert first.images_per_second == pytest.approx(900.0, rel=0.9)

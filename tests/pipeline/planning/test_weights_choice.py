@@ -28,8 +28,8 @@ from patchline.pipeline.planning.weights_choice import (
     suits,
     weigh,
 )
-from patchline.pipeline.stages.initial_weights import CHOOSE_WEIGHTS, INITIAL_WEIGHTS
-from patchline.pipeline.stages.plan import PLAN
+from patchline.pipeline.stages.initial_weights import ChooseWeights, FindWeights
+from patchline.pipeline.stages.plan import PlanTraining
 from patchline.pipeline.training.initial_weights.local_weights import VARIABLE
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import write_photos
@@ -239,7 +239,7 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
     monkeypatch.setattr(planner, "measured_apart", here)
 
     def run() -> tuple[RunConfig, Plan]:
-        context = finished(config, data, work, CHOOSE_WEIGHTS, INITIAL_WEIGHTS, PLAN)
+        context = finished(config, data, work, ChooseWeights, FindWeights, PlanTraining)
         return context.config, context.get(Plan)
 
     resolved, made = run()

@@ -31,74 +31,65 @@ class Bread(FrozenModel):
     file: Path
 
 
-@dataclass(frozen=True)
-class Nothing:
-    """The mill reads nothing."""
+class Mill(Stage[Flour]):
+    """Leaves flour."""
+
+    name, task, output = "mill", "Mill", Flour
+    shared = at_once = True
+
+    def title(self) -> str:
+        return "Milling"
+
+    def key(self) -> dict[str, str]:
+        return {"seed": str(self.config.seed)}
+
+    def folder(self, result: Flour | None) -> Path:
+        return self.context.workspace / "flour"
+
+    def compute(self) -> Flour:
+        self.context.reporting.note("milled")
+        return Flour(grams=500 + self.config.seed)
+
+    def after(self, result: Flour) -> None:
+        changes = {"name": f"bread-of-{result.grams}", "seed": 99}  # which its own key depends on
+        self.context.config = self.config.model_copy(update=changes)
 
 
 @dataclass(frozen=True)
-class BakeInputs:
-    """What is baked, and salt if there is any."""
+class Bake(Stage[Bread]):
+    """Leaves bread."""
+
+    name, task, output = "bake", "Bake", Bread
+    worker = Worker("patchline.pipeline.packaging", Flour, Bread)
+    rehearsal = "Warming the oven"
 
     flour: Flour
     run: TrackedRun
 
+    def title(self) -> str:
+        return f"Baking {self.flour.grams} g for {self.config.name}"
 
-class Mill(Stage[Nothing, Flour]):
-    """Leaves flour."""
+    def key(self) -> dict[str, str]:
+        return {"grams": str(self.flour.grams)}
 
-    name, task, reads, output = "mill", "Mill", Nothing, Flour
-    shared = at_once = True
+    def folder(self, result: Bread | None) -> Path:
+        return self.run.folder / "bread"
 
-    def title(self, context: Context, inputs: Nothing) -> str:
-        return "Milling"
-
-    def key(self, context: Context, inputs: Nothing) -> dict[str, str]:
-        return {"seed": str(context.config.seed)}
-
-    def folder(self, context: Context, inputs: Nothing, result: Flour | None) -> Path:
-        return context.workspace / "flour"
-
-    def compute(self, context: Context, inputs: Nothing) -> Flour:
-        context.reporting.note("milled")
-        return Flour(grams=500 + context.config.seed)
-
-    def after(self, context: Context, inputs: Nothing, result: Flour) -> None:
-        changes = {"name": f"bread-of-{result.grams}", "seed": 99}  # which its own key depends on
-        context.config = context.config.model_copy(update=changes)
-
-
-class Bake(Stage[BakeInputs, Bread]):
-    """Leaves bread."""
-
-    name, task, reads, output = "bake", "Bake", BakeInputs, Bread
-    worker = Worker("patchline.pipeline.packaging", Flour, Bread)
-    rehearsal = "Warming the oven"
-
-    def title(self, context: Context, inputs: BakeInputs) -> str:
-        return f"Baking {inputs.flour.grams} g for {context.config.name}"
-
-    def key(self, context: Context, inputs: BakeInputs) -> dict[str, str]:
-        return {"grams": str(inputs.flour.grams)}
-
-    def folder(self, context: Context, inputs: BakeInputs, result: Bread | None) -> Path:
-        return inputs.run.folder / "bread"
-
-    def compute(self, context: Context, inputs: BakeInputs) -> Bread:
-        context.reporting.note("baked")
-        file = self.folder(context, inputs, None) / "loaf"
+    def compute(self) -> Bread:
+        self.context.reporting.note("baked")
+        file = self.folder(None) / "loaf"
         file.parent.mkdir()
-        file.write_text(f"{inputs.flour.grams} g")
+        file.write_text(f"{self.flour.grams} g")
         return Bread(file=file)
 
-    def rehearse(self, context: Context, inputs: BakeInputs) -> Bread:
+    def rehearse(self) -> Bread:
         return Bread(file=Path("crumb"))
 
-    def log(self, context: Context, inputs: BakeInputs, result: Bread, run: TrackedRun) -> None:
-        context.reporting.note(f"logged {result.file.name} in {run.run_id}")
+    def log(self, result: Bread, run: TrackedRun) -> None:
+        self.context.reporting.note(f"logged {result.file.name} in {run.run_id}")
 
 
-LINE = Pipeline((Mill(), Bake()))
+LINE = Pipeline((Mill, Bake))
 
 
 def bake(tmp_path: Path, name: str, seed: int = 0, **context: Any) -> tuple[list[str], Context]:
@@ -148,7 +139,8 @@ def test_a_stage_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:
 
 
 class Sometimes(Mill):
-    def applies(self, config: RunConfig) -> bool:
+    @staticmethod
+    def applies(config: RunConfig) -> bool:
         return config.seed == 1
 
 
@@ -165,10 +157,10 @@ def test_a_rehearsal_computes_little_and_logs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stages", "problem"),
     [
-        ((Bake(),), "The stage bake reads a Flour, which no stage of every run leaves before it"),
-        ((Sometimes(), Bake()), "no stage of every run leaves before it"),
-        ((Mill(), Mill(), Bake()), "Two stages have one name: mill, mill, bake"),
-        ((Homeless(),), "The stage mill has a key, but no folder"),
+        ((Bake,), "The stage bake reads a Flour, which no stage of every run leaves before it"),
+        ((Sometimes, Bake), "no stage of every run leaves before it"),
+        ((Mill, Mill, Bake), "Two stages have one name: mill, mill, bake"),
+        ((Homeless,), "The stage mill has a key, but no folder"),
     ],
 )
 def test_a_line_that_cannot_run_cannot_be_put_together(stages: Any, problem: str) -> None:
@@ -182,12 +174,12 @@ def test_a_stage_leaves_what_it_has_declared(tmp_path: Path) -> None:
     """Another class is an error of the stage, not of a later one."""
 
     class Wrong(Mill):
-        def compute(self, context: Context, inputs: Nothing) -> Any:
+        def compute(self) -> Any:
             return Bread(file=Path("x"))
 
     run = Context(RunConfig(), StageMemory(tmp_path), Reporting(*[lambda *_: None] * 4), tmp_path)
     with pytest.raises(TypeError, match="The stage mill does not leave a Bread"):
-        engine.run_stages((Wrong(),), run)
+        engine.run_stages((Wrong,), run)
 
 
 @pytest.mark.parametrize("line", [CLASSIFIER, ENCODER], ids=["classifier", "encoder"])
@@ -195,5 +187,5 @@ def test_every_stage_says_what_it_is(line: Pipeline) -> None:
     """Each has a name, a task of its own, a description, and a worker that is there."""
     assert len({stage.task for stage in line.stages}) == len(line.stages)
     for stage in line.stages:
-        assert stage.summary.endswith((".", ":"))
+        assert stage.summary().endswith((".", ":"))
         assert stage.worker is None or importlib.util.find_spec(f"{stage.worker.module}.__main__")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.stages.evaluate import EVALUATE
+from patchline.pipeline.stages.evaluate import Evaluate
 from patchline.pipeline.stages.stage import Context, Reporting
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 
@@ -41,13 +41,13 @@ def test_the_evaluation_counts_the_images_of_every_model(
     counts = {"train": 700, "validation": 100, "test": 200}
     nothing = dict.fromkeys(("probe", "folds", "refit", "ensemble"))
     known = {"images_per_second": 10.0, "precision": "float32", **nothing}
-    inputs: Any = SimpleNamespace(
-        data=SimpleNamespace(counts=counts, mirror=mirror),
-        trained=SimpleNamespace(**{**known, **trained}),
-    )
+    data: Any = SimpleNamespace(counts=counts, mirror=mirror)
+    result: Any = SimpleNamespace(**{**known, **trained})
+    unused: Any = None
     averaging = {"test_time_averaging": "auto" if symmetric else "off"}
     model = {"name": "vit", "test_time_flip": False}
     config = RunConfig.model_validate({"model": model, "evaluation": averaging})
     silent = Reporting(*[lambda *_: None] * 4)
     context = Context(config, StageMemory(Path("work")), silent, Path("work"))
-    assert EVALUATE.title(context, inputs) == f"Evaluating on the test images ({told})"
+    stage = Evaluate(context, result, data, unused, unused)
+    assert stage.title() == f"Evaluating on the test images ({told})"

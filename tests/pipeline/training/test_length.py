@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.training import run_length
-from patchline.pipeline.training.run_length import EachEpoch, Recorded, Timed
+from patchline.pipeline.training.run_length import EachEpoch, Recorded, Timed, TimePlanner
 from patchline.pipeline.training.step_plan import StepPlan
-from patchline.pipeline.training.time_limit import TimePlanner
 from patchline.pipeline.training.training_data import open_data
 from tests.pipeline.training.trained_jobs import Make, trained
 

@@ -16,7 +16,7 @@ from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images
 from patchline.pipeline.data.store.prepared_store import prepare as prepare_store
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.training.distillation import predictions
+from patchline.pipeline.models.probing import stored_rows
 from patchline.pipeline.training.distillation.job import (
     LIST_FILE,
     VIEWS,
@@ -28,6 +28,7 @@ from patchline.pipeline.training.distillation.job import (
     write_list,
 )
 from patchline.pipeline.training.distillation.predictions import (
+    DecodedImages,
     ImageToTeach,
     TeacherOutputs,
     viewed,
@@ -68,15 +69,15 @@ def outputs(tmp_path: Path) -> TeacherOutputs:
     root = write_photos(tmp_path / "photos", images=COUNT // 3)
     rows = _rows(root)
     files = zip(rows["path"], rows["sha256"], strict=True)
-    return TeacherOutputs(
-        model=Linear(),
-        weights="0" * 64,
-        image=IMAGE,
+    return TeacherOutputs.of(
+        Linear(),
+        "0" * 64,
+        IMAGE,
+        DecodedImages([ImageToTeach(root, path, sha256) for path, sha256 in files], IMAGE),
+        tmp_path / ".patchline",
+        torch.device("cpu"),
         columns=(3, 0),
-        images=[ImageToTeach(root, path, sha256) for path, sha256 in files],
         views=views_of(2, mirrored=True),
-        workspace=tmp_path / ".patchline",
-        device=torch.device("cpu"),
     )
 
 
@@ -88,15 +89,16 @@ def _rows(root: Path) -> Any:
 
 def stored(outputs: TeacherOutputs) -> Any:
     """Compute, and return the logits (M, V, K)."""
-    file, _ = outputs.compute()
-    return np.load(file).reshape(len(outputs.images), len(outputs.views), len(outputs.columns))
+    return np.load(outputs.compute()).reshape(
+        len(outputs.images), len(outputs.views), len(outputs.columns)
+    )
 
 
 def test_a_teacher_sees_images_as_its_package_would(
     outputs: TeacherOutputs, tmp_path: Path
 ) -> None:
     """In its own size, squeezed and normalised as it was trained; and mirrored."""
-    root = outputs.images[0].root
+    root = tmp_path / "photos"
     store, _ = prepare_store(_rows(root), root, StoreSpec(3, 12, 12, "squash"), tmp_path / "stores")
     images, numbers = np.asarray(open_images(store)), np.arange(COUNT)
     logits_MVK = stored(outputs)
@@ -109,26 +111,28 @@ def test_an_interrupted_computation_resumes_to_the_same_predictions(
     outputs: TeacherOutputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches that were stored stay; the rest is computed."""
-    monkeypatch.setattr(predictions, "suitable_batch_size", lambda *_: 4)
-    whole = stored(replace(outputs, workspace=outputs.workspace.with_name("other")))
-    patient = replace(outputs, piece_seconds=0.0)
+    small = replace(outputs, batch_size=4)
+    whole = stored(replace(small, folder=outputs.folder.parents[1] / "other" / "x"))
+    monkeypatch.setattr(stored_rows, "PIECE_SECONDS", 0.0)
 
     def kill(done: int, *_: float) -> None:
         if done >= 12:
             raise _Stop
 
     with pytest.raises(_Stop):
-        patient.compute(kill)
+        small.compute(kill)
     reports = list[int]()
-    file, _ = patient.compute(lambda done, *_: reports.append(done))
-    assert (reports[0], reports[-1]) == (16, COUNT)
+    file = small.compute(lambda done, _: reports.append(done))
+    assert (reports[0], reports[-1]) == (8, COUNT)
     assert np.array_equal(np.load(file).reshape(whole.shape), whole)
 
 
-def test_an_image_that_has_changed_since_is_refused(outputs: TeacherOutputs) -> None:
+def test_an_image_that_has_changed_since_is_refused(
+    outputs: TeacherOutputs, tmp_path: Path
+) -> None:
     """Its label would be that of another picture."""
-    image = outputs.images[7]
-    (image.root / image.path).write_bytes((image.root / outputs.images[8].path).read_bytes())
+    one, other, *_ = sorted((tmp_path / "photos").rglob("*.png"))
+    one.write_bytes(other.read_bytes())
     with pytest.raises(DataError, match="changed while it was being read"):
         outputs.compute()
 

@@ -16,6 +16,7 @@ from patchline.pipeline.training.parts.fine_tuning import (
     choose_share,
     logits_along,
 )
+from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -48,17 +49,16 @@ def test_counters_are_those_of_the_trained_end() -> None:
 
 def test_logits_are_those_of_each_point() -> None:
     """A linear model is linear in its weights; it has the trained ones afterwards."""
-    model = nn.Linear(2, 3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     ends = [{name: torch.randn_like(each) for name, each in model.state_dict().items()}
             for _ in range(2)]  # fmt: skip
-    inputs = torch.randn(4, 2)
-    logits_SNK = logits_along(
-        model, ends[0], ends[1], lambda at_share: np.asarray(at_share(inputs).numpy())
-    )
+    images = np.random.default_rng(0).integers(0, 256, (4, 2, 2, 1), dtype=np.uint8)
+    image = ImageSpec(channels=1, height=2, width=2, mean=(0.5,), std=(0.5,), resize="crop")
+    logits_SNK = logits_along(model, ends[0], ends[1], images, np.arange(4), image)
     for place, share in enumerate(SHARES):
         expected = (1 - share) * logits_SNK[0] + share * logits_SNK[-1]
         np.testing.assert_allclose(logits_SNK[place], expected, atol=1e-5)
-    assert torch.equal(model.weight, ends[1]["weight"])
+    assert torch.equal(model.state_dict()["1.weight"], ends[1]["1.weight"])
 
 
 def test_overconfidence_alone_decides_nothing() -> None:

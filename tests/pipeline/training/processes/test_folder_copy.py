@@ -72,7 +72,8 @@ def test_the_other_machine_has_the_files_of_the_first(
         (other / name).write_text("same" if name == "same" else "of the other")
     unchanged = (other / "same").stat().st_mtime_ns
     with ThreadPoolExecutor(SIZE) as pool:
-        list(pool.map(copy_from_first, map(Rank, range(SIZE)), (first, first, other)))
+        ranks_of: list[Any] = list(map(Rank, range(SIZE)))
+        list(pool.map(copy_from_first, ranks_of, (first, first, other)))
     files = {f.relative_to(other).as_posix() for f in other.rglob("*") if f.is_file()}
     assert files == {
         *("last.safetensors", "best-4/model.json", "same", "empty", "halvings.json"),

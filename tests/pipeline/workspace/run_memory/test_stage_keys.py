@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.installation import PACKAGE
-from patchline.pipeline.stages.evaluate import EVALUATE
-from patchline.pipeline.stages.package import PACKAGE as PACKAGING
-from patchline.pipeline.stages.stage import AnyStage
-from patchline.pipeline.stages.train import TRAIN
+from patchline.pipeline.stages.evaluate import Evaluate
+from patchline.pipeline.stages.package import PackageModel
+from patchline.pipeline.stages.stage import StageClass
+from patchline.pipeline.stages.train import Train
 from patchline.pipeline.workspace.run_memory import stage_keys
 from tests.conftest import Run
 
@@ -22,8 +22,10 @@ NOT_LOADED = {
 """What the key of a training covers beside the modules that its process has loaded, and why."""
 
 
-@pytest.mark.parametrize("stage", [TRAIN, EVALUATE, PACKAGING], ids=lambda stage: str(stage.name))
-def test_a_key_covers_what_its_process_has_loaded(finished_run: Run, stage: AnyStage) -> None:
+@pytest.mark.parametrize(
+    "stage", [Train, Evaluate, PackageModel], ids=lambda stage: str(stage.name)
+)
+def test_a_key_covers_what_its_process_has_loaded(finished_run: Run, stage: StageClass) -> None:
     """Every module of the library, and no object store; that of a training covers no others.
 
     What talks to a shared workspace is loaded where there is one, and decides no result.
@@ -35,7 +37,7 @@ def test_a_key_covers_what_its_process_has_loaded(finished_run: Run, stage: AnyS
     assert len(loaded) > 100
     assert not loaded - covered
     assert not any("object_store" in name for name in covered)
-    if stage is TRAIN:
+    if stage is Train:
         more = {name.removeprefix("patchline.") for name in covered - loaded}
         assert not {name for name in more if not name.startswith(tuple(NOT_LOADED))}
 
