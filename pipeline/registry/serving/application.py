@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+import json
 from http import HTTPStatus
 from importlib import metadata
 from pathlib import Path
@@ -27,172 +26,8 @@ from patchline.pipeline.registry.serving.model_host import ModelHost
 from patchline.pipeline.web.access_control import AccessControl, left_unread
 from patchline.pipeline.web.request_body import Refusal, json_response
 
-logger = logging.getLogger(__name__)
-
-_TEXT = {"type": "string", "format": "byte"}
-_BASE64 = {
-    "anyOf": [_TEXT, {"type": "object", "properties": {"b64": _TEXT}, "required": ["b64"]}],
-    "description": "The bytes of a file in base64, encoded once; also as a data: address.",
-}
-_BINARY = {"type": "string", "format": "binary"}
-_RANKED: dict[str, Any] = {
-    "type": "object",
-    "properties": {"label": {"type": "string"}, "probability": {"type": "number"}},
-    "required": ["label", "probability"],
-}
-_TOP = {**_RANKED, "properties": {**_RANKED["properties"], "threshold": {"type": "number"}}}
-_ANSWER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "label": {
-            "type": ["string", "null"],
-            "description": "Null if a model with several labels for each image gives none.",
-        },
-        "probability": {"type": ["number", "null"]},
-        "labels": {
-            "type": "array",
-            "items": _RANKED,
-            "description": "Only of a model with several labels for each image: those at or above "
-            "their thresholds, the most probable first.",
-        },
-        "top": {"type": "array", "items": _TOP},
-        "set": {"type": ["array", "null"], "items": {"type": "string"}},
-        "coverage": {"type": ["number", "null"]},
-        "warnings": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"kind": {"type": "string"}, "message": {"type": "string"}},
-            },
-        },
-        "unchecked": {
-            "type": "array",
-            "items": {"type": "string"},
-            "description": "Kinds of warnings that the model has no limit for.",
-        },
-        "map": {
-            "type": ["object", "null"],
-            "description": "Where the model looked; with the option map.",
-        },
-        "version": {"type": "string"},
-        "model": {"type": "string"},
-    },
-}
-_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}}
-_OPTIONS = {
-    "top_k": {"type": "integer", "minimum": 1},
-    "map": {"type": "boolean"},
-    "coverage": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-}
-_PREDICT = {
-    "image/*": {"schema": _BINARY},
-    "application/octet-stream": {"schema": _BINARY},
-    "multipart/form-data": {
-        "schema": {
-            "type": "object",
-            "properties": {"file": {"type": "array", "items": _BINARY}, **_OPTIONS},
-        }
-    },
-    "application/json": {
-        "schema": {
-            "type": "object",
-            "properties": {
-                "image": _BASE64,
-                "images": {"type": "array", "items": _BASE64},
-                **_OPTIONS,
-            },
-        }
-    },
-}
-_RECORDS = {
-    "type": "object",
-    "properties": {
-        "dataframe_records": {
-            "type": "array",
-            "items": {"type": "object", "properties": {"image": _BASE64}},
-        },
-        "params": {"type": "object", "properties": _OPTIONS},
-    },
-}
-_TENSOR = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "datatype": {"type": "string", "enum": ["BYTES", "UINT8"]},
-        "shape": {
-            "type": "array",
-            "items": {"type": "integer"},
-            "description": "BYTES: (N) files. UINT8: pixels (H, W, C) or (N, H, W, C), RGB in this "
-            "order or grey, so C is 3 or 1; or encoded files, (bytes) or (N, bytes).",
-        },
-        "data": {"type": "array", "items": {}, "description": "Flat, or nested as the shape."},
-    },
-}
-_INFER = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "inputs": {"type": "array", "items": _TENSOR},
-        "outputs": {"type": "array", "items": {"type": "object"}},
-        "parameters": {"type": "object", "properties": _OPTIONS},
-    },
-    "required": ["inputs"],
-}
-_BODIES: dict[str, dict[str, Any]] = {
-    "/predict": _PREDICT,
-    "/invocations": {"application/json": {"schema": _RECORDS}},
-    "/v2/models/{name}/infer": {"application/json": {"schema": _INFER}},
-    "/v2/models/{name}/versions/{version}/infer": {"application/json": {"schema": _INFER}},
-}
-_QUERY = [
-    {"name": name, "in": "query", "required": False, "schema": schema}
-    for name, schema in _OPTIONS.items()
-]
-_ERRORS = {
-    "400": "The request is malformed.",
-    "401": "The token is missing or wrong.",
-    "413": "The body is too large.",
-    "415": "The content type is not accepted.",
-    "422": "The image cannot be read.",
-    "503": "The queue is full; Retry-After says when to try again.",
-}
-
-
-def install(app: FastAPI) -> None:
-    """Let an application describe its bodies, errors and token."""
-    app.openapi = _described(app)  # type: ignore[method-assign]  # FastAPI's own way to extend it
-
-
-def _described(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = get_openapi(
-                title=app.title, version=app.version, summary=app.summary, routes=app.routes
-            )
-            for path, content in _BODIES.items():
-                _describe(schema["paths"][path]["post"], content)
-            schema["paths"]["/predict"]["post"]["parameters"] = _QUERY
-            schema["paths"]["/predict"]["post"]["responses"]["200"] = {
-                "description": "The answer; of several images {answers: […], version}.",
-                "content": {"application/json": {"schema": _ANSWER}},
-            }
-            components = schema.setdefault("components", {})
-            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-            app.openapi_schema = schema
-        return app.openapi_schema
-
-    return openapi
-
-
-def _describe(operation: dict[str, Any], content: dict[str, Any]) -> None:
-    operation["requestBody"] = {"required": True, "content": content}
-    for status, description in _ERRORS.items():
-        operation["responses"][status] = {
-            "description": description,
-            "content": {"application/json": {"schema": _ERROR}},
-        }
-
-
+_PARTS = json.loads((Path(__file__).parent / "openapi" / "parts.json").read_bytes())
+"""What the description of the interface says of bodies by path, options, the answer and errors."""
 PAGE = Path(__file__).parent / "page"
 """The files of the pages; nothing in them is loaded from elsewhere."""
 _CLIENT_CLOSED = 499
@@ -232,8 +67,41 @@ def application(host: ModelHost, port: int) -> AccessControl:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _failed)
-    install(app)
+    describe(app)
     return AccessControl(app, host.config, port, host.metrics)
+
+
+def describe(app: FastAPI) -> None:
+    """Let the description of an application's interface say what FastAPI cannot see."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(
+                title=app.title, version=app.version, summary=app.summary, routes=app.routes
+            )
+            for path, content in _PARTS["bodies"].items():
+                operation = schema["paths"][path]["post"]
+                operation["requestBody"] = {"required": True, "content": content}
+                for status, description in _PARTS["errors"].items():
+                    operation["responses"][status] = _response(description, _PARTS["error"])
+            predict = schema["paths"]["/predict"]["post"]
+            predict["parameters"] = [
+                {"name": name, "in": "query", "required": False, "schema": option}
+                for name, option in _PARTS["options"].items()
+            ]
+            predict["responses"]["200"] = _response(
+                "The answer; of several images {answers: […], version}.", _PARTS["answer"]
+            )
+            components = schema.setdefault("components", {})
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend it
+
+
+def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _page(name: str) -> Any:
