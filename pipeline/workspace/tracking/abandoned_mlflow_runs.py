@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.workspace.files.file_locks import try_lock
+from patchline.pipeline.workspace.files.file_locks import Liveness, try_lock
 from patchline.pipeline.workspace.tracking import liveness, run_owner
-from patchline.pipeline.workspace.tracking.liveness import HEARTBEAT_TAG, HOST_TAG, Liveness
+from patchline.pipeline.workspace.tracking.liveness import HEARTBEAT_TAG, HOST_TAG
 from patchline.pipeline.workspace.tracking.tracked_run import end_run
 from patchline.pipeline.workspace.tracking.tracking_store import all_runs, client, store_exists
 

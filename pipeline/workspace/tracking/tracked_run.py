@@ -21,10 +21,9 @@ from patchline.pipeline.errors import RunError, TrackingError
 from patchline.pipeline.redaction import redacted_values, without_credentials
 from patchline.pipeline.workspace import chosen, lease, run_folders
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace.files.file_locks import locked, try_lock
+from patchline.pipeline.workspace.files.file_locks import Liveness, locked, try_lock
 from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE, make_folder
 from patchline.pipeline.workspace.tracking import liveness, provenance, run_owner
-from patchline.pipeline.workspace.tracking.liveness import Liveness
 from patchline.pipeline.workspace.tracking.tracking_store import client, unreachable, use_store
 
 if TYPE_CHECKING:
