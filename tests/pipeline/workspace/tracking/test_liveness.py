@@ -21,7 +21,6 @@ from patchline.pipeline.errors import RunError, TakenOverError
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.file_locks import Liveness, holder_of, locked
 from patchline.pipeline.workspace.tracking import (
-    abandoned_mlflow_runs,
     liveness,
     run_owner,
     tracked_run,
@@ -159,15 +158,15 @@ def test_a_run_whose_lock_cannot_be_seen_is_closed_by_its_heartbeat_alone(
         (tmp_path / "runs").rename(tmp_path / "hidden")
         before, end = _beat(run.run_id), time.monotonic() + 1.3 * short
         while time.monotonic() < end:
-            assert abandoned_mlflow_runs.close_abandoned() == []
+            assert tracked_run.close_abandoned() == []
             time.sleep(short / 10)
         assert _beat(run.run_id) != before
         gone = {liveness.HOST_TAG: "pod", liveness.FOLDER_TAG: "/not/here"}
         stale = store.create_run(run.experiment_id, tags={**gone, liveness.HEARTBEAT_TAG: "1"})
         silent = store.create_run(run.experiment_id, tags=gone)
-        assert abandoned_mlflow_runs.close_abandoned() == []
+        assert tracked_run.close_abandoned() == []
         time.sleep(short * 1.1)
-        assert abandoned_mlflow_runs.close_abandoned() == [stale.info.run_id]
+        assert tracked_run.close_abandoned() == [stale.info.run_id]
         assert _status(silent.info.run_id) == _status(run.run_id) == "RUNNING"
         (tmp_path / "hidden").rename(tmp_path / "runs")
 
