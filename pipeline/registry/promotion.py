@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import ModelReferenceError, TrackingError
 from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
-from patchline.pipeline.evaluation.promotion_decision import GateResult, PromotionDecision
+from patchline.pipeline.evaluation.promotion_decision import PromotionDecision
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import aliases
 from patchline.pipeline.registry.aliases import (
@@ -275,53 +276,24 @@ def _decide(
         champion=champion,
         promoted=champion == version or (not request.rejected and (forced or not failed)),
         forced=forced,
-        reason=_reason(request, champion, gates, failed),
+        reason=render_markdown(
+            "reason.txt.j2",
+            __package__,
+            version=version,
+            champion=champion,
+            answer=request.answer,
+            rejected=request.rejected,
+            force_reason=request.force_reason,
+            gates=gates,
+            failed=failed,
+            unchecked=", ".join(gate.name for gate in gates if gate.passed is None),
+        ),
         gates=tuple(gates),
         provenance=evaluation.provenance,
         decided_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     )
     report = _write(decision, evaluation, folder)
     return Promotion(**decision.model_dump(), report=str(report) if report else None)
-
-
-def _reason(
-    request: Request, champion: str | None, gates: list[GateResult], failed: list[GateResult]
-) -> str:
-    version, answer = request.reference.version, request.answer
-    if champion == version:
-        return f"version {version} is already champion; nothing changed"
-    if request.rejected and answer:
-        return answer.text
-    said = f"{answer.text}; " if answer else ""
-    if failed and request.force_reason is not None:
-        names = ", ".join(gate.name for gate in failed)
-        return f"{said}forced despite failing {names}: {request.force_reason}"
-    if failed:
-        why = "; ".join(gate.sentence for gate in failed)
-        return f"{why} (although {answer.text})" if answer else why
-    if champion is None:
-        return f"{said}there was no champion, and {_all_passed(gates)}"
-    return said + _best_reason(gates, champion)
-
-
-def _best_reason(gates: list[GateResult], champion: str) -> str:
-    for gate in gates:
-        if gate.name == "better_than_champion":
-            unchecked = _unchecked(gates)
-            beside = f"; not checked: {unchecked}" if unchecked else ""
-            return f"better than version {champion}: {gate.sentence}{beside}"
-    return f"{_all_passed(gates)}; version {champion} was not compared"
-
-
-def _all_passed(gates: list[GateResult]) -> str:
-    unchecked = _unchecked(gates)
-    if unchecked:
-        return f"every gate that could be checked passed (not checked: {unchecked})"
-    return "every configured gate passed"
-
-
-def _unchecked(gates: list[GateResult]) -> str:
-    return ", ".join(gate.name for gate in gates if gate.passed is None)
 
 
 def _write(decision: PromotionDecision, evaluation: GateEvaluation, folder: Path) -> Path | None:
