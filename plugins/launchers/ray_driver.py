@@ -276,8 +276,7 @@ class Driver:
             try:
                 self._advance(task)
             except Refused as refused:
-                if task.seat is not None and task.starts:
-                    self._quietly_stop(task, task.seat)
+                self._quietly_stop(task)
                 self._forget(task)
                 say(number=task.number, error=refused.said)
             except RayError as error:
@@ -602,7 +601,7 @@ class Driver:
         elif not task.is_running:
             self._go_on_starting(task)
         else:
-            self._poll(task, seat)
+            self._poll(task)
 
     def _check_wait(self, task: Task | Preparation) -> None:
         if any(each.is_running for each in self._tasks.values()):
@@ -635,7 +634,7 @@ class Driver:
         what = task.number, module, task.folder, task.job, task.group
         return task.hosts[index].start.remote(*what, index)
 
-    def _poll(self, task: Task, seat: Reservation) -> None:
+    def _poll(self, task: Task) -> None:
         if not task.polls:
             task.polls = [host.poll.remote(task.number) for host in task.hosts]
         done, rest = ray.wait(task.polls, num_returns=len(task.polls), timeout=0)
@@ -653,7 +652,7 @@ class Driver:
         if code is not None:
             self._forget(task)
             if of_others or task.job:
-                self._quietly_stop(task, seat)
+                self._quietly_stop(task)
             if first.get("error"):
                 where = task.addresses[0] if task.addresses else "a node"
                 lost = f"The result of {task.module} could not be sent from {where}: "
@@ -668,8 +667,8 @@ class Driver:
         """Give up a task, and all that was reserved for it."""
         seat, where = task.seat, ", ".join(task.addresses)
         self._forget(task)
+        self._quietly_stop(task)
         if seat is not None:
-            self._quietly_stop(task, seat)
             self._release(seat)
         say(number=task.number, lost=_lost(task.module, where, reason))
 
@@ -683,11 +682,12 @@ class Driver:
         task = self._tasks.get(number)
         if task is not None:
             self._forget(task)
-            if task.seat is not None and task.starts:
-                self._quietly_stop(task, task.seat)
+            self._quietly_stop(task)
         say(number=number, stopped=True)
 
-    def _quietly_stop(self, task: Task, seat: Reservation) -> None:
+    def _quietly_stop(self, task: Task) -> None:
+        if task.seat is None or not task.starts:
+            return
         stops = [host.stop.remote(task.number) for host in task.hosts]
         done, rest = ray.wait(stops, num_returns=len(stops), timeout=_STOP_SECONDS)
         failed = bool(rest)
@@ -697,13 +697,12 @@ class Driver:
             except RayError:
                 failed = True
         if failed:  # what does not answer ends by itself, or with its host
-            self._release(seat)
+            self._release(task.seat)
 
     def _end(self) -> None:
         for task in list(self._tasks.values()):
-            if task.seat is not None and task.starts:
-                with contextlib.suppress(RayError, GetTimeoutError):
-                    self._quietly_stop(task, task.seat)
+            with contextlib.suppress(RayError, GetTimeoutError):
+                self._quietly_stop(task)
         for seat in list(self._seats):
             self._release(seat)
         with contextlib.suppress(OSError):

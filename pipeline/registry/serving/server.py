@@ -65,7 +65,30 @@ def serve(
     _allow_many_connections()
     sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)  # longer ones take long
     cv2.setNumThreads(1)  # the engine's threads are the parallelism, and have their priorities
-    asyncio.run(_serve(first, config, listening, on_ready, registry))
+
+    async def until_stopped() -> None:
+        recorder = recorder_of(config)
+        metrics = ServerMetrics()
+        if recorder is not None:
+            metrics.recording(lambda: recorder.problem is None)
+        host = ModelHost(first.name, first.alias, config, metrics, recorder=recorder)
+        host.switch_to(first.version, first.load())
+        server = _Server(
+            host, uvicorn_config(application(host, listening.getsockname()[1]), config), on_ready
+        )
+        watch = AliasWatch(host, registry) if host.alias is not None else None
+        gc.collect()
+        gc.freeze()  # what exists already stays
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            if watch is not None:
+                await asyncio.to_thread(watch.stop)
+            await host.close()
+            if recorder is not None:
+                recorder.close()
+
+    asyncio.run(until_stopped())
 
 
 def recorder_of(config: ServingConfig) -> TrafficRecorder | None:
@@ -78,35 +101,6 @@ def recorder_of(config: ServingConfig) -> TrafficRecorder | None:
         return None
     most = config.record_mib * MEBIBYTE
     return TrafficRecorder(config.record, with_images=config.record_images, most_bytes=most)
-
-
-async def _serve(
-    first: FirstVersion,
-    config: ServingConfig,
-    listening: socket.socket,
-    on_ready: Callable[[], None],
-    registry: Registry,
-) -> None:
-    recorder = recorder_of(config)
-    metrics = ServerMetrics()
-    if recorder is not None:
-        metrics.recording(lambda: recorder.problem is None)
-    host = ModelHost(first.name, first.alias, config, metrics, recorder=recorder)
-    host.switch_to(first.version, first.load())
-    server = _Server(
-        host, uvicorn_config(application(host, listening.getsockname()[1]), config), on_ready
-    )
-    watch = AliasWatch(host, registry) if host.alias is not None else None
-    gc.collect()
-    gc.freeze()  # what exists already stays
-    try:
-        await server.serve(sockets=[listening])
-    finally:
-        if watch is not None:
-            await asyncio.to_thread(watch.stop)
-        await host.close()
-        if recorder is not None:
-            recorder.close()
 
 
 class _Server(ReadyServer):
