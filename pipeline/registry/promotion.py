@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +37,7 @@ from patchline.pipeline.registry.registered_models import (
     write_record,
 )
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
-from patchline.pipeline.workspace.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client, unless_deleted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -108,7 +106,7 @@ def promote(
     """
     name, store = request.reference.name, client()
     place = f"promotion/{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%SZ}"
-    with machine_lock(name, lambda: on_note(_waiting(name))):
+    with machine_lock(name, on_note):
         for _ in range(_ATTEMPTS):
             champion = aliases.alias_of(store, name, CHAMPION)
             if not request.holds_against(champion):
@@ -147,7 +145,7 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
         TrackingError: if the champion keeps changing.
     """
     store = client()
-    with machine_lock(name, lambda: on_note(_waiting(name))):
+    with machine_lock(name, on_note):
         for _ in range(_ATTEMPTS):
             with claimed(name):
                 entries = aliases.settle(store, name)
@@ -216,7 +214,8 @@ def assign_aliases(
 
 def make_challenger(name: str, version: str, on_note: OnNote = lambda _: None) -> None:
     """Give a new version the alias challenger, as the newest one."""
-    with changing(name, on_note) as (store, still_held):
+    store = client()
+    with machine_lock(name, on_note), claimed(name) as still_held:
         aliases.settle(store, name)
         proposal = Proposal(
             alias=CHALLENGER,
@@ -225,23 +224,6 @@ def make_challenger(name: str, version: str, on_note: OnNote = lambda _: None) -
             reason="the newest version is the challenger",
         )
         aliases.change_alias(store, name, proposal, still_held)
-
-
-@contextmanager
-def changing(
-    name: str, on_note: OnNote = lambda _: None
-) -> Iterator[tuple[MlflowClient, Callable[[], None]]]:
-    """Hold the lock on a model's aliases, on this machine and on a shared server.
-
-    Yields:
-        A client of the store, and a check to call right before a write.
-    """
-    with machine_lock(name, lambda: on_note(_waiting(name))), claimed(name) as still_held:
-        yield client(), still_held
-
-
-def _waiting(name: str) -> str:
-    return f"waiting for another process that is changing '{name}'"
 
 
 def _keeps_changing(name: str) -> TrackingError:
@@ -341,10 +323,8 @@ def _upload(store: MlflowClient, run_id: str | None, folder: Path, place: str) -
     Returns:
         The URI of the files; none if the run was deleted.
     """
-    from mlflow.exceptions import MlflowException
-
     if run_id is not None:
-        with contextlib.suppress(MlflowException):  # the run was deleted; the tags remain
+        with unless_deleted():  # the tags remain
             store.log_artifacts(run_id, str(folder), place)
             return f"runs:/{run_id}/{place}"
     return None

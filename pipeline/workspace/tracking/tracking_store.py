@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +238,15 @@ def _holding_client() -> type[MlflowClient]:
 def _held(call: Callable[[], Any]) -> Any:
     with signals_held():
         return call()
+
+
+@contextmanager
+def unless_deleted() -> Iterator[None]:
+    """End a block at the first error of MLflow: what it asks for was deleted."""
+    from mlflow.exceptions import MlflowException
+
+    with suppress(MlflowException):
+        yield
 
 
 _FIRST_PAGE, _LARGEST_PAGE = 5, 500
