@@ -40,11 +40,10 @@ from patchline.pipeline import local_services, quiet_libraries
 from patchline.pipeline.registry import aliases
 from patchline.pipeline.registry.registered_models import FINGERPRINT_TAG
 from patchline.pipeline.workers.worker_start import LOG_FILE
-from patchline.pipeline.workspace.files.file_locks import is_held
+from patchline.pipeline.workspace.files.file_locks import Liveness, is_held
 from patchline.pipeline.workspace.files.workspace_folder import FEATURES, PREDICTIONS, WORKSPACE
 from patchline.pipeline.workspace.run_memory import live_runs
 from patchline.pipeline.workspace.tracking import liveness, tracked_run
-from patchline.pipeline.workspace.tracking.liveness import Liveness
 from patchline.pipeline.workspace.tracking.tracking_store import client
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Prefect flow runs whose process was killed: found, and set to the state that fits MLflow's run.
 
-MLflow's side is `patchline.pipeline.workspace.tracking.abandoned_mlflow_runs`. The records of
+MLflow's side is `patchline.pipeline.workspace.tracking.tracked_run`. The records of
 `patchline.pipeline.workspace.run_memory.live_runs` tell which processes are alive. Some flow runs
 have no record: their process was killed before it wrote one, or never started. A command's run is
 then known by its owner's tag. A deployment's run is only judged on a server on this machine, where

@@ -1,6 +1,6 @@
 """Close runs that killed processes left open, in MLflow and in Prefect, so that both agree.
 
-The MLflow side is `patchline.pipeline.workspace.tracking.abandoned_mlflow_runs`, the Prefect side
+The MLflow side is `patchline.pipeline.workspace.tracking.tracked_run`, the Prefect side
 `patchline.flows.closing.abandoned_prefect_runs`. Any number of processes may call this at any time:
 one does the work, the others return at once. Active runs are never touched.
 """
@@ -20,7 +20,7 @@ from patchline.pipeline.errors import OrchestrationError, PipelineError, Trackin
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, is_read_only
 from patchline.pipeline.workspace.run_memory import cleaning, live_runs
-from patchline.pipeline.workspace.tracking import abandoned_mlflow_runs, tracked_run
+from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracking_store import all_runs, client, store_exists
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def close_before_command() -> list[str]:
     if local_services.running():
         return []  # its keeper does this within seconds, and sends the events
     if not _left_open(workspace):
-        return tracking_sentences(abandoned_mlflow_runs.close_abandoned())
+        return tracking_sentences(tracked_run.close_abandoned())
     from patchline.flows import prefect_session
 
     with prefect_session.server(), prefect_session.ready():
@@ -110,7 +110,7 @@ def tracking_sentences(run_ids: list[str]) -> list[str]:
 def _close_work_of(flow_run_id: str) -> None:
     """Close runs without an owner; a run that still has one ends by itself."""
     try:
-        closed = abandoned_mlflow_runs.close_abandoned()
+        closed = tracked_run.close_abandoned()
         _tell_killed(closed)
         for run_id in closed:
             logger.info("closed the MLflow run %s after flow run %s", run_id, flow_run_id)
@@ -124,7 +124,7 @@ def _left_open(workspace: Path) -> bool:
 
 
 def _close_in_mlflow() -> list[str]:
-    closed = abandoned_mlflow_runs.close_abandoned()
+    closed = tracked_run.close_abandoned()
     _tell_killed(closed)
     return tracking_sentences(closed)
 

@@ -27,14 +27,14 @@ def export(
     with_caches
         Include decoded images and scans, which the next run makes again from the images.
     """
-    from patchline.pipeline.workspace.relocation import exporting
+    from patchline.pipeline.workspace.relocation import workspace_archive
 
     with shown():
         display().stage(f"Exporting the workspace {Path.cwd()}")
-        contents = exporting.export(
+        contents = workspace_archive.export(
             Path.cwd().resolve(), file.absolute(), _megabytes, caches=with_caches
         )
-        elsewhere = exporting.store_elsewhere(Path.cwd().resolve())
+        elsewhere = workspace_archive.store_elsewhere(Path.cwd().resolve())
         cached = chosen.cached_address(WORKSPACE)
     size = file.stat().st_size
     summary = contents.model_dump(mode="json", exclude={"members", "format"})
@@ -77,12 +77,12 @@ def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False)
         Empty, or created; without it, the working directory.
     """
     from patchline.flows.prefect_api import prefect_database
-    from patchline.pipeline.workspace.relocation import following, importing
+    from patchline.pipeline.workspace.relocation import following, workspace_archive
 
     target = (folder or Path()).resolve()
     with shown():
         display().stage(f"Restoring {file} into {target}")
-        contents = importing.restore(file.absolute(), target, _megabytes)
+        contents = workspace_archive.restore(file.absolute(), target, _megabytes)
         before = Path.cwd()
         try:
             os.chdir(target)

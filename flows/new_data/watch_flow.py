@@ -29,10 +29,10 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.workers.host.system_errors import system_error
+from patchline.pipeline.workspace.files.file_locks import Liveness
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import interrupted_runs, live_runs
 from patchline.pipeline.workspace.run_memory.interrupted_runs import InterruptedRun
-from patchline.pipeline.workspace.tracking.liveness import Liveness
 
 SKIPPED = "Skipped"
 """The state name of a run that found too few new images to train on."""

@@ -30,7 +30,8 @@ from patchline.pipeline.errors import RunError
 from patchline.pipeline.local_services import HOST, answers, new_secret, prefect_variables
 from patchline.pipeline.waiting import Periodic, at_end_of_input, wait_until
 from patchline.pipeline.web import gate
-from patchline.pipeline.web.gate import App, Guarded, Limited
+from patchline.pipeline.web.gate import Guarded, Limited
+from patchline.pipeline.web.request_headers import App
 from patchline.pipeline.workers import supervised_process
 from patchline.pipeline.workers.worker_start import ending, stop_group
 from patchline.pipeline.workspace.files.atomic_files import storage_errors

@@ -18,8 +18,8 @@ from patchline.flows.prefect_api import postgres
 from patchline.pipeline import quiet_libraries
 from patchline.pipeline.local_services import ensure_secret
 from patchline.pipeline.web import gate
-from patchline.pipeline.web.gate import App, Guarded, Limited, Receive, Send
-from patchline.pipeline.web.request_headers import Scope
+from patchline.pipeline.web.gate import Guarded, Limited
+from patchline.pipeline.web.request_headers import App, Receive, Scope, Send
 from patchline.pipeline.workers import supervised_process
 from patchline.pipeline.workspace.files.paths import artifact_uri, sqlite_path, with_options
 from patchline.pipeline.workspace.tracking import tracking_store

@@ -73,24 +73,17 @@ def composed_config(
     """
     defaults = RunConfig()
 
-    def chosen(flag: str, *path: str, default: str) -> str:
+    def chosen(*path: str) -> str:
         value: Any = settings
-        for key in path:
+        default: Any = defaults
+        for key in (*path, "name"):
             value = value.get(key) if isinstance(value, dict) else None
+            default = getattr(default, key)
+        flag = f"--{'.'.join(path).replace('_', '-')}.name"
         named = value_of_flag(arguments, flag)
-        return named or (value if isinstance(value, str) else default)
+        return named or (value if isinstance(value, str) else str(default))
 
-    model = chosen("--model.name", "model", "name", default=defaults.model.name)
-    embedding = chosen(
-        "--model.patch-embedding.name",
-        *("model", "patch_embedding", "name"),
-        default=defaults.model.patch_embedding.name,
-    )
-    augmentation = chosen(
-        "--augmentation.name", "augmentation", "name", default=defaults.augmentation.name
-    )
-    objective = chosen("--objective.name", "objective", "name", default=defaults.objective.name)
-    launcher = chosen("--launcher.name", "launcher", "name", default=defaults.launcher.name)
+    model, embedding = chosen("model"), chosen("model", "patch_embedding")
     source = value_of_flag(arguments, "--data.source") or _data_source(arguments, settings)
     embedding_class = _embedding_class(patch_embedding_name(model, embedding))
     model_class = _choice_class(
@@ -102,14 +95,13 @@ def composed_config(
         download=_field_of(ModelChoice, "download", flags=("--model.download", "--download")),
     )
     data_class = _replaced(DataConfig, DataConfig.model_fields, options=_options_class(source))
+    others: tuple[Kind, ...] = ("augmentation", "objective", "launcher")
     return _replaced(
         RunConfig,
         sections,
         data=data_class,
-        augmentation=_choice_class("augmentation", augmentation, PluginChoice),
         model=model_class,
-        objective=_choice_class("objective", objective, PluginChoice),
-        launcher=_choice_class("launcher", launcher, PluginChoice),
+        **{kind: _choice_class(kind, chosen(kind), PluginChoice) for kind in others},
     )
 
 

@@ -99,6 +99,21 @@ def named_patch_embedding(model: ModelChoice) -> PatchEmbeddingChoice:
     return chosen if name == chosen.name else chosen.model_copy(update={"name": name})
 
 
+def chosen_plugins(config: RunConfig) -> dict[Kind, str]:
+    """Return the names of the plugins that decide the results of a run, by kind.
+
+    There is no patch embedding if the model takes none.
+    """
+    chosen: dict[Kind, str] = {
+        "data_source": config.data.source,
+        "augmentation": config.augmentation.name,
+        "objective": config.objective.name,
+        "model": config.model.name,
+    }
+    embedding = named_patch_embedding(config.model).name
+    return chosen if embedding == NO_PATCH_EMBEDDING else {**chosen, "patch_embedding": embedding}
+
+
 def settings_of(kind: Kind, choice: PluginChoice, prefix: str) -> PluginConfig:
     """Return a plugin's settings as an instance of its config class."""
     return _parsed(kind, choice.name, choice.settings, prefix)

@@ -3,7 +3,7 @@
 An entry of the history is written before the alias moves, in the state `intended`, and marked
 `done` afterwards. If a process dies in between, `settle` compares the entry with the alias and
 either completes or removes it. A change made outside Patchline gets an entry when it is noticed.
-Functions that write here require the lock of `promotion.changing`.
+Functions that write here require both locks, `machine_lock` and `claimed`.
 
 The MLflow UI hides tags whose names begin with `mlflow.`, so the entries are stored under such
 names.
@@ -43,7 +43,12 @@ from patchline.pipeline.workers.host.private_folder import private_folder
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.file_locks import locked
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
-from patchline.pipeline.workspace.tracking.tracking_store import client, sqlite_file, use_store
+from patchline.pipeline.workspace.tracking.tracking_store import (
+    client,
+    sqlite_file,
+    unless_deleted,
+    use_store,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -301,12 +306,12 @@ _PAUSE_SECONDS = (0.1, 1.0)
 
 
 @contextmanager
-def machine_lock(name: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+def machine_lock(name: str, on_note: Callable[[str], None] = lambda _: None) -> Iterator[None]:
     """Hold the lock of a registered model among the processes of this machine.
 
     Args:
         name: of the registered model.
-        on_wait: called once if another process holds the lock.
+        on_note: called with a sentence if another process holds the lock.
 
     Raises:
         StorageError: if the lock file cannot be written.
@@ -315,7 +320,8 @@ def machine_lock(name: str, on_wait: Callable[[], None] | None = None) -> Iterat
     with storage_errors(file):
         make_folder(file.parent)
         file.touch(mode=0o600)
-    with locked(file, on_wait):
+    waiting = f"waiting for another process that is changing '{name}'"
+    with locked(file, lambda: on_note(waiting)):
         yield
 
 
@@ -401,9 +407,5 @@ def _claims(store: MlflowClient, name: str) -> set[str]:
 
 
 def _withdraw(store: MlflowClient, name: str, key: str) -> None:
-    from mlflow.exceptions import MlflowException
-
-    try:
+    with unless_deleted():  # by somebody else
         store.delete_registered_model_tag(name, key)
-    except MlflowException as error:  # somebody else has removed it
-        logger.debug("%s is gone already: %s", key, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from patchline.pipeline.registry.registered_models import ModelReference, summar
 from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.tracking import addresses
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
-from patchline.pipeline.workspace.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client, unless_deleted
 
 
 class Question(FrozenModel):
@@ -94,9 +93,7 @@ def prepare_question(
 
 
 def _run_page(run_id: str) -> str | None:
-    from mlflow.exceptions import MlflowException
-
-    with contextlib.suppress(MlflowException):  # the run was deleted
+    with unless_deleted():
         info = client().get_run(run_id).info
         return addresses.run_page(TrackedRun(run_id, info.experiment_id, Path()))
     return None

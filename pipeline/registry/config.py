@@ -22,22 +22,22 @@ def _named(metric: str) -> None:
     raise ValueError(f"'{metric}' is not a metric; {hint}choose from: {', '.join(METRICS)}")
 
 
-def _minima(limits: dict[str, float]) -> dict[str, float]:
-    for metric, limit in limits.items():
-        _named(metric)
-        if not METRICS[metric].higher_is_better:
-            raise ValueError(f"lower is better for '{metric}'; set promotion.maximum instead")
-        if limit > 1:
-            raise ValueError(f"'{metric}' never exceeds 1; write 90% as 0.9")
-    return limits
+def _limits(*, higher_is_better: bool) -> AfterValidator:
+    """Return the check that metrics may have a minimum, or else a maximum."""
+    direction, other = ("lower", "maximum") if higher_is_better else ("higher", "minimum")
 
+    def checked(limits: dict[str, float]) -> dict[str, float]:
+        for metric, limit in limits.items():
+            _named(metric)
+            if METRICS[metric].higher_is_better != higher_is_better:
+                raise ValueError(
+                    f"{direction} is better for '{metric}'; set promotion.{other} instead"
+                )
+            if higher_is_better and limit > 1:
+                raise ValueError(f"'{metric}' never exceeds 1; write 90% as 0.9")
+        return limits
 
-def _maxima(limits: dict[str, float]) -> dict[str, float]:
-    for metric in limits:
-        _named(metric)
-        if METRICS[metric].higher_is_better:
-            raise ValueError(f"higher is better for '{metric}'; set promotion.minimum instead")
-    return limits
+    return AfterValidator(checked)
 
 
 class GateConfig(FrozenModel):
@@ -46,10 +46,14 @@ class GateConfig(FrozenModel):
     approval_hours: Annotated[float, Field(gt=0, le=8760)] = 72
     """Hours until an unanswered approval request expires and the version is not promoted."""
 
-    minimum: Annotated[dict[str, float], AfterValidator(_minima)] = Field(default_factory=dict)
+    minimum: Annotated[dict[str, float], _limits(higher_is_better=True)] = Field(
+        default_factory=dict
+    )
     """Minimum values of test metrics where higher is better: promotion.minimum.accuracy 0.9."""
 
-    maximum: Annotated[dict[str, float], AfterValidator(_maxima)] = Field(default_factory=dict)
+    maximum: Annotated[dict[str, float], _limits(higher_is_better=False)] = Field(
+        default_factory=dict
+    )
     """Maximum values of test metrics where lower is better: promotion.maximum.log_loss 0.5."""
 
     max_calibration_error: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import ModelReferenceError, TrackingError
 from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
-from patchline.pipeline.evaluation.promotion_decision import GateResult, PromotionDecision
+from patchline.pipeline.evaluation.promotion_decision import PromotionDecision
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import aliases
 from patchline.pipeline.registry.aliases import (
@@ -38,7 +37,7 @@ from patchline.pipeline.registry.registered_models import (
     write_record,
 )
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
-from patchline.pipeline.workspace.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client, unless_deleted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -107,7 +106,7 @@ def promote(
     """
     name, store = request.reference.name, client()
     place = f"promotion/{dt.datetime.now(dt.UTC):%Y-%m-%dT%H%M%SZ}"
-    with machine_lock(name, lambda: on_note(_waiting(name))):
+    with machine_lock(name, on_note):
         for _ in range(_ATTEMPTS):
             champion = aliases.alias_of(store, name, CHAMPION)
             if not request.holds_against(champion):
@@ -146,7 +145,7 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
         TrackingError: if the champion keeps changing.
     """
     store = client()
-    with machine_lock(name, lambda: on_note(_waiting(name))):
+    with machine_lock(name, on_note):
         for _ in range(_ATTEMPTS):
             with claimed(name):
                 entries = aliases.settle(store, name)
@@ -215,7 +214,8 @@ def assign_aliases(
 
 def make_challenger(name: str, version: str, on_note: OnNote = lambda _: None) -> None:
     """Give a new version the alias challenger, as the newest one."""
-    with changing(name, on_note) as (store, still_held):
+    store = client()
+    with machine_lock(name, on_note), claimed(name) as still_held:
         aliases.settle(store, name)
         proposal = Proposal(
             alias=CHALLENGER,
@@ -224,23 +224,6 @@ def make_challenger(name: str, version: str, on_note: OnNote = lambda _: None) -
             reason="the newest version is the challenger",
         )
         aliases.change_alias(store, name, proposal, still_held)
-
-
-@contextmanager
-def changing(
-    name: str, on_note: OnNote = lambda _: None
-) -> Iterator[tuple[MlflowClient, Callable[[], None]]]:
-    """Hold the lock on a model's aliases, on this machine and on a shared server.
-
-    Yields:
-        A client of the store, and a check to call right before a write.
-    """
-    with machine_lock(name, lambda: on_note(_waiting(name))), claimed(name) as still_held:
-        yield client(), still_held
-
-
-def _waiting(name: str) -> str:
-    return f"waiting for another process that is changing '{name}'"
 
 
 def _keeps_changing(name: str) -> TrackingError:
@@ -275,53 +258,24 @@ def _decide(
         champion=champion,
         promoted=champion == version or (not request.rejected and (forced or not failed)),
         forced=forced,
-        reason=_reason(request, champion, gates, failed),
+        reason=render_markdown(
+            "reason.txt.j2",
+            __package__,
+            version=version,
+            champion=champion,
+            answer=request.answer,
+            rejected=request.rejected,
+            force_reason=request.force_reason,
+            gates=gates,
+            failed=failed,
+            unchecked=", ".join(gate.name for gate in gates if gate.passed is None),
+        ),
         gates=tuple(gates),
         provenance=evaluation.provenance,
         decided_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     )
     report = _write(decision, evaluation, folder)
     return Promotion(**decision.model_dump(), report=str(report) if report else None)
-
-
-def _reason(
-    request: Request, champion: str | None, gates: list[GateResult], failed: list[GateResult]
-) -> str:
-    version, answer = request.reference.version, request.answer
-    if champion == version:
-        return f"version {version} is already champion; nothing changed"
-    if request.rejected and answer:
-        return answer.text
-    said = f"{answer.text}; " if answer else ""
-    if failed and request.force_reason is not None:
-        names = ", ".join(gate.name for gate in failed)
-        return f"{said}forced despite failing {names}: {request.force_reason}"
-    if failed:
-        why = "; ".join(gate.sentence for gate in failed)
-        return f"{why} (although {answer.text})" if answer else why
-    if champion is None:
-        return f"{said}there was no champion, and {_all_passed(gates)}"
-    return said + _best_reason(gates, champion)
-
-
-def _best_reason(gates: list[GateResult], champion: str) -> str:
-    for gate in gates:
-        if gate.name == "better_than_champion":
-            unchecked = _unchecked(gates)
-            beside = f"; not checked: {unchecked}" if unchecked else ""
-            return f"better than version {champion}: {gate.sentence}{beside}"
-    return f"{_all_passed(gates)}; version {champion} was not compared"
-
-
-def _all_passed(gates: list[GateResult]) -> str:
-    unchecked = _unchecked(gates)
-    if unchecked:
-        return f"every gate that could be checked passed (not checked: {unchecked})"
-    return "every configured gate passed"
-
-
-def _unchecked(gates: list[GateResult]) -> str:
-    return ", ".join(gate.name for gate in gates if gate.passed is None)
 
 
 def _write(decision: PromotionDecision, evaluation: GateEvaluation, folder: Path) -> Path | None:
@@ -369,10 +323,8 @@ def _upload(store: MlflowClient, run_id: str | None, folder: Path, place: str) -
     Returns:
         The URI of the files; none if the run was deleted.
     """
-    from mlflow.exceptions import MlflowException
-
     if run_id is not None:
-        with contextlib.suppress(MlflowException):  # the run was deleted; the tags remain
+        with unless_deleted():  # the tags remain
             store.log_artifacts(run_id, str(folder), place)
             return f"runs:/{run_id}/{place}"
     return None

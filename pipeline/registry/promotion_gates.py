@@ -8,11 +8,10 @@ both test whole groups, and least numbers of images are numbers of groups.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from patchline.pipeline.evaluation.comparison import (
     NOT_RANDOM,
-    ChangedMetric,
     ComparedModels,
     p_value_text,
 )
@@ -21,6 +20,7 @@ from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import PAIRED
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.provenance import ProvenanceSummary
 from patchline.pipeline.packaging.clean_process_check import PackageCheck
 from patchline.pipeline.registry.config import BOTH, PromotionConfig
@@ -136,60 +136,17 @@ def champion_gates(config: PromotionConfig, comparison: ComparedModels) -> list[
 
 def _better_than_champion(config: PromotionConfig, comparison: ComparedModels) -> GateResult:
     """Run the paired tests: higher metrics on the common images, and significantly so."""
-    if comparison.units < config.min_images:
-        more = "test images" if comparison.groups is None else "test images of other groups"
-        chosen = comparison.left_out.get(NOT_RANDOM)
-        others = f"; {chosen:,} more were {NOT_RANDOM}" if chosen else ""
-        remedy = f"add {more}, or lower promotion.min_images"
-        return GateResult(
-            name="better_than_champion",
-            passed=False,
-            value=None,
-            threshold=0.0,
-            sentence=f"{_too_few(config, comparison)}{others}; {remedy}",
-        )
+    has_enough = comparison.units >= config.min_images
     named = PAIRED if config.label_set_metric == BOTH else (config.label_set_metric,)
     pairs, titles = comparison.pairs, [ALL_METRICS[each].title for each in named]
     deciding = {title: pairs[title] for title in titles if title in pairs} or pairs
-    compared = " and ".join(
-        f"{comparison.said(title)}: {_change(pair.difference, pair.p_value)}"
-        for title, pair in deciding.items()
-    )
-    beside = ", ".join(
-        f"{title} {100 * pair.difference.value:+.1f} points"
-        for title, pair in pairs.items()
-        if title not in deciding
-    )
-    caveat = f"; note that {comparison.caveat}" if comparison.caveat else ""
+    are_better = (paired_test.is_better(each, config.significance) for each in deciding.values())
     return GateResult(
         name="better_than_champion",
-        passed=all(paired_test.is_better(each, config.significance) for each in deciding.values()),
-        value=min(each.difference.value for each in deciding.values()),
+        passed=has_enough and all(are_better),
+        value=min(each.difference.value for each in deciding.values()) if has_enough else None,
         threshold=0.0,
-        sentence=f"{comparison.ON} {comparison.counted_images} {comparison.unused} by either "
-        f"model, {compared}{comparison.test_unit}; required: a gain, with p at most "
-        f"{config.significance:g}{beside and f' ({beside})'}{caveat}",
-    )
-
-
-def _too_few(config: PromotionConfig, comparison: ComparedModels) -> str:
-    compared = counted(comparison.images, "image was", "images were")
-    limit = f"promotion.min_images {config.min_images}"
-    if comparison.groups is not None:
-        groups = counted(comparison.groups, "group")
-        compared = f"{groups} of images ({counted(comparison.images, 'image')}) were"
-        limit = f"{limit}, for which a group counts once"
-    return (
-        f"only {compared} {comparison.unused} by either model, fewer than {limit}, so the versions "
-        "cannot be compared"
-    )
-
-
-def _change(difference: MetricEstimate, p_value: float) -> str:
-    low, high = 100 * difference.low, 100 * difference.high
-    return (
-        f"{100 * difference.value:+.1f} points (95% interval {low:+.1f} to {high:+.1f}), "
-        f"{p_value_text(p_value)}"
+        sentence=_sentence("better_than_champion", config, comparison, deciding=deciding),
     )
 
 
@@ -197,56 +154,43 @@ def _no_class_worse(
     config: PromotionConfig, max_drop: float, comparison: ComparedModels
 ) -> GateResult:
     """Check the largest loss among the classes with enough images; without any, say so."""
-    noun, metric, changes = comparison.WORDS.one, comparison.LOSES, comparison.changes
+    changes = comparison.changes
     enough = [each for each in changes if each.units >= config.class_min_images]
     checked = [each for each in enough if each.champion is not None]
-    everywhere = [each for each in enough if each.champion is None]
-    small = [each for each in changes if each.units < config.class_min_images]
-    if comparison.units < config.min_images:
-        return _unchecked(max_drop, _too_few(config, comparison))
-    if enough and not checked:
-        return _unchecked(
-            max_drop,
-            f"whether a {noun} loses {metric} is not known: every {noun} with enough images is "
-            "on all images",
-        )
-    if not checked:
-        unit = "comparable image" if comparison.groups is None else "group of comparable images"
-        units = "" if comparison.groups is None else "groups of comparable images"
-        least = counted(config.class_min_images, unit, units)
-        return _unchecked(
-            max_drop,
-            f"whether a {noun} loses {metric} is not known: no {noun} has {least} "
-            f"(promotion.class_min_images)",
-        )
-    worst = min(checked, key=lambda change: change.gain)
-    drop = max(0.0, -worst.gain)
-    lost = f"no {noun} loses {metric}"
-    if drop > 0 and worst.champion is not None and worst.challenger is not None:
-        lost = (
-            f"'{worst.name}' has the largest loss: {metric} {worst.champion.value:.1%} before, "
-            f"{worst.challenger.value:.1%} now, on {worst.counted_images}"
-        )
-    beside = f"; too few images to check: {_names(small)}" if small else ""
-    beside += f"; on all images, so not known: {_names(everywhere)}" if everywhere else ""
+    worst = min(checked, key=lambda change: change.gain, default=None)
+    drop = None
+    if worst is not None and comparison.units >= config.min_images:
+        drop = max(0.0, -worst.gain)
     return GateResult(
         name="no_class_worse",
-        passed=drop <= max_drop + 1e-12,
+        passed=None if drop is None else drop <= max_drop + 1e-12,
         value=drop,
         threshold=max_drop,
-        sentence=f"{lost}; maximum loss {max_drop:g}{beside}",
+        sentence=_sentence(
+            "no_class_worse",
+            config,
+            comparison,
+            checked=checked,
+            everywhere=[each for each in enough if each.champion is None],
+            small=[each for each in changes if each.units < config.class_min_images],
+            worst=worst,
+        ),
     )
 
 
-def _unchecked(max_drop: float, sentence: str) -> GateResult:
-    return GateResult(
-        name="no_class_worse", passed=None, value=None, threshold=max_drop, sentence=sentence
+def _sentence(
+    gate: str, config: PromotionConfig, comparison: ComparedModels, **values: object
+) -> str:
+    """Return what a gate that compares with the champion found, in one sentence."""
+    return render_markdown(
+        "gate.txt.j2",
+        __package__,
+        gate=gate,
+        config=config,
+        comparison=comparison,
+        **values,
+        not_random=NOT_RANDOM,
+        counted=counted,
+        few_names=few_names,
+        p_value_text=p_value_text,
     )
-
-
-def _names(changes: Sequence[ChangedMetric]) -> str:
-    return few_names(f"'{change.name}' ({_size(change)})" for change in changes)
-
-
-def _size(change: ChangedMetric) -> str:
-    return f"{change.images}" if change.groups is None else change.counted_images

@@ -24,7 +24,12 @@ from patchline.pipeline.registry.aliases import (
 )
 from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.tracking.tracked_run import FLOW_RUN_TAG
-from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists, use_store
+from patchline.pipeline.workspace.tracking.tracking_store import (
+    client,
+    store_exists,
+    unless_deleted,
+    use_store,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -209,16 +214,12 @@ def _aliases(name: str) -> dict[str, str]:
     Raises:
         ModelReferenceError: if there is no model with this name.
     """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        known = client().get_registered_model(name).aliases if store_exists() else None
-    except MlflowException:  # it does not exist, or the store does not answer: the next says which
-        known = None
-    if known is None:
-        _check_known(name, _names())
-        known = {}
-    return {alias: str(number) for alias, number in known.items()}
+    with unless_deleted():  # or the store does not answer: what follows says which
+        if store_exists():
+            known = client().get_registered_model(name).aliases
+            return {alias: str(number) for alias, number in known.items()}
+    _check_known(name, _names())
+    return {}
 
 
 def _source(name: str, version: str) -> str:
@@ -274,18 +275,15 @@ def check_name(name: str) -> None:
 
 def was_made_by(name: str, version: str, run: str) -> bool:
     """Return whether a run, given by its name or the beginning of its id, made the version."""
-    from mlflow.exceptions import MlflowException
-
     if not store_exists():
         return False
     store = client()
-    try:
+    with unless_deleted():
         run_id = str(store.get_model_version(name, version).run_id)
         if len(run) >= _SHORTEST_ID and run_id.startswith(run):
             return True
         return bool(store.get_run(run_id).info.run_name == run)
-    except MlflowException:  # the version or its run was deleted
-        return False
+    return False
 
 
 class NewestVersion(NamedTuple):
@@ -314,12 +312,9 @@ def newest_versions() -> list[NewestVersion]:
 
 def champion_of(name: str) -> str | None:
     """Return the version that is champion; none if there is none, or no such model."""
-    from mlflow.exceptions import MlflowException
-
-    try:
+    with unless_deleted():
         return alias_of(client(), name, CHAMPION)
-    except MlflowException:  # the model was deleted
-        return None
+    return None
 
 
 def write_record(reference: ModelReference, name: str, content: str) -> None:
@@ -433,13 +428,10 @@ def _metrics_in(tags: Mapping[str, str]) -> dict[str, float]:
 
 def metrics_of_run(store: MlflowClient, run_id: str | None) -> dict[str, float]:
     """Return the test metrics of a run; nothing if it was deleted."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        metrics: dict[str, float] = store.get_run(run_id).data.metrics if run_id else {}
-    except MlflowException:
-        return {}  # the version still works
-    return {key: value for key, value in metrics.items() if key.startswith("test/")}
+    with unless_deleted():
+        metrics = store.get_run(run_id).data.metrics if run_id else {}
+        return {key: value for key, value in metrics.items() if key.startswith("test/")}
+    return {}
 
 
 def _unknown(

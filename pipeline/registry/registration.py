@@ -41,7 +41,7 @@ from patchline.pipeline.workers.host.interruption import signals_held
 from patchline.pipeline.workspace.files.paths import artifact_uri
 from patchline.pipeline.workspace.tracking import busy_server, provenance
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun, check_owner
-from patchline.pipeline.workspace.tracking.tracking_store import client
+from patchline.pipeline.workspace.tracking.tracking_store import client, unless_deleted
 
 
 class Registered(FrozenModel):
@@ -169,13 +169,9 @@ def logged_model_of(reference: ModelReference) -> str | None:
     Returns:
         None for a package that was registered from a folder, such as one of another workspace.
     """
-    from mlflow.exceptions import MlflowException
-
-    model_id = reference.source.rpartition("/")[2]
-    try:
-        return str(client().get_logged_model(model_id).model_id)
-    except MlflowException:
-        return None
+    with unless_deleted():
+        return str(client().get_logged_model(reference.source.rpartition("/")[2]).model_id)
+    return None
 
 
 def log_evaluated_model(run: TrackedRun, model_id: str) -> None:

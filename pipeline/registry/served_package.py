@@ -25,8 +25,9 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlencode
 
 from patchline.pipeline import quiet_libraries, redaction
@@ -68,40 +69,27 @@ _ARTIFACTS_OF = (
 )
 
 
-class RegistryReader(Protocol):
-    """What a server asks the registry."""
+class RegistryReader(ABC):
+    """What a server asks the registry.
 
+    Every method raises a `ServerAwayError` if the registry does not answer.
+    """
+
+    @abstractmethod
     def version_of(self, name: str, alias: str) -> str | None:
-        """Return the version that an alias points to; None if there is no such model or alias.
+        """Return the version that an alias points to; None if there is no such model or alias."""
 
-        Raises:
-            ServerAwayError: if the registry does not answer.
-        """
-        ...
-
+    @abstractmethod
     def place_of(self, name: str, version: str) -> str | None:
-        """Return where a version's package is; None if there is no such version.
+        """Return where a version's package is; None if there is no such version."""
 
-        Raises:
-            ServerAwayError: if the registry does not answer.
-        """
-        ...
-
+    @abstractmethod
     def tag_of(self, name: str, version: str, key: str) -> str | None:
-        """Return the value of a version's tag; None if there is no such version or tag.
+        """Return the value of a version's tag; None if there is no such version or tag."""
 
-        Raises:
-            ServerAwayError: if the registry does not answer.
-        """
-        ...
-
+    @abstractmethod
     def artifacts_of(self, name: str, version: str) -> str | None:
-        """Return where the artifacts of a version's run are; None if this store has no such run.
-
-        Raises:
-            ServerAwayError: if the registry does not answer.
-        """
-        ...
+        """Return where the artifacts of a version's run are; None if this store has no such run."""
 
 
 def registry_reader() -> RegistryReader:
@@ -127,23 +115,36 @@ def registry_reader() -> RegistryReader:
     )
 
 
-class _SqliteFile:
+class _Tables(RegistryReader):
+    """A database, which is asked in SQL."""
+
+    def version_of(self, name: str, alias: str) -> str | None:
+        return self._first(_VERSION_OF, name, alias)
+
+    def place_of(self, name: str, version: str) -> str | None:
+        return self._first(_PLACE_OF, name, int(version))
+
+    def tag_of(self, name: str, version: str, key: str) -> str | None:
+        return self._first(_TAG_OF, name, int(version), key)
+
+    def artifacts_of(self, name: str, version: str) -> str | None:
+        return self._first(_ARTIFACTS_OF, name, int(version))
+
+    def _first(self, question: str, *values: object) -> str | None:
+        """Return the first value that is not null, as text."""
+        rows = self._rows(question, *values)
+        return next((str(value) for row in rows for value in row if value is not None), None)
+
+    @abstractmethod
+    def _rows(self, question: str, *values: object) -> list[Any]:
+        """Return the rows that answer a question; none if the tables are not there."""
+
+
+class _SqliteFile(_Tables):
     """A SQLite store, which is opened for each question: it may be replaced meanwhile."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-
-    def version_of(self, name: str, alias: str) -> str | None:
-        return _first(self._rows(_VERSION_OF, name, alias))
-
-    def place_of(self, name: str, version: str) -> str | None:
-        return _first(self._rows(_PLACE_OF, name, int(version)))
-
-    def tag_of(self, name: str, version: str, key: str) -> str | None:
-        return _first(self._rows(_TAG_OF, name, int(version), key))
-
-    def artifacts_of(self, name: str, version: str) -> str | None:
-        return _first(self._rows(_ARTIFACTS_OF, name, int(version)))
 
     def _rows(self, question: str, *values: object) -> list[Any]:
         if not self._file.is_file():
@@ -158,7 +159,7 @@ class _SqliteFile:
             raise _away(str(self._file), error) from error
 
 
-class _Database:
+class _Database(_Tables):
     """A database server."""
 
     def __init__(self, uri: str) -> None:
@@ -166,18 +167,6 @@ class _Database:
 
         self._uri = uri
         self._engine = sqlalchemy.create_engine(uri, pool_pre_ping=True, pool_size=1)
-
-    def version_of(self, name: str, alias: str) -> str | None:
-        return _first(self._rows(_VERSION_OF, name, alias))
-
-    def place_of(self, name: str, version: str) -> str | None:
-        return _first(self._rows(_PLACE_OF, name, int(version)))
-
-    def tag_of(self, name: str, version: str, key: str) -> str | None:
-        return _first(self._rows(_TAG_OF, name, int(version), key))
-
-    def artifacts_of(self, name: str, version: str) -> str | None:
-        return _first(self._rows(_ARTIFACTS_OF, name, int(version)))
 
     def _rows(self, question: str, *values: object) -> list[Any]:
         import sqlalchemy
@@ -195,7 +184,7 @@ class _Database:
             raise _away(self._uri, error) from error
 
 
-class _MlflowServer:
+class _MlflowServer(RegistryReader):
     """An MLflow server."""
 
     def __init__(self, url: str) -> None:
@@ -282,11 +271,6 @@ def _object(content: bytes) -> dict[str, Any]:
         if isinstance(answer, dict):
             return answer
     return {}
-
-
-def _first(rows: list[Any]) -> str | None:
-    """Return the first value that is not null, as text."""
-    return next((str(value) for row in rows for value in row if value is not None), None)
 
 
 def _away(uri: str, error: Exception) -> PipelineError:

@@ -10,23 +10,24 @@ import hmac
 import ipaddress
 import json
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
-from typing import Any
 
 from starlette.requests import Request
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.web.config import TOKEN_VARIABLE, ServingConfig
 from patchline.pipeline.web.request_body import BODY_READ, drain
-from patchline.pipeline.web.request_headers import READING, Headers, cross_origin_reason
+from patchline.pipeline.web.request_headers import (
+    READING,
+    App,
+    Headers,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    cross_origin_reason,
+)
 from patchline.pipeline.web.server_metrics import ServerMetrics
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PROBES = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready", "/ping", "/health")
 _OPEN, _OPEN_FOLDER = ("/", "/docs"), "/static/"

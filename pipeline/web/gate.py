@@ -19,17 +19,20 @@ import hmac
 import json
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import parse_qs
 
 from patchline.pipeline.local_services import HOST, USER
 from patchline.pipeline.web.request_headers import (
     READING,
+    App,
     Headers,
+    Message,
+    Receive,
     Scope,
+    Send,
     cross_origin_reason,
 )
 from patchline.pipeline.web.sign_in import CODES, LOGIN, FirstMessage, Sessions
@@ -94,7 +97,7 @@ class GateResponse:
     text: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
-    async def send(self, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+    async def send(self, send: Send) -> None:
         """Send it; browsers do not store it, and linked pages do not learn its address."""
         body = self.text.encode()
         length = {"content-length": str(len(body))} if self.status != HTTPStatus.NO_CONTENT else {}
@@ -126,11 +129,6 @@ def sign_in_page(why: Literal["unknown", "used"]) -> GateResponse:
         {"content-type": "text/html; charset=utf-8", "content-security-policy": policy},
     )
 
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SESSION = "/patchline/session"
 _NAMES = (HOST, "localhost", "[::1]")

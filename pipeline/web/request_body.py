@@ -68,8 +68,7 @@ class BodyMemory:
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self.used = 0
+        self.most, self.used = most, 0
 
     @contextmanager
     def held(self) -> Iterator[BodyShare]:
@@ -79,18 +78,6 @@ class BodyMemory:
             yield share
         finally:
             self.used -= share.bytes
-
-    def reserve(self, share: BodyShare, number: int) -> None:
-        """Give a share more bytes.
-
-        Raises:
-            Refusal: if there is no memory for it at the moment.
-        """
-        most = self._most if share.bytes + number <= _SMALL_BYTES else self._most * 3 // 4
-        if self.used + number > most:
-            raise busy("The server holds too many large requests at the moment. Try again.")
-        share.bytes += number
-        self.used += number
 
 
 class BodyShare:
@@ -106,7 +93,12 @@ class BodyShare:
         Raises:
             Refusal: if there is no memory for it at the moment.
         """
-        self._memory.reserve(self, number)
+        memory = self._memory
+        most = memory.most if self.bytes + number <= _SMALL_BYTES else memory.most * 3 // 4
+        if memory.used + number > most:
+            raise busy("The server holds too many large requests at the moment. Try again.")
+        self.bytes += number
+        memory.used += number
 
 
 async def read_body(request: Request, most: int, share: BodyShare) -> bytes:

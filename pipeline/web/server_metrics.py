@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -19,83 +20,55 @@ class ServerMetrics:
     """The counters of one server; the engines report to it from their threads."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter(
-            "patchline_requests", "Requests answered.", ["path", "status"], registry=registry
-        )
-        self.seconds = Histogram(
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self.requests = counter("patchline_requests", "Requests answered.", ["path", "status"])
+        self.seconds = histogram(
             "patchline_request_seconds",
             "Seconds from the head of a request to its answer.",
             ["path"],
             buckets=_SECONDS,
-            registry=registry,
         )
-        self.refused = Counter(
+        self.refused = counter(
             "patchline_refused_requests",
             "Requests that were not answered with a prediction, by reason.",
             ["reason"],
-            registry=registry,
         )
-        self.waiting = Gauge(
-            "patchline_queue_images", "Images that wait for a thread.", registry=registry
+        self.waiting = gauge("patchline_queue_images", "Images that wait for a thread.")
+        self.pending = gauge("patchline_pending_images", "Images that were taken, not answered.")
+        self.batches = histogram(
+            "patchline_batch_images", "Images that the network computed together.", buckets=_IMAGES
         )
-        self.pending = Gauge(
-            "patchline_pending_images", "Images that were taken, not answered.", registry=registry
+        self.compute_seconds = histogram(
+            "patchline_batch_seconds", "Seconds that a batch took.", buckets=_SECONDS
         )
-        self.batches = Histogram(
-            "patchline_batch_images",
-            "Images that the network computed together.",
-            buckets=_IMAGES,
-            registry=registry,
+        self.decode_seconds = histogram(
+            "patchline_decode_seconds", "Seconds to decode and resize an image.", buckets=_SECONDS
         )
-        self.compute_seconds = Histogram(
-            "patchline_batch_seconds",
-            "Seconds that a batch took.",
-            buckets=_SECONDS,
-            registry=registry,
+        self.unreadable = counter(
+            "patchline_unreadable_images", "Images that could not be decoded."
         )
-        self.decode_seconds = Histogram(
-            "patchline_decode_seconds",
-            "Seconds to decode and resize an image.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self.unreadable = Counter(
-            "patchline_unreadable_images", "Images that could not be decoded.", registry=registry
-        )
-        self.predicted = Counter(
+        self.predicted = counter(
             "patchline_predicted_images",
             "Images by predicted class; with several labels for each image, by each of them.",
             ["version", "label"],
-            registry=registry,
         )
-        self.without_label = Counter(
+        self.without_label = counter(
             "patchline_images_without_label",
             "Images that were given no label by a model with several for each.",
             ["version"],
-            registry=registry,
         )
-        self.warnings = Counter(
-            "patchline_image_warnings", "Warnings about images.", ["kind"], registry=registry
-        )
-        self.model = Gauge(
-            "patchline_model_info",
-            "The version that answers.",
-            ["name", "version"],
-            registry=registry,
-        )
-        self.switches = Counter(
-            "patchline_model_switches", "Switches to another version.", registry=registry
-        )
-        self.rejected = Gauge(
+        self.warnings = counter("patchline_image_warnings", "Warnings about images.", ["kind"])
+        self.model = gauge("patchline_model_info", "The version that answers.", ["name", "version"])
+        self.switches = counter("patchline_model_switches", "Switches to another version.")
+        self.rejected = gauge(
             "patchline_rejected_model_info",
             "The version that the alias points to and that failed its check.",
             ["name", "version"],
-            registry=registry,
         )
-        self.registry_up = Gauge(
-            "patchline_registry_up", "Whether the registry answers.", registry=registry
-        )
+        self.registry_up = gauge("patchline_registry_up", "Whether the registry answers.")
         self.registry_up.set(1)
         self._labels: dict[str, set[str]] = {}
         """Those that were counted for each version, the present one last."""

@@ -17,13 +17,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from typing import Any
 
 from patchline.pipeline import local_services
 from patchline.pipeline.local_services import Services
+from patchline.pipeline.web.request_headers import Message, Receive, Send
 
 Address = tuple[str, int]
 
@@ -173,20 +172,13 @@ def _link(services: Services, name: str, url: str) -> str:
     return f"{url}{LOGIN}?code={code}"
 
 
-Message = MutableMapping[str, Any]
-
 _POLICY_VIOLATION = 1008
 
 
 class FirstMessage:
     """Blocks what an application sends on a socket until the first message contains the secret."""
 
-    def __init__(
-        self,
-        token: str,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
+    def __init__(self, token: str, receive: Receive, send: Send) -> None:
         self._token = token
         self._receive = receive
         self._send = send

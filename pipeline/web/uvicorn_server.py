@@ -24,7 +24,7 @@ import contextlib
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,8 +35,7 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from patchline.pipeline.web.config import ServingConfig
-
-Scope = MutableMapping[str, Any]
+from patchline.pipeline.web.request_headers import Scope
 
 _GONE, _ON_GONE = "patchline.client_gone", "patchline.on_client_gone"
 

@@ -29,7 +29,7 @@ from patchline.pipeline.errors import OrchestrationError, PipelineError
 from patchline.pipeline.local_services import HOST, services_folder
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workers.host import interruption
-from patchline.pipeline.workers.worker_start import end_own_group, ending, signal_group
+from patchline.pipeline.workers.worker_start import end_own_group, ending, last_line, signal_group
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
 
 _SILENT_SECONDS = 60.0
@@ -134,10 +134,7 @@ class SupervisedProcess:
 
     def last_log_line(self) -> str:
         """Return the last line of its log."""
-        with contextlib.suppress(OSError):
-            lines = self.program.log.read_text(encoding="utf-8", errors="replace").split("\n")
-            return next((line.strip()[:400] for line in reversed(lines) if line.strip()), "")
-        return ""
+        return last_line(self.program.log, 400).strip()
 
     def _plan_restart(self, why: str) -> str:
         self.kill()

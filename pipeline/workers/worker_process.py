@@ -12,7 +12,6 @@ second, and stops its worker as on any other exception.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import logging
@@ -319,16 +318,8 @@ def ended_early(
     hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
     return WorkerError(
         f"{process} {worker_start.ending(code)} before it finished{after}.{hint}{remedy} Its last "
-        f"log line: {_last_line(log)!r}. See {log}."
+        f"log line: {worker_start.last_line(log, 300)!r}. See {log}."
     )
-
-
-def _last_line(file: Path) -> str:
-    """Return the beginning of the last line of a log file; empty if it cannot be read."""
-    with contextlib.suppress(OSError):
-        lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else ""
-    return ""
 
 
 # -- the worker's side -------------------------------------------------------------------------

@@ -262,3 +262,11 @@ def signal_group(group: int, number: signal.Signals) -> None:
     """Send a signal to a process group, if there still is one."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def last_line(log: Path, most: int) -> str:
+    """Return the beginning of the last line of a log that is not blank; empty if there is none."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1][:most] if lines else ""
+    return ""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.cache_limit import limit
-from patchline.pipeline.workspace.files.file_locks import LockState, acquire, locked, state_of
+from patchline.pipeline.workspace.files.file_locks import Liveness, acquire, holder_of, locked
 from patchline.pipeline.workspace.files.placeholders import FOLDER, PARTS_FOLDER
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
 
@@ -163,7 +163,7 @@ def _is_used(folder: Path) -> bool:
     own = _held.get(folder)
     files = map(os.fspath, _locks().glob(f"{_number(folder)}.*.lock"))
     others = [Path(each) for each in files if own is None or each != own.lock_file]
-    return any(state_of(each) is not LockState.FREE for each in others)
+    return any(holder_of(each) is not Liveness.DEAD for each in others)
 
 
 def _forget_ended() -> None:
@@ -171,7 +171,7 @@ def _forget_ended() -> None:
     files = list(_locks().glob("*.*.lock"))
     with locked(_gate()) if files else contextlib.nullcontext():
         for file in files:
-            if state_of(file) is LockState.FREE:
+            if holder_of(file) is Liveness.DEAD:
                 file.unlink(missing_ok=True)
 
 

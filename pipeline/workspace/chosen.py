@@ -6,7 +6,6 @@ folder `.patchline` of a shared workspace is its cache on this machine, and cach
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -14,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.workspace.address import check_spelling, is_address, parsed
-from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.object_store import Address, ObjectStore
 from patchline.pipeline.workspace.shared_files import SharedFiles
@@ -81,7 +80,7 @@ def address() -> Address | None:
 def cached_address(workspace: Path) -> Address | None:
     """Return the address of the workspace that a folder caches; None if it caches none."""
     cached = _cached(workspace)
-    return _address(cached[0], str(workspace / CACHE_FILE)) if cached else None
+    return _address(cached.uri, str(workspace / CACHE_FILE)) if cached else None
 
 
 def cached_id(workspace: Path = WORKSPACE) -> str:
@@ -90,17 +89,22 @@ def cached_id(workspace: Path = WORKSPACE) -> str:
     A copy of a workspace, such as one that was restored from a backup, has the same id.
     """
     cached = _cached(workspace)
-    return cached[1] if cached else ""
+    return cached.id if cached else ""
 
 
-def _cached(workspace: Path) -> tuple[str, str] | None:
-    """Return address and id of the workspace that a folder caches."""
+class _Cached(FrozenModel):
+    """The workspace that a folder caches."""
+
+    uri: str
+    id: str = ""
+
+
+def _cached(workspace: Path) -> _Cached | None:
     try:
-        content = json.loads((workspace / CACHE_FILE).read_text(encoding="utf-8"))
-        return str(content["uri"]), str(content.get("id", ""))
+        return _Cached.from_file(workspace / CACHE_FILE)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{workspace / CACHE_FILE}, which names the workspace that is cached here, cannot be "
             "read. Restore it, or delete the folder, which is a cache."
@@ -141,8 +145,7 @@ def shared_at(uri: str, workspace: Path) -> SharedFiles:
             files = SharedFiles(opened(_address(uri, VARIABLE)), say)
             files.open()
             if cached_id(workspace) != files.id:
-                content = json.dumps({"uri": uri, "id": files.id})
-                write_text(workspace / CACHE_FILE, content + "\n")
+                _Cached(uri=uri, id=files.id).to_file(workspace / CACHE_FILE, indent=None)
             _opened[uri, workspace] = files
     return _opened[uri, workspace]
 

@@ -3,7 +3,7 @@
 Where machines share a file system, a lock on a file says whether its holder is alive. An object
 store has no locks, so the holder writes its lease again every `BEAT_SECONDS`. The age of a lease is
 measured by the clock of the store alone, which dates both the lease and the moment of the question,
-so the clocks of the machines do not matter. A lease that is older than `EXPIRED_SECONDS` has
+so the clocks of the machines do not matter. A lease that is older than `EXPIRED` has
 expired; a younger one says nothing about a holder that was killed just now. Whoever decodes images
 into the store for a run that has not begun yet holds one, too.
 """
@@ -16,30 +16,14 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.object_store import ObjectStore
 
 BEAT_SECONDS = 10.0
-EXPIRED_SECONDS = 90.0
-_FOLDER = "leases"
-
-
-class LeaseAge(NamedTuple):
-    """What the store says of a lease."""
-
-    seconds: float
-    """Since it was renewed, by the store's clock."""
-    host: str
-    """Name of the holder's machine."""
-
-    @property
-    def has_expired(self) -> bool:
-        """Whether it should have been renewed long ago."""
-        return self.seconds >= EXPIRED_SECONDS
+EXPIRED = dt.timedelta(seconds=90)
+_FOLDER = "leases/"
 
 
 @contextmanager
@@ -62,46 +46,21 @@ def held(name: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[None]:
                 shared.store.delete(_key(name))
 
 
-def age_of(name: str) -> LeaseAge | None:
-    """Return the age of a lease; None if there is none, or the workspace is local.
+def expired() -> dict[str, bool]:
+    """Return whether each lease should have been renewed long ago, by its name.
 
     Raises:
         StorageError: if the store does not answer.
     """
     shared = chosen.shared()
-    return _age(shared.store, name) if shared else None
-
-
-def ages() -> dict[str, LeaseAge]:
-    """Return the age of each lease, expired or not, by its name.
-
-    Raises:
-        StorageError: if the store does not answer.
-    """
-    listed, shared = names(), chosen.shared()
-    if shared is None or not listed:
+    leases = list(shared.store.list(_FOLDER)) if shared else []
+    if shared is None or not leases:
         return {}
-    now = shared.store.now()
-    return {name: age for name in listed if (age := _age(shared.store, name, now))}
-
-
-def _age(store: ObjectStore, name: str, now: dt.datetime | None = None) -> LeaseAge | None:
-    content = store.read(_key(name))
-    if content is None:
-        return None
-    try:
-        host = str(json.loads(content.data)["host"])
-    except (ValueError, KeyError, TypeError):
-        host = ""
-    age = ((now or store.now()) - content.info.modified).total_seconds()
-    return LeaseAge(max(0.0, age), host)
-
-
-def names() -> list[str]:
-    """Return the names of all leases, expired or not."""
-    shared = chosen.shared()
-    listed = shared.store.list(f"{_FOLDER}/") if shared else ()
-    return [info.key.removeprefix(f"{_FOLDER}/").removesuffix(".json") for info in listed]
+    oldest = shared.store.now() - EXPIRED
+    return {
+        info.key.removeprefix(_FOLDER).removesuffix(".json"): info.modified <= oldest
+        for info in leases
+    }
 
 
 def _renew(name: str) -> None:
@@ -110,4 +69,4 @@ def _renew(name: str) -> None:
 
 
 def _key(name: str) -> str:
-    return f"{_FOLDER}/{name}.json"
+    return f"{_FOLDER}{name}.json"

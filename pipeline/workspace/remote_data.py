@@ -87,13 +87,9 @@ def local_path(path: str, *, whole: bool = True) -> str:
         DataError: if there is nothing.
         StorageError: if the store does not answer, or the disk is full.
     """
-    path = path.strip() if is_of_store(path.strip()) else path
-    if not is_of_store(path):
-        check_spelling(path, SETTING)
-        return path
-    address = parsed(path, SETTING)
-    if address.scheme == "file":
-        return address.prefix
+    address = _named(path)
+    if isinstance(address, str):
+        return address
     objects = _list_objects(address)
     folder = _folder_of(address)
     _mark_used(address)
@@ -105,6 +101,15 @@ def local_path(path: str, *, whole: bool = True) -> str:
         return str(folder)
     _download(address, folder, objects, removes=True)
     return str(folder)
+
+
+def _named(path: str) -> str | Address:
+    """Return the address that a path is; of any other, and of a folder's, the path itself."""
+    if not is_of_store(path.strip()):
+        check_spelling(path, SETTING)
+        return path
+    address = parsed(path, SETTING)
+    return address.prefix if address.scheme == "file" else address
 
 
 def local_image(path: Path) -> Path:
@@ -299,13 +304,9 @@ def kind(path: str) -> DataKind:
         DataError: if there is nothing.
         StorageError: if the store does not answer.
     """
-    path = path.strip() if is_of_store(path.strip()) else path
-    if not is_of_store(path):
-        check_spelling(path, SETTING)
-        return data_kind(path)
-    address = parsed(path, SETTING)
-    if address.scheme == "file":
-        return data_kind(address.prefix)
+    address = _named(path)
+    if isinstance(address, str):
+        return data_kind(address)
     objects = _list_objects(address)
     if _is_object(address, objects):
         if address.prefix.lower().endswith((*TAR_SUFFIXES, ".json")):
@@ -496,15 +497,10 @@ def _fetch(
             done.result()
 
 
-def _is_current(folder: Path, info: ObjectInfo, index: dict[str, str]) -> bool:
-    return index.get(info.key) == _state(info, folder / info.key)
-
-
 def _is_whole(folder: Path, info: ObjectInfo, index: dict[str, str]) -> bool:
     file = folder / info.key
-    return _is_current(folder, info, index) and not (
-        _is_ranged(info.key) and placeholder(file) is not None
-    )
+    is_current = index.get(info.key) == _state(info, file)
+    return is_current and not (_is_ranged(info.key) and placeholder(file) is not None)
 
 
 def _state(info: ObjectInfo | KeptState, file: Path) -> str:

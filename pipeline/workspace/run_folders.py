@@ -33,7 +33,6 @@ from patchline.pipeline.workspace.files.workspace_folder import (
 )
 from patchline.pipeline.workspace.shared_files import (
     NAMES,
-    DamagedObjectError,
     Reference,
     SharedFiles,
 )
@@ -136,10 +135,8 @@ def _fetch_checkpoint(shared: SharedFiles, name: str) -> None:
     target = safe_join(WORKSPACE.resolve(), name.rpartition("/")[0], shared.uri)
     if named is None or _is_as_far(target, named.reference):
         return
-    try:
+    with shared.unless_damaged(f"the checkpoint {name}"):
         _fetch_folder(shared, named.reference, target)
-    except DamagedObjectError as reason:
-        shared.on_note(f"the checkpoint {name} in {shared.uri} is not used: {reason}")
 
 
 def _is_as_far(folder: Path, reference: Reference) -> bool:

@@ -17,7 +17,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -284,13 +284,22 @@ class SharedFiles:
         named = self.find(name)
         if named is None:
             return None
+        with self.unless_damaged(name), replacing(folder) as part:
+            self.fetch(named.reference, part)
+            return named.reference
+        return None
+
+    @contextmanager
+    def unless_damaged(self, what: str) -> Iterator[None]:
+        """End a block in which something is fetched that is damaged, and say that it is not used.
+
+        Args:
+            what: is fetched, such as its name.
+        """
         try:
-            with replacing(folder) as part:
-                self.fetch(named.reference, part)
+            yield
         except DamagedObjectError as reason:
-            self.on_note(f"{name} in {self.uri} is not used: {reason}")
-            return None
-        return named.reference
+            self.on_note(f"{what} in {self.uri} is not used: {reason}")
 
     def _upload(self, file: Path, digest: FileDigest) -> None:
         key = content_key(digest.sha256)

@@ -45,11 +45,9 @@ class SharedWorkspace(Workspace):
             return
         files = named.reference.files
         beside = Reference(files={each: files[each] for each in files if each != file.name})
-        try:
+        with self._files.unless_damaged(name):
             for reference in (beside, named.reference):  # the array is the last
                 self._files.fetch(reference, file.parent)
-        except DamagedObjectError as reason:
-            self._files.on_note(f"{name} in {self.uri} is not used: {reason}")
 
     def send_array(self, file: Path) -> None:
         """Send an array that is complete, and what lies beside it under its name."""

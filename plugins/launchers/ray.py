@@ -103,6 +103,8 @@ class _Told:
 class RayLauncher:
     """Run workers on the nodes of a Ray cluster.
 
+    The cluster is contacted when the first worker is needed.
+
     Args:
         config: the settings.
         context: has the workspace. Nodes that do not see that folder get their jobs through the
@@ -170,13 +172,12 @@ class RayLauncher:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(OSError):
-            if process.stdin:
-                process.stdin.close()
         try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(OSError):
+                if process.stdin:
+                    process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed
+                process.wait(_STOP_SECONDS)
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -190,10 +191,14 @@ class RayLauncher:
         Raises:
             WorkerError: if the worker or the cluster is lost.
         """
-        answer = self._answer(number)
-        if answer is not None and "lost" in answer:
+        if number not in self._told.answers:
+            self._check_alive()
+        answer = self._told.answers.get(number, {})
+        if "error" in answer:
+            raise _error(answer["error"])
+        if "lost" in answer:
             raise WorkerError(answer["lost"])
-        return answer
+        return answer or None
 
     def grown(self, number: int) -> Iterator[dict[str, Any]]:
         """Yield by how much events and log of a worker have grown, each once."""
@@ -211,15 +216,6 @@ class RayLauncher:
             _POLL_SECONDS,
             _STOP_SECONDS,
         )
-
-    def _answer(self, number: int) -> dict[str, Any] | None:
-        answer = self._told.answers.get(number)
-        if answer is None:
-            self._check_alive()
-            return self._told.answers.get(number)
-        if "error" in answer:
-            raise _error(answer["error"])
-        return answer
 
     def _ready(self) -> dict[str, Any]:
         """Wait until the driver is connected, and return what it says of the cluster."""
@@ -273,7 +269,7 @@ class RayLauncher:
                     stderr=log,
                     text=True,
                     start_new_session=True,
-                    env=_environment(),
+                    env={**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"},
                 )
             self._told = _Told()
             threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
@@ -347,23 +343,13 @@ class RayWorker:
                 self._sent.forget()
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the driver: tokens always, no telemetry."""
-    return {**os.environ, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
-
-
 def _error(said: dict[str, str]) -> Exception:
     return _ERRORS.get(said["class"], WorkerError)(said["message"])
-
-
-def build(config: RayConfig, context: LauncherContext) -> RayLauncher:
-    """Build the launcher; the cluster is contacted when the first worker is needed."""
-    return RayLauncher(config, context)
 
 
 plugin = LauncherPlugin(
     summary="A Ray cluster: stages compute where there is room, training on one or several nodes",
     paper="arXiv 1712.05889",
     config_class=RayConfig,
-    build=build,
+    build=RayLauncher,
 )

@@ -20,7 +20,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray._raylet import (  # type: ignore[attr-defined,unused-ignore]  # its stubs lack them
@@ -32,13 +32,17 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from patchline.pipeline.errors import first_line
-from patchline.plugins.launchers.ray_host import Host, environment_of_nodes, exposed_folder, facts
+from patchline.plugins.launchers.ray_host import (
+    LOST_SECONDS,
+    Host,
+    environment_of_nodes,
+    exposed_folder,
+    facts,
+)
 
 _POLL_SECONDS, _START_POLL_SECONDS = 0.1, 0.02
 """Between two looks at workers that run, and at some that are being started."""
 _ALIVE_SECONDS = 2.0
-_LOST_SECONDS = 30.0
-"""Without an answer from a node for so long, its workers are given up, as those give up us."""
 _STOP_SECONDS = 20.0
 _CONNECT_SECONDS = 30.0
 _REACH_SECONDS = 5.0
@@ -54,8 +58,7 @@ class Refused(Exception):  # noqa: N818 - it becomes the error that it names
         self.said = {"class": kind, "message": message}
 
 
-@dataclass(frozen=True)
-class ResourceRequest:
+class ResourceRequest(NamedTuple):
     """What a task reserves: on each of so many nodes, CPU cores, GPUs and bytes of memory."""
 
     nodes: int
@@ -65,12 +68,7 @@ class ResourceRequest:
 
     def fits(self, other: ResourceRequest) -> bool:
         """Return whether a task with these needs fits into what was reserved for another one."""
-        pairs = zip(self._parts, other._parts, strict=True)
-        return all(mine <= theirs for mine, theirs in pairs)
-
-    @property
-    def _parts(self) -> tuple[float, ...]:
-        return (self.nodes, self.cpus, self.gpus, self.memory)
+        return all(mine <= theirs for mine, theirs in zip(self, other, strict=True))
 
     @property
     def bundles(self) -> list[dict[str, float]]:
@@ -118,12 +116,21 @@ class Reservation:
 
 
 @dataclass
-class Task:
-    """A worker that was asked for."""
+class Preparation:
+    """A worker that is prepared ahead of its job."""
 
     number: int
     module: str
     needs: ResourceRequest
+    since: float = field(default_factory=time.monotonic)
+    answer: Any = None
+    """What its host will have been told by it, once one prepares it."""
+
+
+@dataclass
+class Task(Preparation):
+    """A worker that was asked for."""
+
     folder: str = ""
     member: str | None = None
     job: str = ""
@@ -131,7 +138,6 @@ class Task:
     seat: Reservation | None = None
     indices: list[int] = field(default_factory=list)
     """Of the hosts of its seat that work for it."""
-    since: float = field(default_factory=time.monotonic)
     polls: list[Any] = field(default_factory=list)
     starts: list[Any] = field(default_factory=list)
     """The calls that start its workers, first that of the first node, then those of the others."""
@@ -150,18 +156,6 @@ class Task:
         """Where they are."""
         known = self.seat.addresses if self.seat else []
         return [known[index] for index in self.indices if index < len(known)]
-
-
-@dataclass
-class Preparation:
-    """A worker that is prepared ahead of its job."""
-
-    number: int
-    module: str
-    needs: ResourceRequest
-    since: float = field(default_factory=time.monotonic)
-    answer: Any = None
-    """What its host will have been told by it, once one prepares it."""
 
 
 def say(**line: Any) -> None:
@@ -261,13 +255,12 @@ class Driver:
         if said["do"] == "stop":
             self._stop(number)
             return
-        needs = self._needs(said["needs"])
+        what = number, said["module"], self._needs(said["needs"])
         if said["do"] == "prepare":
-            self._prepared[number] = Preparation(number, said["module"], needs)
-            return
-        self._tasks[number] = Task(
-            number, said["module"], needs, said["folder"], said.get("member"), said.get("job", "")
-        )
+            self._prepared[number] = Preparation(*what)
+        else:
+            named = {key: said[key] for key in ("folder", "member", "job")}
+            self._tasks[number] = Task(*what, **named)
 
     def _serve(self) -> None:
         """Let everything that waits take its next step."""
@@ -283,8 +276,7 @@ class Driver:
             try:
                 self._advance(task)
             except Refused as refused:
-                if task.seat is not None and task.starts:
-                    self._quietly_stop(task, task.seat)
+                self._quietly_stop(task)
                 self._forget(task)
                 say(number=task.number, error=refused.said)
             except RayError as error:
@@ -480,14 +472,7 @@ class Driver:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=index
                 ),
-            ).remote(
-                needs.cpus,
-                environment,
-                _LOST_SECONDS,
-                self._settings["uri"],
-                others if index else module,
-                needs.nodes,
-            )
+            ).remote(needs.cpus, environment, others if index else module, needs.nodes)
             seat.hosts.append(host)
         mark = self._mark()
         seat.waiting = [host.introduce.remote(str(mark), mark.read_text()) for host in seat.hosts]
@@ -610,13 +595,13 @@ class Driver:
         if not task.starts:
             task.heard = time.monotonic()
             task.indices.sort(key=lambda index: not seat.sees_workspace[index])
-            first, shared = task.hosts[0], all(seat.sees_workspace[i] for i in task.indices)
-            what = (task.number, task.module, task.folder, task.job, task.addresses)
-            task.starts = [first.start.remote(*what, shared=shared)]
+            shared = all(seat.sees_workspace[index] for index in task.indices)
+            task.group = {"nodes": task.addresses, "shares_folder": shared}
+            task.starts = [self._start(task, 0, task.module)]
         elif not task.is_running:
             self._go_on_starting(task)
         else:
-            self._poll(task, seat)
+            self._poll(task)
 
     def _check_wait(self, task: Task | Preparation) -> None:
         if any(each.is_running for each in self._tasks.values()):
@@ -637,26 +622,27 @@ class Driver:
             if "error" in answer:
                 said = answer["error"]
                 raise Refused(f"The node {where}: {said['message']}", said["class"])
-            task.group = task.group or answer.get("group", {})
+            task.group = answer["group"]
         task.heard = time.monotonic()
         if task.member and task.needs.nodes > len(task.starts):
-            others = enumerate(task.hosts[1:], 1)
-            task.starts += [
-                host.join.remote(task.number, task.member, task.folder, task.job, index, task.group)
-                for index, host in others
-            ]
+            others = range(1, task.needs.nodes)
+            task.starts += [self._start(task, index, task.member) for index in others]
         else:
             task.is_running = True
 
-    def _poll(self, task: Task, seat: Reservation) -> None:
+    def _start(self, task: Task, index: int, module: str) -> Any:
+        what = task.number, module, task.folder, task.job, task.group
+        return task.hosts[index].start.remote(*what, index)
+
+    def _poll(self, task: Task) -> None:
         if not task.polls:
             task.polls = [host.poll.remote(task.number) for host in task.hosts]
         done, rest = ray.wait(task.polls, num_returns=len(task.polls), timeout=0)
         if rest:
             for ref in done:
                 ray.get(ref)  # raises if its node has died
-            if time.monotonic() - task.heard > _LOST_SECONDS:
-                self._lose(task, f"no answer for {_LOST_SECONDS:g} seconds")
+            if time.monotonic() - task.heard > LOST_SECONDS:
+                self._lose(task, f"no answer for {LOST_SECONDS:g} seconds")
             return
         first, *others = ray.get(task.polls)
         code, of_others = first["code"], [each["code"] for each in others]
@@ -666,7 +652,7 @@ class Driver:
         if code is not None:
             self._forget(task)
             if of_others or task.job:
-                self._quietly_stop(task, seat)
+                self._quietly_stop(task)
             if first.get("error"):
                 where = task.addresses[0] if task.addresses else "a node"
                 lost = f"The result of {task.module} could not be sent from {where}: "
@@ -681,8 +667,8 @@ class Driver:
         """Give up a task, and all that was reserved for it."""
         seat, where = task.seat, ", ".join(task.addresses)
         self._forget(task)
+        self._quietly_stop(task)
         if seat is not None:
-            self._quietly_stop(task, seat)
             self._release(seat)
         say(number=task.number, lost=_lost(task.module, where, reason))
 
@@ -696,11 +682,12 @@ class Driver:
         task = self._tasks.get(number)
         if task is not None:
             self._forget(task)
-            if task.seat is not None and task.starts:
-                self._quietly_stop(task, task.seat)
+            self._quietly_stop(task)
         say(number=number, stopped=True)
 
-    def _quietly_stop(self, task: Task, seat: Reservation) -> None:
+    def _quietly_stop(self, task: Task) -> None:
+        if task.seat is None or not task.starts:
+            return
         stops = [host.stop.remote(task.number) for host in task.hosts]
         done, rest = ray.wait(stops, num_returns=len(stops), timeout=_STOP_SECONDS)
         failed = bool(rest)
@@ -710,13 +697,12 @@ class Driver:
             except RayError:
                 failed = True
         if failed:  # what does not answer ends by itself, or with its host
-            self._release(seat)
+            self._release(task.seat)
 
     def _end(self) -> None:
         for task in list(self._tasks.values()):
-            if task.seat is not None and task.starts:
-                with contextlib.suppress(RayError, GetTimeoutError):
-                    self._quietly_stop(task, task.seat)
+            with contextlib.suppress(RayError, GetTimeoutError):
+                self._quietly_stop(task)
         for seat in list(self._seats):
             self._release(seat)
         with contextlib.suppress(OSError):

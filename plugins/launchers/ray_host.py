@@ -24,6 +24,7 @@ from typing import Any
 import ray
 
 from patchline.pipeline.waiting import Periodic
+from patchline.pipeline.workers.launcher import GROUP_FILE
 from patchline.plugin_api import (
     LocalLauncher,
     PipelineError,
@@ -33,8 +34,10 @@ from patchline.plugin_api import (
 )
 from patchline.plugins.launchers.remote_job import ReceivedJob, enter_workspace
 
+LOST_SECONDS = 30.0
+"""Without an answer for so long, a driver gives up the workers of a node, and a node those of the
+driver."""
 _WATCH_SECONDS = 1.0
-GROUP_FILE = "group.json"
 
 
 def facts() -> dict[str, str]:
@@ -71,21 +74,11 @@ class Host:
     Args:
         cpus: cores that are reserved for it.
         environment: variables that workers inherit, see `environment_of_nodes`.
-        patience_seconds: without a call for so long, it ends.
-        uri: address of the shared workspace; empty if it is a folder of one machine.
         module: of its first worker, which imports what it needs while its job is on the way.
         nodes: of the group in which that worker trains; on several, processes of its own compute.
     """
 
-    def __init__(
-        self,
-        cpus: float,
-        environment: dict[str, str],
-        patience_seconds: float,
-        uri: str,
-        module: str,
-        nodes: int,
-    ) -> None:
+    def __init__(self, cpus: float, environment: dict[str, str], module: str, nodes: int) -> None:
         for key, value in environment.items():
             if key.startswith("PATCHLINE_"):
                 os.environ[key] = value
@@ -95,12 +88,12 @@ class Host:
         os.environ.pop("OMP_NUM_THREADS", None)
         if cpus < (os.cpu_count() or 1):
             os.environ["OMP_NUM_THREADS"] = os.environ["PATCHLINE_CORES"] = str(max(1, int(cpus)))
-        self._uri, self._sees_workspace = uri, False
+        self._uri, self._sees_workspace = environment.get(WORKSPACE_VARIABLE), False
         self._launcher = LocalLauncher(keeps_prepared=True)
         self._launcher.prepare(module, Resources(processes=nodes))
         self._workers: dict[int, RunningWorker] = {}
         self._jobs: dict[int, ReceivedJob] = {}
-        self._patience, self._last = patience_seconds, time.monotonic()
+        self._last = time.monotonic()
         Periodic(self._watch, _WATCH_SECONDS)
 
     def introduce(self, file: str, content: str) -> dict[str, Any]:
@@ -141,17 +134,18 @@ class Host:
         return self._launcher.introduction(module, Resources())
 
     def start(
-        self, number: int, module: str, folder: str, job: str, nodes: list[str], *, shared: bool
+        self, number: int, module: str, folder: str, job: str, group: dict[str, Any], index: int = 0
     ) -> dict[str, Any]:
-        """Start a worker; the first of several if it trains on several nodes.
+        """Start a worker; one of several if it trains on several nodes.
 
         Args:
             number: of the worker.
             module: of the worker.
             folder: with its job, as the machine of the run sees it.
             job: its name in the shared workspace; empty if all nodes see the folder.
-            nodes: addresses of the nodes of its group.
-            shared: whether all of them see the folder.
+            group: addresses of its `nodes`, and whether all of them see the folder; for all but the
+                first of them, what the first has returned.
+            index: of this node in its group. All but the first work in folders of their own.
 
         Returns:
             What the other nodes of the group need to know, or the error.
@@ -161,34 +155,17 @@ class Host:
             place = self._folder(number, folder, job)
         except (PipelineError, OSError) as error:
             return {"error": {"class": type(error).__name__, "message": str(error)}}
-        group: dict[str, Any] = {}
-        if len(nodes) > 1:
-            group = {"nodes": nodes, "port": _free_port(nodes[0]), "shares_folder": shared}
+        is_alone = len(group["nodes"]) == 1
+        if not index and not is_alone:
+            group["port"] = _free_port(group["nodes"][0])
+        if not is_alone and not (index and group["shares_folder"]):
             (place / GROUP_FILE).write_text(json.dumps(group), encoding="utf-8")
+        if index:
+            place = _folder_of_member(place, index)
         self._workers[number] = self._launcher.start(WorkerTask(module, place))
-        if number in self._jobs:
+        if number in self._jobs and not index:
             self._jobs[number].report()
         return {"group": group}
-
-    def join(
-        self, number: int, module: str, folder: str, job: str, index: int, group: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Start the worker of another node of a group, in a folder of its own; see `start`."""
-        self.pulse()
-        try:
-            place = self._folder(number, folder, job)
-        except (PipelineError, OSError) as error:
-            return {"error": {"class": type(error).__name__, "message": str(error)}}
-        if not group["shares_folder"]:
-            (place / GROUP_FILE).write_text(json.dumps(group), encoding="utf-8")
-        own = place / f"node-{index}"
-        own.mkdir(exist_ok=True)
-        for left in ("result.json", "events.jsonl"):
-            (own / left).unlink(missing_ok=True)
-        named = {"folder": str(place), "node": index}
-        (own / "job.json").write_text(json.dumps(named), encoding="utf-8")
-        self._workers[number] = self._launcher.start(WorkerTask(module, own))
-        return {}
 
     def _folder(self, number: int, folder: str, job: str) -> Path:
         """Return the folder of a job on this node, with all that the job needs."""
@@ -224,12 +201,23 @@ class Host:
 
     def _watch(self) -> None:
         """End with the driver, also where the network or the head of the cluster is lost."""
-        if time.monotonic() - self._last < self._patience:
+        if time.monotonic() - self._last < LOST_SECONDS:
             return
         for worker in list(self._workers.values()):
             worker.stop()
         self._launcher.close()
         os._exit(1)
+
+
+def _folder_of_member(place: Path, index: int) -> Path:
+    """Return the folder of a node that is not the first of its group, with its job."""
+    own = place / f"node-{index}"
+    own.mkdir(exist_ok=True)
+    for left in ("result.json", "events.jsonl"):
+        (own / left).unlink(missing_ok=True)
+    named = {"folder": str(place), "node": index}
+    (own / "job.json").write_text(json.dumps(named), encoding="utf-8")
+    return own
 
 
 WORKSPACE_VARIABLE = "PATCHLINE_WORKSPACE"

@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from patchline.pipeline.errors import PipelineError, StorageError, WorkerError
@@ -48,7 +48,8 @@ Grown = dict[str, Any]
 
 _JOB, _EVENTS, _RESULT = "job.json", "events.jsonl", "result.json"
 _INSIDE, _OUTSIDE = "workspace", "outside"
-_MARK = "{patchline:%s}"
+_MARK = "{patchline}"
+"""Before a key in the place of a path."""
 _SOURCE = "The job of a worker"
 _STREAMED = (_EVENTS, LOG_FILE)
 _OF_ONE_MACHINE = frozenset({_JOB, _RESULT, GROUP_FILE, *_STREAMED, "previous.safetensors"})
@@ -116,23 +117,22 @@ class _Roots:
 
     def __init__(self, workspace: Path, outside: Iterable[Path]) -> None:
         self.workspace, self.outside = workspace, tuple(outside)
+        numbered = {f"{_OUTSIDE}/{number}": top for number, top in enumerate(self.outside)}
+        self._tops = {_INSIDE: workspace, **numbered}
 
     def key_of(self, path: Path) -> str:
-        if path.is_relative_to(self.workspace):
-            return f"{_INSIDE}/{path.relative_to(self.workspace).as_posix()}"
-        for number, top in enumerate(self.outside):
+        for name, top in self._tops.items():
             if path.is_relative_to(top):
                 below = path.relative_to(top).as_posix()
-                return f"{_OUTSIDE}/{number}" + (f"/{below}" if below != "." else "")
+                return name + (f"/{below}" if below != "." else "")
         raise ValueError(path)
 
     def path_of(self, key: str) -> Path:
-        kind, _, rest = key.partition("/")
-        if kind == _INSIDE:
-            return safe_join(self.workspace, rest, _SOURCE)
-        number, _, below = rest.partition("/")
-        top = self.outside[int(number)]
-        return safe_join(top, below, _SOURCE) if below else top
+        for name, top in self._tops.items():
+            if f"{key}/".startswith(f"{name}/"):
+                below = key[len(name) + 1 :]
+                return safe_join(top, below, _SOURCE) if below else top
+        raise ValueError(key)
 
     def marked(self, value: Any) -> Any:
         """Return a JSON value in which this machine's paths have become marks."""
@@ -144,31 +144,21 @@ class _Roots:
 
     def marked_text(self, text: str) -> str:
         """Return lines in which the workspace of this machine has become a mark."""
-        return text.replace(_quoted(self.workspace), _MARK % _INSIDE)
+        return text.replace(_quoted(self.workspace), _MARK + _INSIDE)
 
     def unmarked_text(self, text: str) -> str:
         """Return lines in which the mark has become the workspace of this machine."""
-        return text.replace(_MARK % _INSIDE, _quoted(self.workspace))
-
-    def _tops(self) -> Iterator[tuple[str, Path]]:
-        yield _MARK % _INSIDE, self.workspace
-        for number, top in enumerate(self.outside):
-            yield _MARK % f"{_OUTSIDE}-{number}", top
+        return text.replace(_MARK + _INSIDE, _quoted(self.workspace))
 
     def _mark(self, text: str) -> str:
-        for mark, top in self._tops():
-            if text == str(top) or text.startswith(f"{top}{os.sep}"):
-                return mark + text.removeprefix(str(top))
+        with contextlib.suppress(ValueError):  # no path of the job
+            return _MARK + self.key_of(Path(text))
         return text
 
     def _unmark(self, text: str) -> str:
-        for mark, top in self._tops():
-            if text == mark:
-                return str(top)
-            if text.startswith(f"{mark}/"):
-                return str(
-                    safe_join(top, PurePosixPath(text.removeprefix(f"{mark}/")).as_posix(), _SOURCE)
-                )
+        with contextlib.suppress(ValueError):  # a text that only looks like it
+            if text.startswith(_MARK):
+                return str(self.path_of(text.removeprefix(_MARK)))
         return text
 
 

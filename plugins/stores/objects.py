@@ -187,12 +187,9 @@ class RemoteStore(ObjectStore):
         """Return an object; None if there is none."""
         import obstore
 
-        with self._errors("read"):
-            try:
-                result = obstore.get(self._store, key)
-                return Content(bytes(result.bytes()), _info(result.meta))
-            except FileNotFoundError as error:
-                self._check_bucket(error)
+        with self._present("read"):
+            result = obstore.get(self._store, key)
+            return Content(bytes(result.bytes()), _info(result.meta))
         return None
 
     @_with_new_credentials
@@ -202,14 +199,12 @@ class RemoteStore(ObjectStore):
         """Return the bytes of an object from `start` to `stop`; None if there is none."""
         from obstore.exceptions import PreconditionError
 
-        with self._errors("read"):
+        with self._present("read"):
             try:
                 pieces = list(self._pieces(key, start, stop, if_match))
                 return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             except PreconditionError as error:
                 raise ConflictError(key) from error
-            except FileNotFoundError as error:
-                self._check_bucket(error)
         return None
 
     @_with_new_credentials
@@ -217,11 +212,9 @@ class RemoteStore(ObjectStore):
         """Return what is known about an object; None if there is none."""
         import obstore
 
-        with self._errors("read"):
+        with self._present("read"):
             try:
                 return _info(obstore.head(self._store, key))
-            except FileNotFoundError as error:
-                self._check_bucket(error)
             except Exception as error:
                 if not _code(error) and _status(str(error)) in ("400", "403"):
                     obstore.get_range(self._store, key, start=0, end=1)  # tells why; a head cannot
@@ -342,11 +335,8 @@ class RemoteStore(ObjectStore):
         """Delete an object if there is one."""
         import obstore
 
-        with self._errors("written"):
-            try:
-                obstore.delete(self._store, key)
-            except FileNotFoundError as error:
-                self._check_bucket(error)
+        with self._present("written"):
+            obstore.delete(self._store, key)
 
     def now(self) -> dt.datetime:
         """Return the time by the clock of the store, which dates each of its answers."""
@@ -401,6 +391,15 @@ class RemoteStore(ObjectStore):
             raise
         except PipelineError:  # whoever reads or writes an object says so
             return
+
+    @contextmanager
+    def _present(self, action: str) -> Iterator[None]:
+        """Pass over a missing object; see `_errors`."""
+        with self._errors(action):
+            try:
+                yield
+            except FileNotFoundError as error:
+                self._check_bucket(error)
 
     def _check_bucket(self, error: Exception) -> None:
         """Tell a missing bucket from a missing object."""

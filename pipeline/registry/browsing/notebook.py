@@ -10,9 +10,9 @@ import html
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from patchline.pipeline.evaluation.headline import headline_of
 from patchline.pipeline.evaluation.promotion_decision import verdict
@@ -306,58 +306,45 @@ class Run:
         return _facts(facts)
 
 
+Shown = TypeVar("Shown", Run, DataReport, Decision)
+
+
 def run_of(summary: RunSummary) -> Run:
     """Return the run that a summary is about."""
     served = summary.tracking_uri.startswith("http")
-    return Run(
-        run_id=summary.run_id,
-        name=summary.name,
-        version=summary.version,
-        aliases=summary.aliases,
-        metrics=summary.metrics,
+    return _shown(
+        Run,
+        summary,
         report=Report(Path(summary.report), summary.metrics),
         promotion=decision_of(summary.promotion) if summary.promotion else None,
-        approval=summary.approval,
-        seconds=summary.seconds,
         config=Path(summary.config),
-        data_fingerprint=summary.data_fingerprint,
         example_image=Path(summary.example_image),
-        notes=summary.notes,
         provenance=summary.provenance.state,
-        tracking_uri=summary.tracking_uri,
         url=summary.page if served else None,
     )
 
 
 def data_report_of(inspected: Inspected, folder: Path) -> DataReport:
     """Return what an inspection found, whose page and table are in a folder."""
-    result = inspected.result
-    return DataReport(
-        path=folder / PAGE,
-        table=folder / TABLE,
-        images=result.images,
-        classes=result.classes,
-        splits=result.splits,
-        findings=result.findings,
-        notes=result.notes,
-        fingerprint=result.fingerprint,
-        plan=result.plan,
-    )
+    return _shown(DataReport, inspected.result, path=folder / PAGE, table=folder / TABLE)
 
 
 def decision_of(promotion: Promotion) -> Decision:
     """Return the decision that a promotion came to."""
-    return Decision(
-        name=promotion.name,
-        version=promotion.version,
-        promoted=promotion.promoted,
-        forced=promotion.forced,
-        champion=promotion.champion,
-        reason=promotion.reason,
+    return _shown(
+        Decision,
+        promotion,
         provenance=promotion.provenance.state,
-        gates=promotion.gates,
         report=Report(Path(promotion.report)) if promotion.report else None,
     )
+
+
+def _shown(kind: type[Shown], source: object, **others: Any) -> Shown:
+    """Return what a notebook shows of a value: its fields of the same names, and others."""
+    same = {
+        each.name: getattr(source, each.name) for each in fields(kind) if each.name not in others
+    }
+    return kind(**same, **others)
 
 
 def _framed(path: Path, allowed: str = "") -> str:

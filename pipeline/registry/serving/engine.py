@@ -25,7 +25,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import cv2
 import numpy as np
@@ -35,6 +35,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError, read
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.serving.checked_package import Checked
+from patchline.pipeline.web.server_metrics import ServerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -188,16 +189,6 @@ _END_SECONDS = 30.0
 FAILED = "the model failed on this image"
 
 
-class Watch(Protocol):
-    """What an engine reports, for the metrics; called in its threads."""
-
-    def decoded(self, seconds: float, *, readable: bool) -> None:
-        """Note an image that was decoded."""
-
-    def computed(self, images: int, seconds: float) -> None:
-        """Note a batch."""
-
-
 Record = Callable[[Sequence[Image], Sequence[Any]], None]
 """Receives images, and the probabilities (K) and features (D) of each."""
 
@@ -233,7 +224,7 @@ class Engine:
     Args:
         checked: the package, how many threads compute a batch each, and its images at most.
         decoding: number of threads that decode.
-        watch: receives what happens.
+        metrics: receive what happens, from its threads.
         record: receives what is computed; None to record nothing.
     """
 
@@ -241,7 +232,7 @@ class Engine:
         self,
         checked: Checked,
         decoding: int,
-        watch: Watch,
+        metrics: ServerMetrics,
         record: Record | None = None,
     ) -> None:
         self.package = checked.package
@@ -249,7 +240,7 @@ class Engine:
         self.package.keeps_outputs = record is not None
         self.pending = 0
         """Images that were submitted and are not answered; changed in the event loop alone."""
-        self._computing, self._max_batch, self._watch = checked.computing, checked.batch, watch
+        self._computing, self._max_batch, self._metrics = checked.computing, checked.batch, metrics
         self._loop = asyncio.get_running_loop()
         self._retiring = False
         self._small: FairQueue[tuple[PendingRequest, int]] = FairQueue()
@@ -325,7 +316,7 @@ class Engine:
             except Exception:
                 logger.exception("An image could not be decoded.")
                 pixels = "its decoder failed"
-            self._watch.decoded(time.perf_counter() - began, readable=not isinstance(pixels, str))
+            self._metrics.decoded(time.perf_counter() - began, readable=not isinstance(pixels, str))
         self._ready.put(work, [(work, position, pixels)])
 
     def _compute(self) -> None:
@@ -367,7 +358,7 @@ class Engine:
                 return [{"error": FAILED, "failed": True}]
             return [answer for each in batch for answer in self._answered([each])]
         if readable:
-            self._watch.computed(readable, time.perf_counter() - began)
+            self._metrics.computed(readable, time.perf_counter() - began)
         return answers
 
     # -- in the event loop ---------------------------------------------------------------------

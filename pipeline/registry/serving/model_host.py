@@ -21,8 +21,9 @@ from patchline.pipeline.registry.serving.engine import FAILED, Engine, Image, Op
 from patchline.pipeline.registry.serving.traffic_recorder import TrafficRecorder
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.request_body import Refusal, bad_request, busy
+from patchline.pipeline.web.request_headers import Scope
 from patchline.pipeline.web.server_metrics import ServerMetrics
-from patchline.pipeline.web.uvicorn_server import Scope, while_present
+from patchline.pipeline.web.uvicorn_server import while_present
 
 _FIRST_RATE = 50.0
 """Images per second, until it is measured."""

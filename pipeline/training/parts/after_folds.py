@@ -21,6 +21,7 @@ from patchline.pipeline.data.manifests.same_images import units_of
 from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelThresholds,
     fit_label_calibration,
     fit_label_thresholds,
 )

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, Generic, NamedTuple, Protocol, TypeVar
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files.placeholders import size_of
@@ -78,20 +79,45 @@ class Archive(Protocol):
         ...
 
 
-class Listing:
-    """Collects the names of an archive's members."""
+Place = TypeVar("Place")
+
+
+class ListedArchive(Generic[Place]):
+    """An archive whose members are found when it is opened.
+
+    Args:
+        file: the archive.
+    """
 
     def __init__(self, file: Path) -> None:
-        self.file = file
+        self._file = file
+        self._places: dict[str, Place] = {}
+        self._repeated: dict[str, None] = {}
+        self._count = 0
         self.folders: list[str] = []
         self.refused: list[RefusedMember] = []
-        self._count = 0
 
-    def accepted(self, name: str, *, is_folder: bool, refusal: str | None) -> str | None:
-        """Return the path of a file that may be read; None for any other member.
+    @cached_property
+    def paths(self) -> list[str]:
+        """The visible files, with forward slashes, in the order of the archive."""
+        return list(self._places)
+
+    @cached_property
+    def repeated(self) -> list[str]:
+        """The files that are there several times; the last one is read, as unpacking does."""
+        return list(self._repeated)
+
+    def _place(self, path: str) -> Place:
+        if path not in self._places:
+            raise MemberError("is not in the archive")
+        return self._places[path]
+
+    def _add(self, name: str, place: Place, *, is_folder: bool, refusal: str | None) -> str | None:
+        """Take note of a member; return the path of a file that may be read, None for others.
 
         Args:
             name: as the archive states it.
+            place: where it is.
             is_folder: whether the member is a folder.
             refusal: why a member of this kind is not read.
 
@@ -100,7 +126,7 @@ class Listing:
         """
         self._count += 1
         if self._count > MOST_MEMBERS:
-            raise too_many_members(self.file)
+            raise too_many_members(self._file)
         path, reason = _checked_path(name)
         if _is_hidden(path):
             return None
@@ -110,6 +136,9 @@ class Listing:
         elif path and is_folder:
             self.folders.append(path)
         elif path:
+            if path in self._places:
+                self._repeated[path] = None
+            self._places[path] = place
             return path
         return None
 

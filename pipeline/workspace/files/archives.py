@@ -25,7 +25,7 @@ from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.workspace.files.archive_members import (
     MOST_MEMBERS,
     Archive,
-    Listing,
+    ListedArchive,
     MemberError,
     RefusedMember,
     check_expansion,
@@ -55,7 +55,7 @@ _OPEN_ERRORS = (zipfile.BadZipFile, ValueError, RuntimeError, struct.error, EOFE
 """What opening a damaged member raises."""
 
 
-class ZipArchive:
+class ZipArchive(ListedArchive[zipfile.ZipInfo]):
     """A zip archive; members are found by its directory.
 
     Args:
@@ -64,16 +64,14 @@ class ZipArchive:
     """
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
+        super().__init__(file)
         self._shared = OpenFile(file)
         _check_directory(file, self._shared)
-        listing = Listing(file)
         try:
             self._zip = zipfile.ZipFile(cast("BinaryIO", self._shared.part()))
         except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError) as error:
             raise damaged(file, str(error)) from error
-        self._members: dict[str, zipfile.ZipInfo] = {}
         packed = unpacked = encrypted = 0
-        repeated = dict[str, None]()
         infos = self._zip.infolist()
         raw = [each for info in infos if (each := _undeclared(info))]
         names, self.note = read_names(file, raw, encoding)
@@ -81,13 +79,8 @@ class ZipArchive:
             packed, unpacked = packed + info.compress_size, unpacked + info.file_size
             encrypted += info.flag_bits & _ENCRYPTED
             name = _declared(info) or names.get(_undeclared(info), info.filename)
-            is_folder, refusal = name.endswith("/"), _refusal(info)
-            path = listing.accepted(name, is_folder=is_folder, refusal=refusal)
-            if path is not None:
-                if path in self._members:
-                    repeated[path] = None
-                self._members[path] = info
-        if encrypted and not self._members:
+            self._add(name, info, is_folder=name.endswith("/"), refusal=_refusal(info))
+        if encrypted and not self._places:
             raise DataError(
                 f"{file} is encrypted, and Patchline asks for no passwords. Unpack it and pass the "
                 "folder."
@@ -95,24 +88,17 @@ class ZipArchive:
         if packed > self._shared.size:
             raise damaged(file, "its members overlap")
         check_expansion(file, unpacked)
-        self.paths, self.repeated = list(self._members), list(repeated)
-        self.folders, self.refused = listing.folders, listing.refused
 
     def size_of(self, path: str) -> int:
         """Return the size of a file in bytes, as the archive states it."""
-        return self._member(path).file_size
+        return self._place(path).file_size
 
     def open(self, path: str) -> BinaryIO:
         """Open a file for reading; raise `MemberError` if it cannot be read."""
         try:
-            return cast("BinaryIO", self._zip.open(self._member(path)))
+            return cast("BinaryIO", self._zip.open(self._place(path)))
         except _OPEN_ERRORS as error:
             raise MemberError(f"cannot be read from the archive: {error}") from error
-
-    def _member(self, path: str) -> zipfile.ZipInfo:
-        if path not in self._members:
-            raise MemberError("is not in the archive")
-        return self._members[path]
 
 
 def is_zip(file: Path) -> bool:

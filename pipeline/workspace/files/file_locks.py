@@ -95,17 +95,17 @@ def try_lock(file: Path, wait_seconds: float = 0.0) -> Iterator[bool]:
             lock.release()
 
 
-class LockState(Enum):
-    """What can be seen of the lock on a file."""
+class Liveness(Enum):
+    """What is known about whoever holds a lock, or owns a run."""
 
-    HELD = "held"
-    FREE = "free"
-    INVISIBLE = "invisible"
-    """The file is missing or may not be opened, which says nothing about a holder."""
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+    """Without evidence: then nothing is closed, taken over or deleted."""
 
 
-def state_of(file: Path, wait_seconds: float = 0.0) -> LockState:
-    """Return the state of the lock on a file.
+def holder_of(file: Path, wait_seconds: float = 0.0, of_identity: str | None = None) -> Liveness:
+    """Return whether a process holds the lock on a file.
 
     The check itself is a shared lock where the system has such (not on Windows): any number of
     processes may check at the same time, and see the holder and not each other.
@@ -114,15 +114,25 @@ def state_of(file: Path, wait_seconds: float = 0.0) -> LockState:
         file: is not created; it may belong to another user, and be read-only.
         wait_seconds: how long the lock must stay held, because whoever removes what a dead holder
             left behind holds the lock for a moment.
+        of_identity: of the lock that the holder has recorded (`identity`); a free lock with another
+            one, or with none, says nothing about that holder.
+
+    Returns:
+        UNKNOWN if the file is missing or may not be opened, which says nothing about a holder.
     """
-    if sys.platform == "win32":
-        return _state_by_holding(file, wait_seconds)
-    import fcntl
+    check = _by_holding if sys.platform == "win32" else _by_sharing
+    found = check(file, wait_seconds)
+    is_it = of_identity is None or (bool(of_identity) and of_identity == identity(file))
+    return found if found is Liveness.ALIVE or is_it else Liveness.UNKNOWN
+
+
+def _by_sharing(file: Path, wait_seconds: float) -> Liveness:
+    import fcntl  # not available on Windows
 
     try:
         handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return LockState.INVISIBLE
+        return Liveness.UNKNOWN
     deadline = time.monotonic() + wait_seconds
     try:
         while True:
@@ -130,35 +140,35 @@ def state_of(file: Path, wait_seconds: float = 0.0) -> LockState:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    return LockState.HELD
+                    return Liveness.ALIVE
                 time.sleep(_PAUSE_SECONDS)
             else:
-                return LockState.FREE
+                return Liveness.DEAD
     except OSError:
-        return LockState.INVISIBLE
+        return Liveness.UNKNOWN
     finally:
         os.close(handle)
 
 
-def _state_by_holding(file: Path, wait_seconds: float) -> LockState:
-    """Return the state of a lock where there are no shared locks: hold it for a moment."""
+def _by_holding(file: Path, wait_seconds: float) -> Liveness:
+    """Check where there are no shared locks: hold the lock for a moment."""
     try:
         file.stat()
         with FileLock(file, timeout=wait_seconds):
-            return LockState.FREE
+            return Liveness.DEAD
     except Timeout:
-        return LockState.HELD
+        return Liveness.ALIVE
     except OSError:
-        return LockState.INVISIBLE
+        return Liveness.UNKNOWN
 
 
 def is_held(file: Path, wait_seconds: float = 0.0) -> bool:
-    """Return whether a process of this machine holds the lock on a file; see `state_of`.
+    """Return whether a process of this machine holds the lock on a file; see `holder_of`.
 
     For files of this user's own folder, where a missing file has no holder. Whether the owner of a
     run is alive is decided by `patchline.pipeline.workspace.tracking.liveness`.
     """
-    return state_of(file, wait_seconds) is LockState.HELD
+    return holder_of(file, wait_seconds) is Liveness.ALIVE
 
 
 def identity(file: Path) -> str:

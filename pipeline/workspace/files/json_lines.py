@@ -49,7 +49,10 @@ class AppendLog:
         self.append_lines(line_of(value))
 
     def append_lines(self, lines: bytes, *, synced: bool = False) -> None:
-        """Append whole lines: all of them, or nothing.
+        """Append whole lines.
+
+        A full disk may leave the beginning of them. What is cut off there is no line; the rest of
+        the file stays, since another process may have appended meanwhile.
 
         Args:
             lines: each with its end.
@@ -59,15 +62,11 @@ class AppendLog:
             StorageError: if the disk is full or read-only, or the file is a link.
         """
         with storage_errors(self.file), open(self.file, "a+b", 0, opener=_unlinked) as opened:
-            if size := opened.seek(0, os.SEEK_END):
+            if opened.seek(0, os.SEEK_END):
                 opened.seek(-1, os.SEEK_END)
                 lines = lines if opened.read(1) == b"\n" else b"\n" + lines
-            try:
-                while lines:
-                    lines = lines[opened.write(lines) :]
-            except OSError:
-                opened.truncate(size)
-                raise
+            while lines:
+                lines = lines[opened.write(lines) :]
             if synced:
                 os.fsync(opened.fileno())
 

@@ -18,8 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files.archive_members import (
-    Listing,
-    MemberError,
+    ListedArchive,
     check_expansion,
     damaged,
     read_names,
@@ -66,7 +65,7 @@ class ArchiveHeaders(io.RawIOBase):
         return int(self._part.tell())
 
 
-class TarArchive:
+class TarArchive(ListedArchive[_MemberPlace]):
     """A tar archive; its headers are read once to find the members.
 
     Args:
@@ -75,27 +74,22 @@ class TarArchive:
     """
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
+        super().__init__(file)
         self._shared = OpenFile(file)
-        self._members: dict[str, _MemberPlace] = {}
-        listing = Listing(file)
-        unpacked, odd, repeated = 0, list[bytes](), dict[str, None]()
+        unpacked, odd = 0, list[bytes]()
         for info in _infos(file, self._shared):
             name = info.name
             if raw := _undecoded(name):
                 odd.append(raw)
                 name = read_names(file, [raw], encoding).names[raw] if encoding else name
-            path = listing.accepted(name, is_folder=info.isdir(), refusal=_refusal(info))
+            place = _MemberPlace(info.offset_data, info.size)
+            path = self._add(name, place, is_folder=info.isdir(), refusal=_refusal(info))
             if path is None:
                 continue
             if info.offset_data + info.size > self._shared.size:
                 raise damaged(file, f"it ends in the middle of {path}")
             unpacked += info.size
-            if path in self._members:
-                repeated[path] = None
-            self._members[path] = _MemberPlace(info.offset_data, info.size)
         check_expansion(file, unpacked)
-        self.paths, self.repeated = list(self._members), list(repeated)
-        self.folders, self.refused = listing.folders, listing.refused
         self.note = _note(file, odd, encoding) if odd else ""
 
     def size_of(self, path: str) -> int:
@@ -106,11 +100,6 @@ class TarArchive:
         """Open a file for reading; raise `MemberError` if it is not in the archive."""
         place = self._place(path)
         return io.BufferedReader(self._shared.part(place.offset, place.size))
-
-    def _place(self, path: str) -> _MemberPlace:
-        if path not in self._members:
-            raise MemberError("is not in the archive")
-        return self._members[path]
 
 
 def _undecoded(name: str) -> bytes:

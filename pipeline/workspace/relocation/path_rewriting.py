@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,7 @@ def rewrite_mlflow(database: Path, rewrite: Rewrite) -> int:
     Raises:
         sqlite3.Error: if the database is damaged, or stays locked; nothing is changed then.
     """
-    with closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as store, store:
-        store.execute("BEGIN IMMEDIATE")
-        tables = _tables(store)
+    with _opened(database) as (store, tables):
         changed = 0
         for table, column in _LOCATIONS:
             if column in tables.get(table, ()):
@@ -101,9 +99,7 @@ def rewrite_prefect(database: Path, rewrite: Rewrite) -> None:
     Raises:
         sqlite3.Error: if the database is damaged, or stays locked; nothing is changed then.
     """
-    with closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as store, store:
-        store.execute("BEGIN IMMEDIATE")
-        tables = _tables(store)
+    with _opened(database) as (store, tables):
         for table, columns in _PREFECT:
             unfinished = "state_type IN ('SCHEDULED', 'PAUSED')" if table == "flow_run" else "1"
             for column in set(columns) & set(tables.get(table, ())):
@@ -121,8 +117,8 @@ def claim_prefect(database: Path, folder: Path, identity: str) -> None:
     Raises:
         sqlite3.Error: if the database is damaged, or stays locked; nothing is changed then.
     """
-    with closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as store, store:
-        if "labels" not in _tables(store).get("deployment", ()):
+    with _opened(database) as (store, tables):
+        if "labels" not in tables.get("deployment", ()):
             return
         rows = store.execute("SELECT labels FROM deployment WHERE labels IS NOT NULL").fetchall()
         labels = [json.loads(row[0]) or {} for row in rows]
@@ -188,11 +184,14 @@ def _rewrite_column(
     return len(changes)
 
 
-def _tables(store: sqlite3.Connection) -> dict[str, list[str]]:
-    names = store.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    return {name: list(_columns(store, name)) for (name,) in names}
-
-
-def _columns(store: sqlite3.Connection, table: str) -> Iterator[str]:
-    for row in store.execute("SELECT name FROM pragma_table_info(?)", (table,)):
-        yield str(row[0])
+@contextmanager
+def _opened(database: Path) -> Iterator[tuple[sqlite3.Connection, dict[str, list[str]]]]:
+    """Yield a database in a transaction, and the columns of its tables."""
+    with closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as store, store:
+        store.execute("BEGIN IMMEDIATE")
+        names = store.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        columns = "SELECT name FROM pragma_table_info(?)"
+        yield (
+            store,
+            {name: [str(row[0]) for row in store.execute(columns, (name,))] for (name,) in names},
+        )

@@ -7,19 +7,21 @@ known counts as needed: a run that the store does not know, or one that may be a
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.record import with_record
-from patchline.pipeline.workspace import chosen, unneeded_objects
+from patchline.pipeline.workspace import chosen, lease
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.workspace_folder import (
@@ -33,7 +35,16 @@ from patchline.pipeline.workspace.files.workspace_folder import (
     STORES,
 )
 from patchline.pipeline.workspace.files.workspace_identity import present_path
+from patchline.pipeline.workspace.object_store import ObjectInfo
+from patchline.pipeline.workspace.run_folders import CHECKPOINT
 from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.shared_files import (
+    FILES,
+    NAMES,
+    DamagedObjectError,
+    SharedFiles,
+    contents_of,
+)
 from patchline.pipeline.workspace.tracking import liveness
 from patchline.pipeline.workspace.tracking.tracked_run import FOLDER_TAG
 from patchline.pipeline.workspace.tracking.tracking_store import all_runs, store_exists
@@ -133,13 +144,20 @@ def find_removable(workspace: Path) -> Cleaning:
         paths += [("features", each) for each in _unused(workspace / FEATURES, needed.features)]
         predicted = _unused(workspace / PREDICTIONS, needed.predictions)
         paths += [("predictions", each) for each in predicted]
-    objects, leases = _objects(states, needed.extended)
+    objects, leases = list[RemovableObject](), list[str]()
+    if shared := chosen.shared():
+        complete = {
+            folder.name
+            for folder, (run_id, status) in states.items()
+            if status == _FINISHED and run_id not in needed.extended
+        }
+        objects, leases = unneeded_objects(shared, complete)
     return Cleaning(
         removable=(*_measured(paths), *objects),
         resumable_runs=resumable,
         unknown_runs=unknown,
         active_runs=active,
-        leases=leases,
+        leases=len(leases),
     )
 
 
@@ -164,47 +182,25 @@ def _extended_by(folder: Path) -> set[str]:
     return {str(extends)} if extends else set()
 
 
-def _objects(
-    states: Mapping[Path, tuple[str, str]], extended: set[str]
-) -> tuple[list[RemovableObject], int]:
-    """Return what may go from the store of a shared workspace, and the number of leases."""
-    shared = chosen.shared()
-    if shared is None:
-        return [], 0
-    finished = {
-        folder.name
-        for folder, (run_id, status) in states.items()
-        if status == _FINISHED and run_id not in extended
-    }
-    unneeded = unneeded_objects.find(shared, finished)
-    objects = [
-        RemovableObject(path=f"{shared.uri}/{each.key}", key=each.key, bytes=each.bytes)
-        for each in unneeded.objects
-    ]
-    return objects, len(unneeded.leases)
-
-
 def remove(workspace: Path, cleaning: Cleaning) -> list[Removable | RemovableObject]:
     """Remove what may go, and return what is gone; a store that is being built stays.
 
     Raises:
         StorageError: if something cannot be removed.
     """
-    removed: list[Removable | RemovableObject] = []
-    objects = dict[str, RemovableObject]()
-    for each in cleaning.removable:
-        if isinstance(each, RemovableObject):
-            objects[each.key] = each
-        elif _is_removed(workspace.resolve(), each):
-            removed.append(each)
+    objects = {each.key: each for each in cleaning.removable if isinstance(each, RemovableObject)}
+    files = [
+        each
+        for each in cleaning.removable
+        if isinstance(each, Removable) and _is_removed(workspace.resolve(), each)
+    ]
+    removed = list[RemovableObject]()
     if objects and (shared := chosen.shared()):
-        removed += [objects[key] for key in unneeded_objects.delete(shared, objects)]
-    gone = {
-        each.path for each in removed if isinstance(each, Removable) and each.kind == "checkpoint"
-    }
+        removed += [objects[key] for key in delete_objects(shared, objects)]
+    gone = {each.path for each in files if each.kind == "checkpoint"}
     for file in _record_files(workspace.resolve()):
         _forget(workspace.resolve(), file, gone)
-    return removed
+    return [*files, *removed]
 
 
 def _states() -> dict[Path, tuple[str, str]]:
@@ -366,3 +362,83 @@ def _last_change(path: Path) -> float:
         return max(float(each.lstat().st_mtime) for each in (path, *inside))
     except OSError:
         return time.time()  # it is being changed right now
+
+
+_JOBS = "jobs/"
+"""Names of what workers on other machines read and write; a killed run leaves some."""
+_YOUNG = dt.timedelta(days=1)
+"""A machine may be about to name a content that is younger."""
+_LOOK_AGAIN_SECONDS = 5.0
+
+
+def unneeded_objects(
+    shared: SharedFiles, finished_runs: Collection[str]
+) -> tuple[list[RemovableObject], list[str]]:
+    """Return what no name in a store needs, once the checkpoints of finished runs are gone.
+
+    Nothing is deleted, also not what is damaged. What a damaged name needs is not known, so all
+    contents stay meanwhile. So they do while somebody who works on a run, or decodes for one, has a
+    lease that has not expired; these are returned, too.
+
+    Args:
+        shared: of the workspace.
+        finished_runs: names of the folders of runs whose checkpoints are not needed.
+
+    Raises:
+        StorageError: if the store does not answer.
+    """
+    active = _active_leases()
+    unneeded, needed, damaged = list[ObjectInfo](), set[str](), list[str]()
+    before = shared.store.now() - _YOUNG
+    for info in shared.store.list(NAMES):
+        name = info.key.removeprefix(NAMES).removesuffix(".json")
+        is_left = name.startswith(_JOBS) and info.modified < before and not active
+        if is_left or _is_old_checkpoint(name, finished_runs):
+            unneeded.append(info)
+            continue
+        try:
+            if named := shared.lasting(name):
+                needed.update(contents_of(named.reference))
+        except DamagedObjectError:
+            damaged.append(info.key)
+    if damaged:
+        number = counted(len(damaged), "name")
+        shared.on_note(
+            f"{number} in {shared.uri} cannot be read, such as {damaged[0]}. "
+            "Which contents are needed is not known, so none are listed. A run on a machine that "
+            "still has the files repairs them"
+        )
+    for info in () if active or damaged else shared.store.list(FILES):
+        if info.key not in needed and info.modified < before:
+            unneeded.append(info)
+    objects = [
+        RemovableObject(path=f"{shared.uri}/{each.key}", key=each.key, bytes=each.bytes)
+        for each in unneeded
+    ]
+    return objects, active
+
+
+def delete_objects(shared: SharedFiles, keys: Iterable[str]) -> Iterator[str]:
+    """Delete objects, and yield the keys of those that are gone.
+
+    Leases are looked at again: who has begun meanwhile may be about to name a content.
+
+    Raises:
+        StorageError: if the store does not answer.
+    """
+    active, looked = list[str](), float("-inf")
+    for key in keys:
+        if time.monotonic() - looked > _LOOK_AGAIN_SECONDS:
+            active, looked = _active_leases(), time.monotonic()
+        if not active or key.startswith(f"{NAMES}{RUNS}/"):
+            shared.store.delete(key)
+            yield key
+
+
+def _active_leases() -> list[str]:
+    return [name for name, has_expired in lease.expired().items() if not has_expired]
+
+
+def _is_old_checkpoint(name: str, finished_runs: Collection[str]) -> bool:
+    parts = name.split("/")
+    return parts[0] == RUNS and parts[-1] == CHECKPOINT and parts[1] in finished_runs

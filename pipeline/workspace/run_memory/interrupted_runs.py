@@ -20,10 +20,9 @@ from patchline.pipeline.redaction import redacted
 from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.files.access import is_readable
-from patchline.pipeline.workspace.files.file_locks import LockState, state_of, try_lock
+from patchline.pipeline.workspace.files.file_locks import Liveness, is_held, try_lock
 from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE
 from patchline.pipeline.workspace.tracking import liveness
-from patchline.pipeline.workspace.tracking.liveness import Liveness
 from patchline.pipeline.workspace.tracking.tracked_run import (
     FLOW_RUN_TAG,
     FLOW_RUNS_TAG,
@@ -47,7 +46,6 @@ SUMMARY_FILE = "summary.json"
 _RESUME_LOCK_FILE = "resume.lock"
 _LOCK_SECONDS = 1.0
 """How long somebody who only looks at the lock may hold it."""
-_CHECK_SECONDS = 0.2
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
 
@@ -324,11 +322,11 @@ def _interrupted(run: Run, runs: Path, kind: RunKind) -> InterruptedRun:
 
 def _owner(run: Run, folder: Path) -> Liveness:
     """Return what is known about the process that worked on a run."""
-    if state_of(folder / _RESUME_LOCK_FILE, _CHECK_SECONDS) is LockState.HELD:
+    if is_held(folder / _RESUME_LOCK_FILE, liveness.CHECK_SECONDS):
         return Liveness.ALIVE
     if run.info.status == "RUNNING":
         return liveness.of_run(run)
-    still_held = liveness.of_lock(owner_lock(folder), "") is Liveness.ALIVE
+    still_held = is_held(owner_lock(folder), liveness.CHECK_SECONDS)
     return Liveness.ALIVE if still_held else Liveness.DEAD
 
 

@@ -36,9 +36,8 @@ from patchline.pipeline.errors import OrchestrationError, StorageError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace.files import file_locks
-from patchline.pipeline.workspace.files.file_locks import acquire, try_lock
+from patchline.pipeline.workspace.files.file_locks import Liveness, acquire, holder_of, try_lock
 from patchline.pipeline.workspace.tracking import liveness
-from patchline.pipeline.workspace.tracking.liveness import Liveness
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -87,7 +86,7 @@ class LiveRun(FrozenModel):
     @property
     def process_state(self) -> Liveness:
         """What is known about its process."""
-        by_lock = liveness.of_lock(self._lock_file, self.lock)
+        by_lock = holder_of(self._lock_file, liveness.CHECK_SECONDS, self.lock)
         if by_lock is not Liveness.UNKNOWN:
             return by_lock
         by_process = self._of_process() if self.is_here else Liveness.UNKNOWN
@@ -227,7 +226,7 @@ def _owner_is_gone(workspace: Path, owner: str) -> bool:
     present = file_locks.identity(lock_file)
     is_same = bool(present) and _coded(present).partition(".")[0] == digest
     identity = present if is_same else f"elsewhere {number}"
-    state = liveness.of_lock(lock_file, identity)
+    state = holder_of(lock_file, liveness.CHECK_SECONDS, identity)
     if state is Liveness.UNKNOWN and file_locks.same_file(lock_file, identity):
         state = _of_heartbeat(lock_file)  # the lock file in a copy is another one
     return state is Liveness.DEAD

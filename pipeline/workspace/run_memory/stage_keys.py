@@ -21,9 +21,8 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry
-from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.plugin_system.plugin_settings import chosen_plugins
 from patchline.pipeline.workspace.files.sealed_files import digest_of
-from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Ingredients = dict[str, str]
 
@@ -190,15 +189,8 @@ def _home(module: str) -> str:
 
 
 def _entries(config: RunConfig, kinds: Iterable[Kind]) -> list[PluginEntry]:
-    chosen: dict[Kind, str] = {
-        "data_source": config.data.source,
-        "augmentation": config.augmentation.name,
-        "objective": config.objective.name,
-        "model": config.model.name,
-        "patch_embedding": named_patch_embedding(config.model).name,
-    }
-    wanted = ((kind, chosen[kind]) for kind in kinds if chosen[kind] != NO_PATCH_EMBEDDING)
-    return [plugin_loader.find(kind, name) for kind, name in wanted]
+    chosen = chosen_plugins(config)
+    return [plugin_loader.find(kind, chosen[kind]) for kind in kinds if kind in chosen]
 
 
 def _sources(folder: Path) -> list[Path]:

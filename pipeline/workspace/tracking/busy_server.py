@@ -67,22 +67,34 @@ def repeated(
 
 
 @functools.cache
-def patient_client() -> type[MlflowClient]:
-    """Return the class of MLflow's client whose calls wait for a busy server."""
+def client_class(
+    called: Callable[[Callable[[], Any]], Any], directly: frozenset[str] = frozenset()
+) -> type[MlflowClient]:
+    """Return a class of MLflow's client whose calls pass through a function.
+
+    Args:
+        called: is given a call, and returns what the call returns.
+        directly: names of methods that do not.
+    """
     from mlflow import MlflowClient
 
-    class PatientClient(MlflowClient):
-        """`MlflowClient` for a server."""
+    class WrappedClient(MlflowClient):
+        """`MlflowClient`, whose methods look as before."""
 
         def __getattribute__(self, name: str) -> Any:
             attribute = super().__getattribute__(name)
-            if name.startswith("_") or name in _NOT_REPEATED or not callable(attribute):
+            if name.startswith("_") or name in directly or not callable(attribute):
                 return attribute
 
             @functools.wraps(attribute)
-            def patient(*arguments: Any, **named: Any) -> Any:
-                return repeated(lambda: attribute(*arguments, **named))
+            def wrapped(*arguments: Any, **named: Any) -> Any:
+                return called(lambda: attribute(*arguments, **named))
 
-            return patient
+            return wrapped
 
-    return PatientClient
+    return WrappedClient
+
+
+def patient_client() -> type[MlflowClient]:
+    """Return the class of MLflow's client whose calls wait for a busy server."""
+    return client_class(repeated, _NOT_REPEATED)

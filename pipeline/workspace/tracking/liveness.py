@@ -27,7 +27,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,7 @@ from patchline.pipeline.errors import PipelineError, StorageError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import chosen, lease
 from patchline.pipeline.workspace.files import file_locks, workspace_identity
-from patchline.pipeline.workspace.files.file_locks import LockState
+from patchline.pipeline.workspace.files.file_locks import Liveness, holder_of, is_held
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 if TYPE_CHECKING:
@@ -57,20 +56,12 @@ STALE_SECONDS = 90.0
 """How long an observer has to see the same heartbeat until the owner counts as dead."""
 STALE_WITHOUT_LEASE_SECONDS = 25.0
 """The same if its lease on the store of a shared workspace has expired, too."""
-_CHECK_SECONDS = 0.2
+CHECK_SECONDS = 0.2
 """How long a lock must stay held: longer than it takes to remove a dead owner's files."""
 _POLL_SECONDS = 2.0
 _KEPT_SECONDS = 24 * 3600.0
 _NO_LOCKS = "locks-have-no-effect"
 _OBSERVATIONS_FILE = "heartbeats.json"
-
-
-class Liveness(Enum):
-    """What is known about the owner of a run."""
-
-    ALIVE = "alive"
-    DEAD = "dead"
-    UNKNOWN = "unknown"
 
 
 class _SeenHeartbeat(FrozenModel):
@@ -101,13 +92,9 @@ def of_run(run: Run) -> Liveness:
 
 def _lease_has_expired(run: Run) -> bool:
     """Return whether the store says that the owner has not renewed its lease for long."""
-    if not _is_of_this_workspace(run):
-        return False
-    try:
-        age = lease.age_of(folder_of(run).name)
-    except PipelineError:
-        return False  # the store is away
-    return age is not None and age.has_expired
+    with contextlib.suppress(PipelineError):  # the store is away
+        return _is_of_this_workspace(run) and lease.expired().get(folder_of(run).name, False)
+    return False
 
 
 def _is_of_this_workspace(run: Run) -> bool:
@@ -122,7 +109,7 @@ def _is_of_this_workspace(run: Run) -> bool:
 def of_lock_of(run: Run) -> Liveness:
     """Return what the lock of an MLflow run says about its owner."""
     file, identity = lock_of(run), run.data.tags.get(LOCK_TAG, "")
-    return of_lock(file, identity) if file else Liveness.UNKNOWN
+    return holder_of(file, CHECK_SECONDS, identity) if file else Liveness.UNKNOWN
 
 
 def lock_of(run: Run) -> Path | None:
@@ -142,16 +129,6 @@ def folder_of(run: Run) -> Path:
         inside = folder.parts[folder.parts.index(WORKSPACE.name) + 1 :]
         return Path(os.path.normpath(WORKSPACE.resolve().joinpath(*inside)))
     return Path(os.path.normpath(workspace_identity.present_path(WORKSPACE, folder)))
-
-
-def of_lock(file: Path, identity: str) -> Liveness:
-    """Return what the lock on a file says about the owner that recorded the lock's identity."""
-    state = file_locks.state_of(file, _CHECK_SECONDS)
-    if state is LockState.HELD:
-        return Liveness.ALIVE
-    if state is LockState.FREE and identity and identity == file_locks.identity(file):
-        return Liveness.DEAD
-    return Liveness.UNKNOWN
 
 
 def of_heartbeat(key: str, beat: str, stale_seconds: float | None = None) -> Liveness:
@@ -207,7 +184,7 @@ def lock_identity(file: Path) -> str:
         could acquire it all the same. An empty string where it cannot be had.
     """
     identity = file_locks.identity(file)
-    if not identity or file_locks.state_of(file) is LockState.HELD:
+    if not identity or is_held(file):
         return identity
     return f"{_NO_LOCKS} {identity.rpartition(' ')[2]}"
 

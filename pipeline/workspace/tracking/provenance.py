@@ -11,9 +11,8 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.installation import checkout
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.plugin_system.plugin_settings import chosen_plugins
 from patchline.pipeline.workers.host.processors import this_processor
-from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 _PACKAGES = (
     "patchline",
@@ -79,16 +78,7 @@ def as_tags() -> dict[str, str]:
 
 def plugin_tags(config: RunConfig) -> dict[str, str]:
     """Return a tag with the plugins of a run, their distributions and versions."""
-    chosen: dict[plugin_loader.Kind, str] = {
-        "data_source": config.data.source,
-        "augmentation": config.augmentation.name,
-        "objective": config.objective.name,
-        "model": config.model.name,
-    }
-    embedding = named_patch_embedding(config.model).name
-    if embedding != NO_PATCH_EMBEDDING:
-        chosen["patch_embedding"] = embedding
-    entries = [plugin_loader.find(kind, name) for kind, name in chosen.items()]
+    entries = [plugin_loader.find(*chosen) for chosen in chosen_plugins(config).items()]
     named = (f"{e.kind} {e.name} ({e.distribution} {e.version})" for e in entries)
     return {"patchline.plugins": ", ".join(named)}
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,27 +230,23 @@ def _has_answered(uri: str, database: Path) -> bool:
         return stream.read(len(_SQLITE_HEADER)) == _SQLITE_HEADER
 
 
-@functools.cache
 def _holding_client() -> type[MlflowClient]:
     """Return the class of MLflow's client whose calls complete before a signal takes effect."""
-    from mlflow import MlflowClient
+    return busy_server.client_class(_held)
 
-    class HoldingClient(MlflowClient):
-        """`MlflowClient` for a database."""
 
-        def __getattribute__(self, name: str) -> Any:
-            attribute = super().__getattribute__(name)
-            if name.startswith("_") or not callable(attribute):
-                return attribute
+def _held(call: Callable[[], Any]) -> Any:
+    with signals_held():
+        return call()
 
-            @functools.wraps(attribute)
-            def whole(*arguments: Any, **named: Any) -> Any:
-                with signals_held():
-                    return attribute(*arguments, **named)
 
-            return whole
+@contextmanager
+def unless_deleted() -> Iterator[None]:
+    """End a block at the first error of MLflow: what it asks for was deleted."""
+    from mlflow.exceptions import MlflowException
 
-    return HoldingClient
+    with suppress(MlflowException):
+        yield
 
 
 _FIRST_PAGE, _LARGEST_PAGE = 5, 500

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from patchline.pipeline.registry import aliases
 from patchline.pipeline.registry.aliases import AliasChange
-from patchline.pipeline.registry.promotion import Request, changing, promote
+from patchline.pipeline.registry.promotion import Request, promote
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
 from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK
@@ -31,8 +31,8 @@ class Crash(BaseException):
 
 
 def _settled(name: str) -> list[AliasChange]:
-    with changing(name) as (store, _):
-        return aliases.settle(store, name)
+    with aliases.machine_lock(name), aliases.claimed(name):
+        return aliases.settle(client(), name)
 
 
 def test_after_a_crash_at_any_write_the_history_explains_the_champion(

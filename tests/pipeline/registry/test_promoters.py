@@ -17,7 +17,7 @@ import pytest
 
 from patchline.pipeline.registry import aliases
 from patchline.pipeline.registry.aliases import CHAMPION, CLAIM_PREFIX, AliasChange, claimed
-from patchline.pipeline.registry.promotion import Request, changing, promote
+from patchline.pipeline.registry.promotion import Request, promote
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
@@ -87,8 +87,8 @@ def _lock_is_held() -> bool:
 
 def _explained() -> tuple[str | None, list[AliasChange]]:
     """Return the champion and its changes, which have to lead to it one after the other."""
-    with changing("roses") as (store, _):
-        entries = aliases.settle(store, "roses")
+    with aliases.machine_lock("roses"), aliases.claimed("roses"):
+        entries = aliases.settle(client(), "roses")
     changes = [entry for entry in entries if entry.alias == CHAMPION]
     champion = _champion()
     assert changes[-1].to_version == champion

@@ -11,32 +11,23 @@ from tests.pipeline.workspace.machines import machine
 
 
 def test_a_lease_is_renewed_while_it_is_held(team: str, tmp_path: Path) -> None:
-    """Another machine sees a young lease, with its holder's name, and none afterwards.
+    """Another machine sees a lease that has not expired, and none afterwards.
 
-    What a killed machine leaves grows older, by the clock of the store.
+    What a killed machine leaves expires, by the clock of the store.
     """
-    file, long_ago = tmp_path / "team/leases/run.json", time.time() - lease.EXPIRED_SECONDS - 5
+    file, long_ago = tmp_path / "team/leases/run.json", time.time() - 95
     with lease.held("run"):  # in a local workspace, where locks on files say who is alive
-        assert lease.age_of("run") is None
+        assert lease.expired() == {}
     assert not Path(".patchline").exists()
     with machine("a", team), lease.held("run", beat_seconds=0.05):
         os.utime(file, (long_ago, long_ago))
         while file.stat().st_mtime < long_ago + 1:
             time.sleep(0.01)
         with machine("../b", team):
-            age = lease.age_of("run")
-            assert age is not None
-            assert age.seconds < 10
-            assert age.host
-            assert not age.has_expired
-            assert lease.names() == ["run"]
+            assert lease.expired() == {"run": False}
     with machine("a", team):
-        assert lease.age_of("run") is None
-        assert lease.names() == []
+        assert lease.expired() == {}
         file.parent.mkdir(exist_ok=True)
         file.write_text('{"host": "gone"}')
         os.utime(file, (long_ago, long_ago))
-        age = lease.age_of("run")
-        assert age is not None
-        assert age.has_expired
-        assert age.host == "gone"
+        assert lease.expired() == {"run": True}

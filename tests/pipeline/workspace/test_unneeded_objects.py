@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from patchline.pipeline.workspace import chosen, lease, unneeded_objects
+from patchline.pipeline.workspace import chosen, lease
+from patchline.pipeline.workspace.run_memory.cleaning import unneeded_objects
 from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
 from tests.pipeline.workspace.machines import machine
 
@@ -35,17 +36,15 @@ def test_only_what_nothing_needs_goes(team: str, tmp_path: Path) -> None:
         long_ago = time.time() - 2 * 86400
         for key in (replaced, kept, checkpoint, needed, left, job):
             os.utime(tmp_path / "team" / key, (long_ago, long_ago))
-        found = unneeded_objects.find(shared, {"done"})
-        assert {each.key for each in found.objects} == {
+        objects, _ = unneeded_objects(shared, {"done"})
+        assert {each.key for each in objects} == {
             *(replaced, checkpoint, "names/runs/done/training/checkpoint.json", left, job),
         }
-        assert young not in {each.key for each in found.objects}
+        assert young not in {each.key for each in objects}
         with lease.held("killed"):
-            found = unneeded_objects.find(shared, {"done"})
-            assert [each.key for each in found.objects] == [
-                "names/runs/done/training/checkpoint.json"
-            ]
-            assert found.leases == ("killed",)
+            objects, leases = unneeded_objects(shared, {"done"})
+            assert [each.key for each in objects] == ["names/runs/done/training/checkpoint.json"]
+            assert leases == ["killed"]
 
 
 def test_a_damaged_name_stays_with_all_contents(team: str, tmp_path: Path) -> None:
@@ -61,7 +60,7 @@ def test_a_damaged_name_stays_with_all_contents(team: str, tmp_path: Path) -> No
             os.utime(tmp_path / "team" / key, (long_ago, long_ago))
         notes = list[str]()
         shared.on_note = notes.append
-        assert unneeded_objects.find(shared, set()).objects == ()
+        assert unneeded_objects(shared, set()) == ([], [])
         assert name.exists()
         assert "1 name in" in notes[0]
         assert "names/splits/s.json" in notes[0]

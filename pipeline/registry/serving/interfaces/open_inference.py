@@ -53,22 +53,14 @@ _Image = bytes | np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class RequestedOutput:
-    """An output that a request asks for."""
-
-    name: str
-    is_binary: bool
-
-
-@dataclass(frozen=True)
 class InferenceRequest:
     """A request for inference."""
 
     id: str | None
     images: list[_Image]
     options: Options
-    outputs: tuple[RequestedOutput, ...] | None
-    """None for all outputs."""
+    outputs: dict[str, bool] | None
+    """Names of the outputs that are asked for, and whether each is binary; None for all outputs."""
     all_binary: bool
     """Whether the outputs are binary if the request names none."""
 
@@ -100,12 +92,13 @@ def inference_request(body: bytes, header_length: str | None) -> InferenceReques
     head, raw = _divided(body, header_length)
     content = json_object(head)
     parameters = _object(content, "parameters")
+    all_binary = parameters.get("binary_data_output") is True
     return InferenceRequest(
         id=_id(content.get("id")),
         images=_images(_input(content), raw),
         options=options_of({k: parameters[k] for k in OPTIONS if k in parameters}),
-        outputs=_requested_outputs(content, parameters),
-        all_binary=parameters.get("binary_data_output") is True,
+        outputs=_requested_outputs(content, usual=all_binary),
+        all_binary=all_binary,
     )
 
 
@@ -292,9 +285,7 @@ def _whole_numbers(values: list[Any]) -> bytes:
         ) from None
 
 
-def _requested_outputs(
-    content: dict[str, Any], parameters: dict[str, Any]
-) -> tuple[RequestedOutput, ...] | None:
+def _requested_outputs(content: dict[str, Any], *, usual: bool) -> dict[str, bool] | None:
     outputs = content.get("outputs")
     if not outputs:
         return None
@@ -303,14 +294,12 @@ def _requested_outputs(
     names = [shown_value(each.get("name")) for each in outputs]
     if len(set(names)) < len(names):
         raise bad_request("outputs has an output twice, or several without a name. Name each once.")
-    usual = parameters.get("binary_data_output") is True
-    return tuple(
-        RequestedOutput(
-            name[:_SHOWN] if isinstance(name := each.get("name"), str) else "",
-            _object(each, "parameters").get("binary_data", usual) is True,
+    return {
+        name[:_SHOWN] if isinstance(name := each.get("name"), str) else "": (
+            _object(each, "parameters").get("binary_data", usual) is True
         )
         for each in outputs
-    )
+    }
 
 
 def _object(content: dict[str, Any], key: str) -> dict[str, Any]:
@@ -420,14 +409,14 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
         raise bad_request(f"Image 0 cannot be read: {answered.answers[0]['error']}.")
     outputs = [
         (_tensor(output, answered.answers, served, given.options), is_binary)
-        for output, is_binary in chosen
+        for output, is_binary in chosen.items()
     ]
     head: dict[str, Any] = {"model_name": name, "model_version": answered.version}
     if given.id is not None:
         head["id"] = given.id
     body, head_length = written(head, outputs)
     headers = {"cache-control": "no-store", "patchline-model-version": answered.version}
-    if not any(is_binary for _, is_binary in chosen):
+    if not any(chosen.values()):
         return Response(body, headers=headers, media_type="application/json")
     headers[LENGTH_HEADER] = str(head_length)
     return Response(body, headers=headers, media_type="application/octet-stream")
@@ -437,15 +426,15 @@ def _outputs_of(package: PackagedModel) -> tuple[str, ...]:
     return _OUTPUTS_OF_SETS if package.is_multi_label else _OUTPUTS
 
 
-def _chosen_outputs(given: InferenceRequest, names: tuple[str, ...]) -> list[tuple[str, bool]]:
+def _chosen_outputs(given: InferenceRequest, names: tuple[str, ...]) -> dict[str, bool]:
     if given.outputs is None:
-        return [(name, given.all_binary) for name in names]
-    for output in given.outputs:
-        if output.name not in names:
+        return dict.fromkeys(names, given.all_binary)
+    for name in given.outputs:
+        if name not in names:
             raise bad_request(
-                f"The output {output.name!r} is unknown. The outputs are {', '.join(names)}."
+                f"The output {name!r} is unknown. The outputs are {', '.join(names)}."
             )
-    return [(output.name, output.is_binary) for output in given.outputs]
+    return given.outputs
 
 
 def _tensor(name: str, answers: list[dict[str, Any]], served: Served, options: Options) -> Tensor:

@@ -29,9 +29,10 @@ from patchline.pipeline.data.store.streamed_images import KeptImages, PagesFolde
 from patchline.pipeline.data.store.streamed_records import StreamedRecords
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.training.training_data import DividedOrder
-from patchline.pipeline.workspace import chosen, unneeded_objects
+from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.pipeline.workspace.run_memory.cleaning import delete_objects
 from patchline.pipeline.workspace.workspace import CACHE_FILE
 from patchline.plugins.stores import objects as remote_store
 from tests.conftest import write_photos
@@ -294,7 +295,7 @@ def test_shards_that_are_still_sent_are_not_cleaned(
         contents = [each.key for each in shared.store.list("files/")]
         for key in contents:
             os.utime(Path(shared.uri.removeprefix("file://")) / key, (old, old))
-        seen.append(len(list(unneeded_objects.delete(shared, contents))))
+        seen.append(len(list(delete_objects(shared, contents))))
         if lost:
             shared.store.delete(contents[0])
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.registry.serving.served import Registry, Serving, made_registry, serving
+from tests.pipeline.registry.serving.served import (
+    Registry,
+    Serving,
+    lasting_registry,
+    made_registry,
+    serving,
+)
 
 
 @pytest.fixture(scope="package")
 def registry(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Registry:
     """Return a registry with one version, the champion; tests must not change it."""
-    folder = tmp_path_factory.mktemp("served")
-    with pytest.MonkeyPatch.context() as patch:  # whatever the tests before have left
-        patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-        made = made_registry(folder, empty_store)
-        made.add(1)
-    return made
+    return lasting_registry(tmp_path_factory.mktemp("served"), empty_store)
 
 
 @pytest.fixture(scope="package")

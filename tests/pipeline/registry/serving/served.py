@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -68,6 +69,16 @@ def made_registry(folder: Path, empty_store: Path) -> Registry:
     """Return a new registry in a folder, which becomes the working directory's store."""
     shutil.copy(empty_store, folder / "mlflow.db")
     return Registry(folder)
+
+
+def lasting_registry(folder: Path, empty_store: Path, **version: Any) -> Registry:
+    """Return a registry with one version, the champion, whatever the tests before have left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        made = made_registry(folder, empty_store)
+        made.add(1, **version)
+    return made
 
 
 @dataclass

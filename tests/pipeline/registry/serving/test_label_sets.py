@@ -19,7 +19,7 @@ from tests.pipeline.registry.serving.served import (
     NAME,
     Registry,
     Serving,
-    made_registry,
+    lasting_registry,
     png,
     serving,
 )
@@ -32,12 +32,7 @@ THRESHOLDS = (0.15, 0.97, 0.95)
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Registry:
     folder = tmp_path_factory.mktemp("served_sets")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-        made = made_registry(folder, empty_store)
-        made.add(1, thresholds=THRESHOLDS)
-    return made
+    return lasting_registry(folder, empty_store, thresholds=THRESHOLDS)
 
 
 @pytest.fixture(scope="module")

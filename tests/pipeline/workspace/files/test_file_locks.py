@@ -10,11 +10,11 @@ import pytest
 
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.file_locks import (
-    LockState,
+    Liveness,
     acquire,
+    holder_of,
     is_held,
     locked,
-    state_of,
     try_lock,
 )
 
@@ -43,16 +43,16 @@ def test_those_who_check_a_lock_do_not_see_each_other(tmp_path: Path) -> None:
     file = tmp_path / "a.lock"
     file.touch()
     with ThreadPoolExecutor(8) as pool:
-        states = set(pool.map(lambda _: state_of(file), range(100)))
-        assert states == {LockState.FREE}
+        states = set(pool.map(lambda _: holder_of(file), range(100)))
+        assert states == {Liveness.DEAD}
         with locked(file):
-            assert set(pool.map(lambda _: state_of(file), range(100))) == {LockState.HELD}
+            assert set(pool.map(lambda _: holder_of(file), range(100))) == {Liveness.ALIVE}
 
 
 def test_a_lock_is_checked_where_there_are_no_shared_locks(tmp_path: Path) -> None:
     """The check of such a system tells the same by holding the lock for a moment."""
     file = tmp_path / "a.lock"
-    assert file_locks._state_by_holding(file, 0.0) is LockState.INVISIBLE
+    assert file_locks._by_holding(file, 0.0) is Liveness.UNKNOWN
     with locked(file):
-        assert file_locks._state_by_holding(file, 0.0) is LockState.HELD
-    assert file_locks._state_by_holding(file, 0.0) is LockState.FREE
+        assert file_locks._by_holding(file, 0.0) is Liveness.ALIVE
+    assert file_locks._by_holding(file, 0.0) is Liveness.DEAD

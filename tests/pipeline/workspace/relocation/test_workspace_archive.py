@@ -13,7 +13,7 @@ import pytest
 
 from patchline.flows.commands import workspace as commands
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.workspace.relocation import exporting, following, importing
+from patchline.pipeline.workspace.relocation import following, workspace_archive
 from patchline.pipeline.workspace.tracking import team_stores, tracking_store
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
 from patchline.pipeline.workspace.workspace import CACHE_FILE
@@ -53,22 +53,22 @@ def test_a_restored_workspace_works_where_the_first_is_gone(
     if not record:
         (workspace / ".patchline" / "workspace.json").unlink()
     file, target = tmp_path / "a.tar", tmp_path / "new place #2"
-    contents = exporting.export(workspace, file, _silent)
+    contents = workspace_archive.export(workspace, file, _silent)
     assert (contents.runs, contents.models, contents.outside) == (1, 0, 0)
     assert file.stat().st_mode & 0o077 == 0
     content = file.read_bytes()
     for secret in (b"topsecret", b"services/secret text", b"prefect.key text"):
         assert secret not in content
-    exporting.export(workspace, tmp_path / "b.tar", _silent, caches=True)
+    workspace_archive.export(workspace, tmp_path / "b.tar", _silent, caches=True)
     with tarfile.open(file) as first, tarfile.open(tmp_path / "b.tar") as second:
         names, more = set(first.getnames()), set(second.getnames())
     assert more - names == {".patchline/prepared/1/images.npy"}
     assert {"mlflow.db", ".patchline/prefect.db", ".patchline/runs/1/request.json"} <= names
     assert not [name for name in names if name.endswith((".lock", ".log")) or "live/" in name]
     with pytest.raises(ConfigError, match="is not an empty folder"):
-        importing.restore(file, workspace, _silent)
+        workspace_archive.restore(file, workspace, _silent)
     shutil.rmtree(workspace)
-    importing.restore(file, target, _silent)
+    workspace_archive.restore(file, target, _silent)
     monkeypatch.chdir(target)
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     following.follow()
@@ -99,11 +99,11 @@ def test_an_archive_written_during_a_run_is_whole(workspace: Path, tmp_path: Pat
     writer.start()
     try:
         for number in range(3):
-            exporting.export(workspace, tmp_path / f"{number}.tar", _silent)
+            workspace_archive.export(workspace, tmp_path / f"{number}.tar", _silent)
     finally:
         stop.set()
         writer.join()
-    importing.restore(tmp_path / "2.tar", tmp_path / "again", _silent)
+    workspace_archive.restore(tmp_path / "2.tar", tmp_path / "again", _silent)
     with closing(sqlite3.connect(tmp_path / "again" / "mlflow.db")) as store:
         assert store.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         [[count]] = store.execute("SELECT count(*) FROM experiment_tags").fetchall()
@@ -124,7 +124,7 @@ def test_an_archive_is_never_overwritten_nor_put_into_itself(
     }.get(name, "inside what it archives")
     source = tmp_path if name == "c.tar" else workspace
     with pytest.raises(ConfigError, match=words):
-        exporting.export(source, tmp_path / name, _silent)
+        workspace_archive.export(source, tmp_path / name, _silent)
     assert (tmp_path / "a.tar").read_text("utf-8") == "mine"
 
 
@@ -132,7 +132,7 @@ def test_an_archive_is_never_overwritten_nor_put_into_itself(
 def test_a_damaged_archive_writes_nothing(workspace: Path, tmp_path: Path, damage: str) -> None:
     """Every digest is verified before the folder appears."""
     file = tmp_path / "a.tar"
-    exporting.export(workspace, file, _silent)
+    workspace_archive.export(workspace, file, _silent)
     data = file.read_bytes()
     if damage == "flipped":
         data = data.replace(b"splits/a.parquet text", b"splits/b.parquet text")
@@ -140,7 +140,7 @@ def test_a_damaged_archive_writes_nothing(workspace: Path, tmp_path: Path, damag
         data = data[: len(data) // 2 if damage == "cut" else 0]
     file.write_bytes(data)
     with pytest.raises(DataError, match=r"a\.tar cannot be restored .* Nothing was written"):
-        importing.restore(file, tmp_path / "again", _silent)
+        workspace_archive.restore(file, tmp_path / "again", _silent)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.tar", workspace.name]
 
 
@@ -162,12 +162,12 @@ def test_a_hostile_archive_is_refused(tmp_path: Path, name: str, kind: bytes) ->
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         archive.addfile(info)
     with pytest.raises(DataError, match="cannot be restored"):
-        importing.restore(tmp_path / "a.tar", tmp_path / "again", _silent)
+        workspace_archive.restore(tmp_path / "a.tar", tmp_path / "again", _silent)
     assert [each.name for each in tmp_path.iterdir()] == ["a.tar"]
     for path in ("mlflow.db", "mlruns/1/a b?/x", ".patchline/runs/1/request.json"):
-        assert exporting.member_refusal(path) is None
+        assert workspace_archive.member_refusal(path) is None
     for path in ("", ".", "a\0b", "mlruns//x", "./mlflow.db", "mlruns\\x", "x/mlflow.db"):
-        assert exporting.member_refusal(path)
+        assert workspace_archive.member_refusal(path)
 
 
 def test_runs_of_a_store_elsewhere_are_said_to_be_missing(
@@ -186,7 +186,7 @@ def test_runs_of_a_store_elsewhere_are_said_to_be_missing(
     assert "caches the workspace s3://flowers/team: splits, checkpoints and results" in said
     assert "hunter22" not in said
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert exporting.store_elsewhere(workspace) is None
+    assert workspace_archive.store_elsewhere(workspace) is None
     database = "postgresql://patchline@db.example.org/flowers"
     team_stores.remember(workspace, TeamStores(database=database))
-    assert exporting.store_elsewhere(workspace) == database
+    assert workspace_archive.store_elsewhere(workspace) == database

@@ -17,9 +17,9 @@ import pytest
 
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.workspace.files.atomic_files import write_text
+from patchline.pipeline.workspace.files.file_locks import Liveness
 from patchline.pipeline.workspace.run_memory import live_runs
 from patchline.pipeline.workspace.tracking import liveness
-from patchline.pipeline.workspace.tracking.liveness import Liveness
 from tests.patience import patient
 
 _HOLDER = """

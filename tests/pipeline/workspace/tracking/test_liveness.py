@@ -19,14 +19,13 @@ import pytest
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import RunError, TakenOverError
 from patchline.pipeline.workspace.files import file_locks
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.file_locks import Liveness, holder_of, locked
 from patchline.pipeline.workspace.tracking import (
-    abandoned_mlflow_runs,
     liveness,
     run_owner,
     tracked_run,
 )
-from patchline.pipeline.workspace.tracking.liveness import Liveness, of_heartbeat, of_lock
+from patchline.pipeline.workspace.tracking.liveness import of_heartbeat
 from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.patience import patient, until
 
@@ -107,17 +106,19 @@ def test_a_lock_is_evidence_only_where_it_is_the_same_lock(tmp_path: Path) -> No
     with locked(file):
         identity = liveness.lock_identity(file)
         assert identity == file_locks.identity(file)
-        assert of_lock(file, identity) is Liveness.ALIVE
-        assert of_lock(file, "") is Liveness.ALIVE
+        assert holder_of(file, 0, identity) is Liveness.ALIVE
+        assert holder_of(file, 0, "") is Liveness.ALIVE
         shutil.copy(file, copy)
-        assert of_lock(copy, identity) is Liveness.UNKNOWN, "a copied workspace"
-    assert of_lock(file, identity) is Liveness.DEAD
-    assert of_lock(file, "") is Liveness.UNKNOWN
+        assert holder_of(copy, 0, identity) is Liveness.UNKNOWN, "a copied workspace"
+    assert holder_of(file, 0, identity) is Liveness.DEAD
+    assert holder_of(file, 0, "") is Liveness.UNKNOWN
     elsewhere = " ".join(["another-kernel", *identity.split()[1:]])
-    assert of_lock(file, elsewhere) is Liveness.UNKNOWN, "the same volume, seen from elsewhere"
-    assert of_lock(tmp_path / "missing" / "owner.lock", identity) is Liveness.UNKNOWN
-    assert of_lock(file / "below" / "owner.lock", identity) is Liveness.UNKNOWN
-    assert of_lock(file, liveness.lock_identity(file)) is Liveness.UNKNOWN, "locks have no effect"
+    assert holder_of(file, 0, elsewhere) is Liveness.UNKNOWN, "the same volume, seen from elsewhere"
+    assert holder_of(tmp_path / "missing" / "owner.lock", 0, identity) is Liveness.UNKNOWN
+    assert holder_of(file / "below" / "owner.lock", 0, identity) is Liveness.UNKNOWN
+    assert holder_of(file, 0, liveness.lock_identity(file)) is Liveness.UNKNOWN, (
+        "locks have no effect"
+    )
 
 
 # -- the heartbeat ------------------------------------------------------------------------------
@@ -157,15 +158,15 @@ def test_a_run_whose_lock_cannot_be_seen_is_closed_by_its_heartbeat_alone(
         (tmp_path / "runs").rename(tmp_path / "hidden")
         before, end = _beat(run.run_id), time.monotonic() + 1.3 * short
         while time.monotonic() < end:
-            assert abandoned_mlflow_runs.close_abandoned() == []
+            assert tracked_run.close_abandoned() == []
             time.sleep(short / 10)
         assert _beat(run.run_id) != before
         gone = {liveness.HOST_TAG: "pod", liveness.FOLDER_TAG: "/not/here"}
         stale = store.create_run(run.experiment_id, tags={**gone, liveness.HEARTBEAT_TAG: "1"})
         silent = store.create_run(run.experiment_id, tags=gone)
-        assert abandoned_mlflow_runs.close_abandoned() == []
+        assert tracked_run.close_abandoned() == []
         time.sleep(short * 1.1)
-        assert abandoned_mlflow_runs.close_abandoned() == [stale.info.run_id]
+        assert tracked_run.close_abandoned() == [stale.info.run_id]
         assert _status(silent.info.run_id) == _status(run.run_id) == "RUNNING"
         (tmp_path / "hidden").rename(tmp_path / "runs")
 

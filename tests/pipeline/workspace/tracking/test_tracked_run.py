@@ -22,7 +22,6 @@ from patchline.pipeline.errors import TrackingError
 from patchline.pipeline.registry import registration
 from patchline.pipeline.workspace.files.file_locks import locked
 from patchline.pipeline.workspace.tracking import (
-    abandoned_mlflow_runs,
     exactly_once_metrics,
     liveness,
     tracked_run,
@@ -155,7 +154,7 @@ def test_only_runs_whose_owner_is_dead_are_closed(tmp_path: Path) -> None:
             {},
         ]
         left = [store.create_run(experiment, tags=each).info.run_id for each in others]
-        assert abandoned_mlflow_runs.close_abandoned() == [abandoned]
+        assert tracked_run.close_abandoned() == [abandoned]
         for run_id in (alive.run_id, *left):
             assert store.get_run(run_id).info.status == "RUNNING"
         assert store.get_run(abandoned).info.status == "KILLED"
@@ -164,7 +163,7 @@ def test_only_runs_whose_owner_is_dead_are_closed(tmp_path: Path) -> None:
 
 def test_of_processes_that_meet_a_new_store_one_creates_it(tmp_path: Path) -> None:
     """Whoever comes second waits for the lock; reading alone makes no store."""
-    assert abandoned_mlflow_runs.close_abandoned() == []
+    assert tracked_run.close_abandoned() == []
     assert not list(tmp_path.iterdir())
     with ThreadPoolExecutor(1) as pool:
         with locked(tmp_path / ".patchline/mlflow.lock"):
