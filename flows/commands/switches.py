@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from pydantic import BaseModel
 
+from patchline.pipeline import terminal_words
 from patchline.pipeline.terminal_words import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a `--no-` form."""
@@ -39,6 +44,36 @@ def emit(content: BaseModel | Mapping[str, Any], *lines: str, as_json: bool) -> 
         print(content.model_dump_json(indent=2))
     else:
         print(json.dumps(content, indent=2))
+
+
+def terminal_lines(template: str, package: str, /, **values: Any) -> list[str]:
+    """Return a result in words, as a template says it.
+
+    Values are made visible one by one, so that a name with a line end in it stays in its line. A
+    template has the functions of `terminal_words` as filters.
+
+    Args:
+        template: the file's name.
+        package: beside whose modules the file is.
+        values: of the template.
+    """
+    return _environment(package).get_template(template).render(**values).splitlines()
+
+
+@functools.cache
+def _environment(package: str) -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(  # noqa: S701 - no HTML
+        loader=PackageLoader(package, ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: visible(str(value)),
+    )
+    environment.filters |= {"count": "{:,}".format, **vars(terminal_words)}
+    return environment
 
 
 _ALONE = Parameter(negative=())
