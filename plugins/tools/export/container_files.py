@@ -7,11 +7,11 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 from packaging.requirements import Requirement
@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.installation import PACKAGE
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.package_files import (
     ARTIFACTS,
     CARD_FILE,
@@ -184,9 +185,6 @@ def _applies(required: Requirement, extras: frozenset[str]) -> bool:
 ENTRY = "patchline.pipeline.registry.serving.__main__"
 PORT = 8080
 _ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - of a container; the server requires a token
-_USER = 10_001
-_MODE = "serving.kserve.io/deploymentMode"
-"""Without Knative, which allows neither a pause before the end nor the settings of the pod."""
 _NAME_LENGTH = 50
 _NOT_SERVED = (WEIGHTS_FILE, SERVER_FILE, CARD_FILE, REFERENCE_IMAGES_FILE)
 _LIBRARY_MEMORY_MIB = 400
@@ -195,8 +193,6 @@ _MODEL_COPIES = 4
 """Memory of a model as a multiple of its file: weights, and activations of a batch."""
 _REQUESTS_MEMORY_MIB = 1600
 """Of requests at the most: all bodies, the one that is parsed, and an image of 179 megapixels."""
-_SECONDS_TO_STOP = 45
-"""A server answers what it has taken for up to 35 seconds, after a pause of 5."""
 
 
 class ServedVersion(NamedTuple):
@@ -237,10 +233,20 @@ def write_container(served: ServedVersion, artifacts: Path, folder: Path) -> Clo
             shutil.copyfile(artifacts / name, model / name)
     pins = pinned_requirements(closure.libraries)
     write_text(folder / "requirements.txt", "\n".join(pins) + "\n")
-    write_text(folder / "Dockerfile", _dockerfile(served))
     write_text(folder / ".dockerignore", "*\n!requirements.txt\n!app\n!model\n")
-    write_text(folder / "kubernetes.yaml", _documents(deployment(served, model), service(served)))
-    write_text(folder / "kserve.yaml", _documents(inference_service(served, model)))
+    size = sum(file.stat().st_size for file in model.iterdir())
+    values = {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "entry": json.dumps(["python", *command(served)]),
+        "port": PORT,
+        "token_variable": TOKEN_VARIABLE,
+        "memory": _LIBRARY_MEMORY_MIB + _MODEL_COPIES * size // 2**20,
+        "requests_memory": _REQUESTS_MEMORY_MIB,
+        "scalar": lambda text: yaml.safe_dump(text).partition("\n")[0],
+    }
+    for name in ("Dockerfile", "kubernetes.yaml", "kserve.yaml"):
+        text = render_markdown(f"{name}.j2", __package__, served=served, **values)
+        write_text(folder / name, text)
     _let_all_read(folder)
     return closure
 
@@ -286,140 +292,3 @@ def _let_all_read(folder: Path) -> None:
     """Let the user of the image read its files, whatever the umask and the modes are here."""
     for path in folder.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
-
-
-def _dockerfile(served: ServedVersion) -> str:
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    entry = json.dumps(["python", *command(served)])
-    probe = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{PORT}/readyz', timeout=4)"
-    return f"""\
-# {served.name}, version {served.version}: build with `docker build -t {served.image} .`
-FROM python:{python}-slim
-
-ENV PYTHONPATH=/srv/app PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1
-WORKDIR /srv
-COPY requirements.txt .
-RUN pip install --no-cache-dir --no-deps -r requirements.txt
-COPY app app
-COPY model model
-RUN python -m compileall -q app
-
-# It writes nothing: run it with `--read-only --cap-drop ALL --security-opt no-new-privileges`.
-USER {_USER}:{_USER}
-EXPOSE {PORT}
-STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD {json.dumps(["python", "-c", probe])}
-ENTRYPOINT {entry}
-"""
-
-
-def deployment(served: ServedVersion, model: Path) -> dict[str, Any]:
-    """Return a Deployment of two copies, replaced one by one."""
-    labels = {"app.kubernetes.io/name": served.resource}
-    versioned = {**labels, "app.kubernetes.io/version": served.version}
-    container = _container(served, model, "server", _hosts(served.resource))
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": served.resource, "labels": versioned},
-        "spec": {
-            "replicas": 2,
-            "selector": {"matchLabels": labels},
-            "strategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
-            },
-            "template": {
-                "metadata": {"labels": versioned},
-                "spec": {**_pod(), "containers": [container]},
-            },
-        },
-    }
-
-
-def service(served: ServedVersion) -> dict[str, Any]:
-    """Return the Service in front of the copies."""
-    labels = {"app.kubernetes.io/name": served.resource}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": served.resource, "labels": labels},
-        "spec": {
-            "selector": labels,
-            "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP"}],
-        },
-    }
-
-
-def inference_service(served: ServedVersion, model: Path) -> dict[str, Any]:
-    """Return KServe's InferenceService, whose clients speak the Open Inference Protocol (v2).
-
-    Its pods are behind a service of the name `NAME-predictor`.
-    """
-    hosts = [*_hosts(served.resource), *_hosts(f"{served.resource}-predictor")]
-    container = _container(served, model, "kserve-container", hosts)
-    container["env"].append({"name": "PROTOCOL", "value": "v2"})
-    return {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": {"name": served.resource, "annotations": {_MODE: "RawDeployment"}},
-        "spec": {"predictor": {"minReplicas": 1, **_pod(), "containers": [container]}},
-    }
-
-
-def _pod() -> dict[str, Any]:
-    return {
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": _SECONDS_TO_STOP,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    }
-
-
-def _container(
-    served: ServedVersion, model: Path, name: str, hosts: Sequence[str]
-) -> dict[str, Any]:
-    size = sum(file.stat().st_size for file in model.iterdir())
-    memory = _LIBRARY_MEMORY_MIB + _MODEL_COPIES * size // 2**20
-    return {
-        "name": name,
-        "image": served.image,
-        "args": [argument for host in hosts for argument in ("--allowed-host", host)],
-        "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
-        "env": [
-            {
-                "name": TOKEN_VARIABLE,
-                "valueFrom": {"secretKeyRef": {"name": f"{served.resource}-token", "key": "token"}},
-            }
-        ],
-        "startupProbe": {**_probe("/healthz"), "periodSeconds": 2, "failureThreshold": 60},
-        "readinessProbe": {**_probe("/readyz"), "periodSeconds": 5},
-        "livenessProbe": {**_probe("/healthz"), "periodSeconds": 10},
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
-        "resources": {
-            "requests": {"cpu": "1", "memory": f"{memory}Mi"},
-            "limits": {"memory": f"{2 * memory + _REQUESTS_MEMORY_MIB}Mi"},
-        },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-    }
-
-
-def _probe(path: str) -> dict[str, Any]:
-    return {"httpGet": {"path": path, "port": "http"}, "timeoutSeconds": 5}
-
-
-def _hosts(name: str) -> list[str]:
-    """Return what other pods call the service of this name in the namespace `default`."""
-    return [name, f"{name}.default", f"{name}.default.svc", f"{name}.default.svc.cluster.local"]
-
-
-def _documents(*documents: dict[str, Any]) -> str:
-    return "---\n".join(yaml.safe_dump(each, sort_keys=False) for each in documents)
