@@ -21,7 +21,7 @@ from patchline.flows.commands.named_plugin import (
     typed,
     words_of,
 )
-from patchline.flows.commands.switches import Flat, Json, emit, given_flags
+from patchline.flows.commands.switches import Flat, Json, emit, given_flags, terminal_lines
 from patchline.pipeline import config_files
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -38,22 +38,8 @@ def list_plugins(*, as_json: Json = False) -> None:
     entries = installed()
     shown = ("kind", "name", "distribution", "version", "summary", "error")
     plugins = [{key: asdict(entry)[key] for key in shown} for entry in entries]
-    widths = [
-        max(len(word) for word in column) for column in zip(*map(_words, entries), strict=True)
-    ]
-    kind, lines = "", list[str]()
-    for entry in entries:
-        if entry.kind != kind:
-            kind = entry.kind
-            lines += ["", kind]
-        name, origin = _words(entry)
-        text = f"cannot be used: {entry.error}" if entry.error else entry.summary
-        lines.append(f"  {name:<{widths[0]}}  {origin:<{widths[1]}}  {text}")
-    emit({"plugins": plugins}, *lines[1:], as_json=as_json)
-
-
-def _words(entry: PluginEntry) -> tuple[str, str]:
-    return entry.name, f"{entry.distribution} {entry.version}"
+    lines = terminal_lines("plugins.txt.j2", __package__, entries=entries)
+    emit({"plugins": plugins}, *lines, as_json=as_json)
 
 
 def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = False) -> None:
@@ -321,19 +307,17 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
 
         cost = model_cost(config.model, image_size)
         answer |= {"image_size": image_size, **cost.model_dump()}
-    lines = [f"{plugin.summary}{'. ' + plugin.paper if plugin.paper else ''}", ""]
-    given = named.own_settings(settings)
-    properties = schema.get("properties", {})
-    width = max((len(key) for key in properties), default=0)
-    for key, setting in properties.items():
-        here = f", set to {json.dumps(given[key])}" if key in given else ""
-        default = json.dumps(setting.get("default"))
-        text = " ".join(setting.get("description", "").split())
-        lines.append(f"  {key:<{width}}  {text} [default {default}{here}]")
-    if cost is not None:
-        model = " with patch embedding ".join(config.model.names)
-        lines += ["", f"{model}, {image_size}x{image_size} pixels, 1000 classes:", ""]
-        lines += [f"  {name:<20} {value}" for name, value in cost.rows()]
+    lines = terminal_lines(
+        "plugin.txt.j2",
+        __package__,
+        plugin=plugin,
+        properties=schema.get("properties", {}),
+        given=named.own_settings(settings),
+        dumps=json.dumps,
+        names=config.model.names,
+        image_size=image_size,
+        cost=cost,
+    )
     emit(answer, _title(entry), *lines, as_json=as_json)
 
 
@@ -349,10 +333,8 @@ def _print_tool(entry: PluginEntry, plugin: ToolPlugin, *, as_json: bool) -> Non
         "events": {each.name: each.when for each in plugin.events},
         "services": {each.flag: each.help for each in plugin.services},
     }
-    lines = [_title(entry), plugin.summary]
-    for part, named in parts.items():
-        lines += ["", part, *(f"  {name}  {help_}" for name, help_ in named.items())]
-    emit({"kind": entry.kind, "name": entry.name, **parts}, *lines, as_json=as_json)
+    lines = terminal_lines("tool.txt.j2", __package__, plugin=plugin, parts=parts)
+    emit({"kind": entry.kind, "name": entry.name, **parts}, _title(entry), *lines, as_json=as_json)
 
 
 def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, out: Path) -> None:

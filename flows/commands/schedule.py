@@ -18,6 +18,7 @@ from patchline.flows.commands.switches import (
     emit,
     flattened,
     given_flags,
+    terminal_lines,
     without_needless_negatives,
 )
 from patchline.flows.prefect_session import connected
@@ -258,11 +259,8 @@ def list_schedules(*, as_json: Json = False) -> None:
             "created them, on another machine or before the `.patchline` that is here now. Remove "
             "in the Prefect UI what no machine needs."
         )
-    none = (
-        "No schedules in this folder yet. Create one with `patchline schedule create NAME "
-        '--cron "0 2 * * *" --config run.yaml`.'
-    )
-    lines = scheduled_work.table(shown) if shown else [none]
+    local_time = scheduled_work.local_time
+    lines = terminal_lines("schedules.txt.j2", __package__, shown=shown, local_time=local_time)
     schedules = [each.model_dump(mode="json") for each in shown]
     emit({"schedules": schedules}, *lines, as_json=as_json)
 

@@ -195,11 +195,6 @@ class ScheduleSummary(FrozenModel):
     config_missing: bool
 
     @property
-    def what_with(self) -> str:
-        """What it does, and the name of its config file."""
-        return f"{self.what}, {Path(self.config_file).name}" if self.config_file else self.what
-
-    @property
     def when(self) -> str:
         """The trigger, with the time zone of a cron expression."""
         return f"{self.trigger} {self.timezone}" if self.timezone else self.trigger
@@ -209,29 +204,7 @@ class ScheduleSummary(FrozenModel):
         """When it runs next, in words."""
         if self.paused:
             return "paused"
-        return _local_time(self.next) if self.next else "-"
-
-    @property
-    def last_words(self) -> str:
-        """The state of the newest run, in words."""
-        if self.last is None:
-            return "not run yet"
-        return f"{self.last.state} {_local_time(self.last.at)}" if self.last.at else self.last.state
-
-    @property
-    def notes(self) -> list[str]:
-        """What else a person should know: a changed config file, a failure."""
-        notes = []
-        if self.config_changed:
-            file = Path(str(self.config_file)).name
-            change = "was deleted" if self.config_missing else "has changed"
-            notes.append(
-                f"{file} {change} since then; the stored settings are used. Create the schedule "
-                "again with the same name to update them."
-            )
-        if self.last and self.last.message:
-            notes.append(f"{self.last.state}: {self.last.message}")
-        return notes
+        return local_time(self.next) if self.next else "-"
 
 
 def work_words(kind: str, parameters: Mapping[str, Any], watched: object = None) -> str:
@@ -250,21 +223,6 @@ def work_words(kind: str, parameters: Mapping[str, Any], watched: object = None)
     return f"trains on {data.get('path') or data.get('source')}"
 
 
-def table(shown: Sequence[ScheduleSummary]) -> list[str]:
-    """Return the lines of `schedule list`."""
-    head = ("NAME", "WHAT", "WHEN", "NEXT", "LAST RUN")
-    rows = [
-        (each.name, each.what_with, each.when, each.next_words, each.last_words) for each in shown
-    ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    notes = [[], *(each.notes for each in shown)]
-    lines = []
-    for row, below in zip([head, *rows], notes, strict=True):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines += ["  ".join(cells).rstrip(), *(f"  {note}" for note in below)]
-    return lines
-
-
-def _local_time(text: str) -> str:
+def local_time(text: str) -> str:
     """Return an ISO 8601 time in this machine's time zone, for people."""
     return dt.datetime.fromisoformat(text).astimezone().strftime("%a %Y-%m-%d %H:%M:%S %Z")

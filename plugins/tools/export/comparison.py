@@ -23,6 +23,7 @@ from patchline.pipeline.data.reading import image_root
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_evaluation import (
@@ -75,30 +76,8 @@ class Agreement(FrozenModel):
     @property
     def failures(self) -> tuple[str, ...]:
         """Each bound that is not kept, as a clause with its numbers."""
-        labels, bounds = self.labels, self.bounds
-        if labels.n < FEWEST_IMAGES:
-            return (f"{labels.n} images are too few to tell; at least {FEWEST_IMAGES} are needed",)
-        if self.largest_difference is None or self.mean_difference is None:
-            return ("a probability is not a number",)
-        failed = []
-        if labels.value < bounds.agreement:
-            failed.append(
-                f"it gives {_share(labels)} of {labels.n:,} images the "
-                f"{'labels' if self.is_multi_label else 'label'} of the package (95% "
-                f"interval {percent(labels.low)} to {percent(labels.high)}); at least "
-                f"{bounds.agreement:.1%} are required"
-            )
-        if self.largest_difference > bounds.largest:
-            failed.append(
-                f"a probability differs by {self.largest_difference:.2g}; at most "
-                f"{bounds.largest:g} is allowed"
-            )
-        if self.mean_difference > bounds.mean:
-            failed.append(
-                f"the largest difference in probability of an image is {self.mean_difference:.2g} "
-                f"on average; at most {bounds.mean:g} is allowed"
-            )
-        return tuple(failed)
+        values = {"agreement": self, "percent": percent, "fewest": FEWEST_IMAGES}
+        return tuple(render_markdown("failures.md.j2", __package__, **values).splitlines())
 
     @property
     def passed(self) -> bool:
@@ -177,10 +156,6 @@ def percent(share: float) -> str:
         if all((float(text) >= 100 * least) == (share >= least) for least in (LEAST_AGREEMENT, 1)):
             break
     return f"{text}%"
-
-
-def _share(estimate: MetricEstimate) -> str:
-    return percent(estimate.value)
 
 
 Answers = Callable[[Array], Array]

@@ -6,7 +6,7 @@ Shapes: N images, M reference images, H, W and C of an image, K classes or label
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -35,6 +35,7 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.model_fit import with_unfit_damaged
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.version_records import VersionRecords
@@ -395,42 +396,18 @@ def independent_images(
         units_N = groups_alone(groups)
     else:
         units_N = pictures.units(keys, groups, on_progress)
-    unknown = tuple(_unknown(keys, groups, pictures, records, reference))
-    return Independence(one_of_each(units_N, keys), unknown)
-
-
-def _unknown(
-    keys: Sequence[str],
-    groups: Sequence[str],
-    pictures: ComparedPictures,
-    records: VersionRecords,
-    reference: ReferenceImages,
-) -> Iterator[str]:
-    """Yield what is not known about the independence of the images."""
-    lacking, small = pictures.lacking(keys), pictures.too_small(keys)
-    if reference.are_alike:
-        yield (
-            "whether new images are near duplicates, because most reference images are near "
-            "duplicates of each other"
-        )
-        lacking = small = 0
-    if lacking:
-        yield (
-            f"whether {counted(lacking, 'new image')} are near duplicates, because no picture of "
-            "them was recorded (patchline serve --record-images)"
-        )
-    if small:
-        yield (
-            f"whether {counted(small, 'new image')} are near duplicates, because they have fewer "
-            f"than {LEAST_SIDE} pixels on a side"
-        )
-    if reference.units_M is None:
-        yield (
-            "whether reference images are near duplicates, because an earlier Patchline made the "
-            "package (train and register the model again)"
-        )
-    if _are_grouped(records) and not any(groups):
-        yield "which new images belong to one group, as images of the training data do"
+    compared = not reference.are_alike
+    unknown = render_markdown(
+        "not_independent.md.j2",
+        __package__,
+        lacking=pictures.lacking(keys) if compared else 0,
+        small=pictures.too_small(keys) if compared else 0,
+        least_side=LEAST_SIDE,
+        reference=reference,
+        groups_unknown=_are_grouped(records) and not any(groups),
+        counted=counted,
+    )
+    return Independence(one_of_each(units_N, keys), tuple(unknown.splitlines()))
 
 
 def _are_grouped(records: VersionRecords) -> bool:
