@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from patchline.flows.commands.switches import Json, emit, terminal_lines
+from patchline.flows.commands.switches import (
+    Columns,
+    Json,
+    data_config,
+    emit,
+    given_flags,
+    terminal_lines,
+)
 from patchline.flows.progress.progress_display import display, shown
-from patchline.pipeline.config_files import data_settings, merged, validated
-from patchline.pipeline.data.config import TableColumns, TaskChoice
+from patchline.pipeline.config_files import data_settings
+from patchline.pipeline.data.config import TaskChoice
 from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceError
 from patchline.pipeline.plugin_system.plugin_loader import config_class, installed
 from patchline.pipeline.workspace.address import is_of_store
@@ -28,7 +33,7 @@ def diff(
     /,
     *,
     as_json: Json = False,
-    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+    table: Columns = None,
 ) -> None:
     """Show which images were added, removed, changed or relabelled from A to B.
 
@@ -44,7 +49,7 @@ def diff(
     """
     from patchline.pipeline.data.manifests.data_diff import compare
 
-    columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
+    columns = given_flags(table)
     _check_used(columns, a, b)
     with shown():
         result = compare(_manifest(a, columns), _manifest(b, columns))
@@ -90,7 +95,7 @@ def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:
     from patchline.pipeline.data.manifests.manifest import with_task
 
     if _is_data(named):
-        config = validated(merged(data_settings(named, None), {"data": _own(columns, named)}))
+        config = data_config(named, _own(columns, named))
         workspace = place()
         ingestion.check_source(config, workspace, to_train=False)
         display().stage(f"Reading the data ({named})")

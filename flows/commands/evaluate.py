@@ -5,22 +5,20 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import (
+    Columns,
     Json,
     Switch,
+    data_config,
     emit,
+    given_flags,
     terminal_lines,
-    without_needless_negatives,
 )
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import data_settings, merged, validated
-from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from patchline.pipeline.evaluation.report import EvaluationReport
     from patchline.pipeline.registry.version_evaluation import EvaluationChoices, VersionEvaluation
 
-without_needless_negatives(TableColumns)
-
 
 def evaluate(
     model: str,
@@ -48,7 +44,7 @@ def evaluate(
     common_classes: Switch = False,
     out: Path | None = None,
     as_json: Json = False,
-    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+    table: Columns = None,
     evaluation: EvaluationConfig | None = None,
 ) -> None:
     """Evaluate a registered model on labelled images and write a report.
@@ -81,7 +77,7 @@ def evaluate(
         common_classes=common_classes,
         report=evaluation or EvaluationConfig(),
     )
-    columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
+    columns = given_flags(table)
     _print_evaluation(model, data, choices, columns, out=out, as_json=as_json)
 
 
@@ -126,8 +122,7 @@ def evaluate_model(
         with_task,
     )
 
-    named = merged(data_settings(data, None), {"data": dict(columns)})
-    config = validated(named)
+    config = data_config(data, columns)
     workspace = WORKSPACE.resolve()
     path = config.data.path
     if path is not None and not of_path(path) and not Path(path).exists():

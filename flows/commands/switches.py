@@ -13,10 +13,13 @@ from cyclopts import Parameter
 from pydantic import BaseModel
 
 from patchline.pipeline import terminal_words
+from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from patchline.pipeline.config import RunConfig
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a `--no-` form."""
@@ -28,6 +31,8 @@ Answer = TypeVar("Answer")
 Settings = TypeVar("Settings")
 Flat = Annotated[Settings | None, Parameter(name="*")]
 """The fields of a config class as flags; None if none of them is given."""
+Columns = Annotated[TableColumns | None, Parameter(name="--data")]
+"""Columns of a table, where they cannot be guessed."""
 
 
 def emit(content: BaseModel | Mapping[str, Any], *lines: str, as_json: bool) -> None:
@@ -95,6 +100,13 @@ def given_flags(settings: BaseModel | None) -> dict[str, Any]:
     return settings.model_dump(exclude_unset=True, mode="json") if settings else {}
 
 
+def data_config(data: str, columns: Mapping[str, Any]) -> RunConfig:
+    """Return the settings of a run for a command's DATA, with columns of a table."""
+    from patchline.pipeline.config_files import data_settings, merged, validated
+
+    return validated(merged(data_settings(data, None), {"data": dict(columns)}))
+
+
 def value_of_switch(misplaced: Collection[str], arguments: Sequence[str]) -> str | None:
     """Return the remedy if a switch was given a value in an argument of its own.
 
@@ -126,6 +138,7 @@ def without_needless_negatives(section: type[BaseModel]) -> type[BaseModel]:
     return section
 
 
+without_needless_negatives(TableColumns)
 _FLAGS = {"--data.bands", "--data.mean", "--data.std"}
 _MOST = 3
 

@@ -25,6 +25,30 @@ CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
 OfTool = tuple[Tool, ToolWork]
 
 
+class ScheduleOptions(FrozenModel):
+    """What a schedule does, and when."""
+
+    cron: str | None = None
+    """When to run, as a five-field cron expression: "0 2 * * *" is every night at 02:00."""
+    interval: str | None = None
+    """How often to run, instead of --cron: 90s, 20m, 2h, 1d."""
+    timezone: str | None = None
+    """Time zone of the cron expression, such as Europe/Berlin. Default: this machine's."""
+    config: Path | None = None
+    """Train with the settings in this YAML file; they are stored with the schedule."""
+    predict: str | None = None
+    """Predict with this model instead of training, such as flowers@champion."""
+    images: Path | None = None
+    """Folder of images to predict, or of a tool's work: also a table, or recorded traffic."""
+    out: Path | None = None
+    """Table for the predictions: a .csv or .parquet file."""
+    paused: bool = False
+    """Create the schedule in the paused state."""
+    work_pool: str | None = None
+    """Work pool whose workers execute the runs, on any machine; see `patchline worker`. Default:
+    the runner of `patchline up` in this folder."""
+
+
 @dataclass(frozen=True)
 class ScheduledWork:
     """What a schedule does each time it runs."""
@@ -50,21 +74,14 @@ def checked_name(name: str) -> str:
 
 
 def scheduled_work(
-    *,
-    config: Path | None,
-    predict: str | None,
-    images: Path | None,
-    out: Path | None,
+    asked: ScheduleOptions,
     tool_work: Sequence[tuple[Tool, ToolWork, str]] = (),
     columns: Mapping[str, Any] | None = None,
 ) -> ScheduledWork:
     """Return the work that the options ask for, after checking all of it.
 
     Args:
-        config: file with the settings to train with.
-        predict: names the model that predicts.
-        images: to predict, or for a tool.
-        out: table for the predictions, or for a tool.
+        asked: the options.
         tool_work: what the flags of tools ask for, each with the flag's value.
         columns: of a table of images for a tool, as the settings of a run name them.
 
@@ -74,6 +91,7 @@ def scheduled_work(
         ModelReferenceError: if there is no such model.
         PluginError: if a plugin is unknown or broken.
     """
+    config, predict, images, out = asked.config, asked.predict, asked.images, asked.out
     core = {"--config": config, "--predict": predict}
     given = [option for option, value in core.items() if value is not None]
     given += [work.flag for _, work, _ in tool_work]

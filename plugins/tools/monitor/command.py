@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import (
+    Columns,
     Json,
     emit,
+    given_flags,
     terminal_lines,
-    without_needless_negatives,
 )
 from patchline.flows.progress.progress_display import shown
-from patchline.pipeline.data.config import TableColumns
 
 if TYPE_CHECKING:
     from patchline.plugins.tools.monitor.check_journal import StreamCheck
     from patchline.plugins.tools.monitor.monitoring import Monitored
 
-without_needless_negatives(TableColumns)
 DRIFT = 3
 """Exit code if the images differ from the reference."""
 
@@ -34,7 +31,7 @@ def monitor(
     checks: int | None = None,
     least_images: int = 20,
     as_json: Json = False,
-    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+    table: Columns = None,
 ) -> int:
     """Check whether new images are still like those of the test; exits with code 3 if not.
 
@@ -58,7 +55,7 @@ def monitor(
     from patchline.plugins.tools.monitor.monitoring import MonitorChoices, check_stream
 
     choices = MonitorChoices(false_alarms=false_alarms, checks=checks, least_images=least_images)
-    columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
+    columns = given_flags(table)
     tell_closed()
     with shown():
         result = check_stream(model, data, choices, columns)

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from patchline.flows.commands.switches import data_config
 from patchline.flows.notifications import events
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.near_duplicates.search import Progress
 from patchline.pipeline.errors import DataError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -371,7 +371,7 @@ def stream_of(config: RunConfig) -> str:
 
 
 def _subject(model: str, data: str, columns: Mapping[str, Any]) -> _Subject:
-    config = validated(merged(data_settings(data, None), {"data": dict(columns)}))
+    config = data_config(data, columns)
     return _Subject(resolve(model), config, stream_of(config))
 
 

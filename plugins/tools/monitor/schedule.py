@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from patchline.flows.commands.switches import data_config
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.workspace.address import of_path
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
@@ -40,12 +41,10 @@ def parameters(request: WorkRequest) -> dict[str, Any]:
 
 def _check_stream(images: Path, data: str, columns: Mapping[str, Any]) -> None:
     """Refuse what holds no images to check."""
-    from patchline.pipeline import config_files
     from patchline.pipeline.data.manifests.source_listing import listing_of
     from patchline.pipeline.packaging.prediction.image_files import check_images
 
-    own = config_files.data_settings(data, None)
-    config = config_files.validated(config_files.merged(own, {"data": dict(columns)}))
+    config = data_config(data, columns)
     if config.data.source in ("image_folder", "archive"):
         check_images([images])
     else:
