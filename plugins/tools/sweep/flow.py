@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from patchline.flows.training import outcome_pages
 from patchline.flows.training.chosen_launcher import chosen_launcher, reporting
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
 from patchline.flows.training.stage_tasks import as_task
-from patchline.pipeline import quiet_libraries, redaction
+from patchline.pipeline import redaction
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.errors import DataError, RunError
@@ -48,10 +47,9 @@ from patchline.pipeline.stages.train import TRAIN, TrainInputs
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workspace.run_memory import interrupted_runs, live_runs
+from patchline.pipeline.workspace.run_memory import interrupted_runs
 from patchline.pipeline.workspace.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun
 from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedStageMemory
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
@@ -86,9 +84,8 @@ Space = dict[str, Any]
 
 def flow_name() -> str:
     """Return the name of a new flow run: its data."""
-    config = flow_run.parameters.get("config")
-    checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
-    return f"{checked.name or data_name(checked)} sweep"
+    config = outcome_pages.flow_config()
+    return f"{config.name or data_name(config)} sweep"
 
 
 @flow(
@@ -114,17 +111,11 @@ def sweep_flow(
         resume: id of a search that failed or was killed, which is continued.
         fresh: compute every stage instead of reusing results of earlier runs.
     """
-    quiet_libraries.apply()
-    redaction.install()
-    workspace = WORKSPACE.resolve()
-    with (
-        live_runs.alive(workspace, str(flow_run.id), "search"),
-        worker_start.prepared_workers(),
-    ):
+    with outcome_pages.flow_process("search"):
         try:
             interrupted = _interrupted(resume)
             if interrupted and interrupted.finished:
-                return _saved_summary(interrupted)
+                return SweepSummary.from_file(interrupted.folder / SUMMARY_FILE)
             with interrupted_runs.resuming(interrupted) if interrupted else nullcontext():
                 found = interrupted.request if interrupted else None
                 if isinstance(found, SweepRequest):
@@ -398,29 +389,15 @@ class _Sweep:
                 "cannot be compared with new ones. Start a new search."
             )
 
-    @contextmanager
-    def _opened(self) -> Iterator[TrackedRun]:
+    def _opened(self) -> AbstractContextManager[TrackedRun]:
         """Open the MLflow run of the search, or reopen the interrupted one."""
-        context = self.context
-        tags = engine.early_tags(self.line.before_run, context)
+        context, line = self.context, self.line
         if self.interrupted:
-            flow_runs = f"{self.interrupted.flow_runs},{flow_run.id}"
-            opened = tracked_run.continued_run(
-                self.interrupted.run_id,
-                self.interrupted.folder,
-                context.config.flat(),
-                {**tags, tracked_run.FLOW_RUNS_TAG: flow_runs},
-            )
+            opened = outcome_pages.reopened(self.interrupted, line, context)
         else:
+            tags = engine.early_tags(line.before_run, context)
             opened = tracked_run.open_run(self._new_run(tags), context.workspace / "runs")
-        with opened as run:
-            engine.enter(run, self.line.before_run, context)
-            launching.log_config(context.config, run)
-            outcome_pages.update_flow_run(f"{context.config.name} sweep", run)
-            data = context.get(IngestedData).fingerprint
-            started = {"name": str(context.config.name), "run_id": run.run_id, "data": data}
-            emit(SWEEP_STARTED, f"run.{run.run_id}", **started)
-            yield run
+        return outcome_pages.entered(opened, line, context, "sweep", SWEEP_STARTED)
 
     def _new_run(self, tags: dict[str, str]) -> NewRun:
         context = self.context
@@ -531,7 +508,3 @@ def _champion_words(name: str, metric: str) -> str:
     value = values.get(f"test/{metric}")
     figure = "an unknown test" if value is None else f"{value:.1%} test"
     return f"the champion stays {name}/{version}, with {figure} {metric}"
-
-
-def _saved_summary(finished: InterruptedRun) -> SweepSummary:
-    return SweepSummary.from_file(finished.folder / SUMMARY_FILE)

@@ -5,15 +5,10 @@ Prefect is imported inside the functions, after the first message.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchline.flows.progress.progress_display import display
-from patchline.flows.training.chosen_launcher import chosen_launcher
-from patchline.flows.training.run_training import enter_workspace, in_prefect
-from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
-from patchline.pipeline.training.machine import MODULE, resources_of
-from patchline.pipeline.workers import worker_start
+from patchline.flows.training.run_training import begin, enter_workspace, resume
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 if TYPE_CHECKING:
@@ -36,22 +31,20 @@ def run_sweep(
     Raises:
         PipelineError: the reason why the search failed.
     """
-    enter_workspace()
-    with worker_start.prepared_workers(), chosen_launcher(config.launcher) as launcher:
-        resources = resources_of(config.training)
-        launcher.prepare(MODULE, resources)
-        display().stage(f"Listing the images ({config.data.path or config.data.source})")
-        from patchline.pipeline.stages import engine
-        from patchline.pipeline.stages.lines import line_of
+
+    def check() -> None:
         from patchline.plugins.tools.sweep.outline import check_settings
         from patchline.plugins.tools.sweep.space import check_given
 
         check_settings(config)
         check_given(space)
-        for sentence in engine.check(line_of(config).stages, config, WORKSPACE.resolve()):
-            display().note(sentence)
-        launcher.slots(resources)
-        return _in_prefect(config, sweep, space, fresh=fresh)
+
+    def search() -> SweepSummary:
+        from patchline.plugins.tools.sweep.flow import sweep_flow
+
+        return sweep_flow(config, sweep, space, fresh=fresh)
+
+    return begin(config, search, check)
 
 
 def resume_sweep(reference: str) -> SweepSummary:
@@ -73,23 +66,10 @@ def resume_sweep(reference: str) -> SweepSummary:
     request = interrupted.request
     if not isinstance(request, SweepRequest):
         raise TypeError(f"{interrupted.folder} holds no request of a search")
-    files = [*map(Path, request.plugin_files), *plugin_files()]
-    use_plugin_files(list(dict.fromkeys(files)))
-    with worker_start.prepared_workers(), chosen_launcher(request.config.launcher):
-        return _in_prefect(request.config, request.sweep, request.space, resume=interrupted.run_id)
 
-
-def _in_prefect(
-    config: RunConfig,
-    sweep: SweepConfig,
-    space: dict[str, Any],
-    *,
-    resume: str | None = None,
-    fresh: bool = False,
-) -> SweepSummary:
     def search() -> SweepSummary:
         from patchline.plugins.tools.sweep.flow import sweep_flow
 
-        return sweep_flow(config, sweep, space, resume=resume, fresh=fresh)
+        return sweep_flow(request.config, request.sweep, request.space, resume=interrupted.run_id)
 
-    return in_prefect(search)
+    return resume(interrupted, search)
