@@ -78,15 +78,7 @@ class ExportRecord(FrozenModel):
         """Why nothing was written; empty if something was."""
         if self.chosen is not None:
             return ""
-        reasons = [
-            f"{each.name}: {', and '.join(each.agreement.failures)} ({each.agreement.accuracies})"
-            for each in self.tried
-        ]
-        return (
-            f"The form {self.form} of {self.model}, version {self.version}, is refused, because it "
-            f"does not agree with the package on {self.compared_on}. {'; '.join(reasons)}. Use the "
-            "package itself, or another form."
-        )
+        return render_markdown("refusal.md.j2", __package__, record=self)
 
     def save(self, folder: Path) -> None:
         """Write the record."""

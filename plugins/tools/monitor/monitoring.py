@@ -24,6 +24,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.near_duplicates.search import Progress
 from patchline.pipeline.errors import DataError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
     ReferenceImages,
@@ -233,13 +234,8 @@ def _check_enough(new: Sequence[int], earlier: list[StreamCheck], stream: str, l
     least = max(least, 1)
     if len(new) >= least:
         return
-    since = f" since check {earlier[-1].number}" if earlier else ""
-    are = by_number(len(new), "is", "are")
-    raise TooFewImagesError(
-        f"Only {counted(len(new), 'image')} of {stream} {are} new{since} and can be compared, but "
-        f"a check needs at least {least}: whether they have drifted is not known, and nothing of "
-        "the false-alarm rate is spent. Wait for more, or set a smaller --least-images."
-    )
+    values = {"count": len(new), "stream": stream, "earlier": earlier, "least": least}
+    raise TooFewImagesError(_too_few(images=None, fewest=None, **values))
 
 
 def _check_enough_independent(
@@ -256,18 +252,13 @@ def _check_enough_independent(
     least, count = max(choices.least_images, fewest), len(tested.positions)
     if count >= least:
         return
-    remedy = "Wait for more."
-    if count >= fewest:
-        remedy = (
-            f"Wait for more, or set --least-images to {fewest:,} or more; a few images show only a "
-            "gross drift."
-        )
-    raise TooFewImagesError(
-        f"Only {count:,} of {counted(images, 'new image')} of {stream} "
-        f"{by_number(count, 'is', 'are')} independent (near duplicates and groups are counted "
-        f"once), but a check needs at least {least:,}: whether they have drifted is not known, and "
-        f"nothing of the false-alarm rate is spent. {remedy}"
-    )
+    values = {"count": count, "stream": stream, "earlier": (), "least": least}
+    raise TooFewImagesError(_too_few(images=images, fewest=fewest, **values))
+
+
+def _too_few(**values: Any) -> str:
+    words = {"counted": counted, "by_number": by_number}
+    return render_markdown("too_few.md.j2", __package__, **words, **values)
 
 
 def _note_few(independent: int) -> list[str]:

@@ -30,6 +30,7 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.errors import DataError, RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
@@ -228,7 +229,13 @@ class _Sweep:
         records = study.records()
         best = best_of(records)
         if best is None:
-            raise RunError(_why_no_best(records, self.settings))
+            reasons = [each.reason for each in records if each.reason]
+            values: Any = {
+                "records": records,
+                "reasons": reasons,
+                "limit": self.settings.time_limit,
+            }
+            raise RunError(render_markdown("no_best.md.j2", __package__, **reason_values))
         began = time.monotonic()
         tested, chosen_context = self._final_fits(run, space, best)
         final_seconds = time.monotonic() - began
@@ -478,18 +485,6 @@ def _digest(config: RunConfig) -> str:
     }
     text = config.model_dump_json(exclude=own)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _why_no_best(records: list[TrialRecord], settings: SweepConfig) -> str:
-    if settings.time_limit:
-        return (
-            f"No trial was complete within sweep.time_limit {settings.time_limit}; "
-            f"{len(records)} had begun. Give the search more time, or set fewer "
-            "--training.epochs."
-        )
-    reasons = [each.reason for each in records if each.reason]
-    last = f" The last one ended because: {reasons[-1]}" if reasons else ""
-    return f"No trial was complete, so there are no best settings.{last}"
 
 
 def _final_title(planned: list[PlannedFit], seeds: int) -> str:

@@ -18,6 +18,7 @@ from prefect.utilities.annotations import quote
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training.stage_tasks import training_tags, watched_slots
 from patchline.pipeline.errors import RunError
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.workers import worker_process
 from patchline.pipeline.workers.event_log import Event
@@ -147,12 +148,8 @@ def outcome_words(record: TrialRecord, records: list[TrialRecord]) -> str:
         record: of the trial.
         records: of all trials.
     """
-    if record.state == "failed":
-        return f"failed: {record.reason}"
-    value = "not validated" if record.validation is None else f"validation {record.validation:.1%}"
-    trained = f"{value} after {epochs_words(record.epochs)}"
-    if record.state == "complete":
-        best = best_of(records)
-        so_far = ", the best so far" if best and best.number == record.number else ""
-        return f"{trained}{so_far}"
-    return f"{trained}; {record.reason}"
+    best = best_of(records)
+    is_best = best is not None and best.number == record.number
+    return render_markdown(
+        "outcome.md.j2", __package__, record=record, is_best=is_best, epochs=epochs_words
+    )
