@@ -14,7 +14,7 @@ from patchline.flows.approval import requests
 from patchline.flows.approval.approval_flow import approve_promotion
 from patchline.flows.approval.requests import FAILED, ApprovalRequest
 from patchline.flows.prefect_api.prefect_client import asking
-from patchline.flows.schedules import deployment_runs, deployments
+from patchline.flows.schedules import deployments
 from patchline.pipeline.errors import ModelReferenceError, OrchestrationError
 from patchline.pipeline.registry.approval_answer import expired, note, note_cancelled, superseded_by
 from patchline.pipeline.registry.config import PromotionConfig
@@ -122,7 +122,7 @@ def expire_overdue() -> None:
     for request in requests.find_requests(ids, (StateType.PAUSED, StateType.CANCELLED, *FAILED)):
         if request.waits and request.due < now:
             requests.submit_answer(request, expired(request.hours))
-        elif request.failed and now - request.since < deployment_runs.LOOK_BACK:
+        elif request.failed and now - request.since < deployments.LOOK_BACK:
             retry_interrupted(request, now)
         elif request.kind == StateType.CANCELLED and request.flow_run_id not in _cancelled:
             _record_cancelled(request)
@@ -131,7 +131,7 @@ def expire_overdue() -> None:
 def retry_interrupted(request: ApprovalRequest, now: dt.datetime) -> None:
     """Retry the flow run of a request when its time has come; an answer already given counts."""
     with asking() as client:
-        deployment_runs.retry_when_due(client, request.flow_run_id, _is_retried, now)
+        deployments.retry_when_due(client, request.flow_run_id, _is_retried, now)
 
 
 def retries_exhausted(request: ApprovalRequest) -> bool:
@@ -141,8 +141,8 @@ def retries_exhausted(request: ApprovalRequest) -> bool:
         OrchestrationError: if the server does not respond.
     """
     with asking() as client:
-        failures = deployment_runs.count_failures(client, request.flow_run_id, _is_retried)
-    return request.failed and failures >= deployment_runs.MAX_FAILURES
+        failures = deployments.count_failures(client, request.flow_run_id, _is_retried)
+    return request.failed and failures >= deployments.MAX_FAILURES
 
 
 def _is_retried(state: State[Any]) -> bool:

@@ -183,10 +183,10 @@ COMMANDS = (
     ),
     Command(
         "approve",
-        "approve:approve",
+        "promote:approve",
         "Approve a pending promotion.",
     ),
-    Command("reject", "approve:reject", "Reject a pending promotion."),
+    Command("reject", "promote:reject", "Reject a pending promotion."),
     Command(
         "notify create",
         "notify:create",

@@ -16,7 +16,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 
 from patchline.flows.prefect_api.failures import was_interrupted
 from patchline.flows.prefect_api.prefect_client import asking, flow_runs
-from patchline.flows.schedules import deployment_runs, deployments
+from patchline.flows.schedules import deployments
 
 _RESUMABLE = dt.timedelta(days=1)
 """An interrupted run is resumed this long after its end; later, the next run replaces it."""
@@ -36,7 +36,7 @@ def drop_missed() -> None:
     with asking() as client:
         missed: dict[UUID, list[FlowRun]] = {}
         scheduled = [each.id for each in all_deployments if each.schedules]
-        for flow_run in deployment_runs.due(client, scheduled):
+        for flow_run in deployments.due(client, scheduled):
             if flow_run.deployment_id:
                 missed.setdefault(flow_run.deployment_id, []).append(flow_run)
         for deployment_id, runs in missed.items():
@@ -56,14 +56,14 @@ def continue_interrupted() -> None:
     if not ids:
         return
     filters = {
-        **deployment_runs.of_deployments(ids),
+        **deployments.of_deployments(ids),
         "state": {"type": {"any_": [StateType.CRASHED, StateType.FAILED]}},
         "end_time": {"after_": dt.datetime.now(dt.UTC) - _RESUMABLE},
     }
     with asking() as client:
         for flow_run in flow_runs(client, filters):
             if flow_run.state and was_interrupted(flow_run.state) and _is_last(client, flow_run):
-                deployment_runs.retry_when_due(client, flow_run.id, was_interrupted)
+                deployments.retry_when_due(client, flow_run.id, was_interrupted)
 
 
 def _drop(client: SyncPrefectClient, deployment_id: UUID, missed: list[FlowRun]) -> None:
@@ -72,7 +72,7 @@ def _drop(client: SyncPrefectClient, deployment_id: UUID, missed: list[FlowRun])
     started = _started_since(client, deployment_id, newest)
     replacement = started or newest
     for flow_run in missed if started else missed[:-1]:
-        deployment_runs.cancel(
+        deployments.cancel(
             client,
             flow_run,
             f"Missed: due at {_shown(flow_run)}, when the machine was asleep or no worker was "
@@ -85,7 +85,7 @@ def _started_since(
 ) -> FlowRun | None:
     """Return a scheduled run that was started when the missed run was already due."""
     due = _due(missed)
-    own = deployment_runs.of_deployments([deployment_id])
+    own = deployments.of_deployments([deployment_id])
     began = flow_runs(client, {**own, "start_time": {"after_": due}})
     later_runs = [
         # Prefect sets the start time of a run that was cancelled before it began, too.
@@ -98,7 +98,7 @@ def _started_since(
 def _release_slot(client: SyncPrefectClient, deployment: DeploymentResponse) -> None:
     """Release the slot of a run that is gone: a killed server forgets which run holds it."""
     limit = deployment.global_concurrency_limit
-    if limit and limit.active_slots and not deployment_runs.active(client, deployment.id):
+    if limit and limit.active_slots and not deployments.active(client, deployment.id):
         client.update_global_concurrency_limit(
             limit.name, GlobalConcurrencyLimitUpdate(active_slots=0)
         )
@@ -107,9 +107,9 @@ def _release_slot(client: SyncPrefectClient, deployment: DeploymentResponse) -> 
 def _is_last(client: SyncPrefectClient, flow_run: FlowRun) -> bool:
     """Return whether no later run of the deployment has started or is due."""
     deployment_id = flow_run.deployment_id
-    if deployment_id is None or deployment_runs.due(client, [deployment_id]):
+    if deployment_id is None or deployments.due(client, [deployment_id]):
         return False
-    newest = deployment_runs.newest(client, deployment_id, without=[StateType.CANCELLED])
+    newest = deployments.newest(client, deployment_id, without=[StateType.CANCELLED])
     return newest is not None and newest.id == flow_run.id
 
 

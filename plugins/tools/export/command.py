@@ -17,7 +17,7 @@ from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 if TYPE_CHECKING:
     from patchline.plugins.tools.export.comparison import ComparisonImages
-    from patchline.plugins.tools.export.export_record import ExportRecord
+    from patchline.plugins.tools.export.export_pages import ExportRecord
 
 REFUSED = 3
 FormChoice = Literal["onnx", "int8", "openvino", "torch", "container"]
@@ -108,7 +108,7 @@ def _tell(record: ExportRecord, folder: Path, unlisted: str, *, as_json: bool) -
         unlisted: what the MLflow UI lacks of it, as a clause; empty if nothing.
         as_json: print one JSON object.
     """
-    from patchline.plugins.tools.export.export_record import notes, table
+    from patchline.plugins.tools.export.export_pages import notes, table
 
     said = [*notes(record), *([unlisted] if unlisted else [])]
     written = str(folder) if record.chosen is not None else None

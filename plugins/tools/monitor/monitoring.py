@@ -40,11 +40,13 @@ from patchline.plugins.tools.monitor.arrived_images import (
     ArrivedImages,
     Computed,
     ImageFiles,
+    RecordedTraffic,
     independent_images,
     independent_reference,
 )
 from patchline.plugins.tools.monitor.check_journal import (
     CheckJournal,
+    Period,
     StreamCheck,
     period_of,
 )
@@ -55,8 +57,6 @@ from patchline.plugins.tools.monitor.drift_tests import (
     drift_tests,
     fewest_images,
 )
-from patchline.plugins.tools.monitor.level_spending import Period
-from patchline.plugins.tools.monitor.recorded_traffic import RecordedTraffic
 from patchline.plugins.tools.monitor.shifts import (
     ConfidenceShift,
     LabelShift,

@@ -1,4 +1,7 @@
-"""The command `patchline sweep`: parses the arguments and prints the results."""
+"""The command `patchline sweep`: parses the arguments, searches, and prints the results.
+
+Prefect is imported inside the functions, after the first message.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from patchline.flows.commands.switches import (
     given_flags,
     terminal_lines,
 )
-from patchline.flows.progress.progress_display import shown
+from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.training.run_training import begin, enter_workspace, resume
 from patchline.pipeline import config_errors, config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import merged
@@ -29,11 +33,11 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import pasted_program
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workspace.files.workspace_folder import place
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
 from patchline.plugins.tools.sweep.config import SweepConfig
-from patchline.plugins.tools.sweep.run_sweep import resume_sweep, run_sweep
 
 if TYPE_CHECKING:
+    from patchline.pipeline.config import RunConfig
     from patchline.plugins.tools.sweep.result import SweepSummary
 
 _SPACE = ("model", "augmentation", "optimizer", "training")
@@ -200,3 +204,61 @@ def _search(search: Callable[[], SweepSummary], began: float, *, as_json: bool) 
         addresses=address_lines(summary.page, summary.tracking_uri),
     )
     emit(summary, *lines, as_json=as_json)
+
+
+def run_sweep(
+    config: RunConfig, sweep: SweepConfig, space: dict[str, Any], *, fresh: bool = False
+) -> SweepSummary:
+    """Run the flow of a search, on a temporary Prefect server unless another one is configured.
+
+    Args:
+        config: what all trials have in common.
+        sweep: length and method of the search.
+        space: nested settings with their ranges; empty for the default space.
+        fresh: compute every stage instead of reusing results of earlier runs.
+
+    Raises:
+        PipelineError: the reason why the search failed.
+    """
+
+    def check() -> None:
+        from patchline.plugins.tools.sweep.outline import check_settings
+        from patchline.plugins.tools.sweep.space import check_given
+
+        check_settings(config)
+        check_given(space)
+
+    def search() -> SweepSummary:
+        from patchline.plugins.tools.sweep.flow import sweep_flow
+
+        return sweep_flow(config, sweep, space, fresh=fresh)
+
+    return begin(config, search, check)
+
+
+def resume_sweep(reference: str) -> SweepSummary:
+    """Continue a search that failed or was killed, with the settings that it was started with.
+
+    Args:
+        reference: the MLflow run's id, the first characters of the id, its name, or `last`.
+
+    Raises:
+        ConfigError: if there is no such search, or it cannot be continued.
+        PipelineError: the reason why it failed.
+    """
+    from patchline.pipeline.workspace.run_memory import interrupted_runs
+    from patchline.plugins.tools.sweep.config import SWEEP, SweepRequest
+
+    enter_workspace()
+    runs = WORKSPACE.resolve() / "runs"
+    interrupted = interrupted_runs.find(reference, runs, display().note, SWEEP)
+    request = interrupted.request
+    if not isinstance(request, SweepRequest):
+        raise TypeError(f"{interrupted.folder} holds no request of a search")
+
+    def search() -> SweepSummary:
+        from patchline.plugins.tools.sweep.flow import sweep_flow
+
+        return sweep_flow(request.config, request.sweep, request.space, resume=interrupted.run_id)
+
+    return resume(interrupted, search)

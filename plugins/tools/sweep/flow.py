@@ -1,21 +1,29 @@
 """The flow of a search: from a config and a space to a registered model.
 
 One MLflow run owns the search; the runs of trials and final fits are nested in it. The images are
-read, split and decoded once. A flow run that resumes a search continues every trial where it was.
+read, split and decoded once. The trials are Prefect tasks, one after the other or several at once.
+A flow run that resumes a search continues every trial where it was.
 """
 
 from __future__ import annotations
 
+import contextvars
 import hashlib
 import socket
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prefect import flow
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
+from prefect.states import Completed
+from prefect.utilities.annotations import quote
 
 from patchline.flows.closing import close_runs
 from patchline.flows.prefect_api.failures import failed
@@ -23,7 +31,7 @@ from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages
 from patchline.flows.training.chosen_launcher import chosen_launcher, reporting
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
-from patchline.flows.training.stage_tasks import as_task
+from patchline.flows.training.stage_tasks import as_task, training_tags, watched_slots
 from patchline.pipeline import redaction
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
@@ -48,6 +56,8 @@ from patchline.pipeline.stages.train import TRAIN, TrainInputs
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers import worker_process
+from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import interrupted_runs
@@ -56,24 +66,29 @@ from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedSt
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.pipeline.workspace.tracking import nested_runs, provenance, tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun, TrackedRun
-from patchline.plugins.tools.sweep import final_fits, search, sweep_pages, trial_tasks
+from patchline.plugins.tools.sweep import final_fits, search, sweep_pages
 from patchline.plugins.tools.sweep.config import COMMAND, SWEEP, SweepConfig, SweepRequest
 from patchline.plugins.tools.sweep.final_fits import PlannedFit, TestedFit
 from patchline.plugins.tools.sweep.outline import SearchOutline, check_test_labels, whole_fit
 from patchline.plugins.tools.sweep.result import SweepResult, SweepSummary, best_trial, summary_of
-from patchline.plugins.tools.sweep.search import SearchClock, TrialInputs
+from patchline.plugins.tools.sweep.search import (
+    SearchClock,
+    TrialInputs,
+    epochs_words,
+    trial_name,
+)
 from patchline.plugins.tools.sweep.space import SearchSpace
 from patchline.plugins.tools.sweep.study import (
     JOURNAL_FILE,
     Study,
     StudyIdentity,
     StudyOptions,
+    Trial,
     TrialRecord,
     best_of,
     open_study,
 )
 from patchline.plugins.tools.sweep.tool import SWEEP_FINISHED, SWEEP_STARTED
-from patchline.plugins.tools.sweep.trial_tasks import TrialTasks
 
 _DESCRIPTION = """\
 Search for better settings than the plan's: many trials, stopped early unless they are among the
@@ -225,17 +240,17 @@ class _Sweep:
         search_seconds = clock.seconds
         if identity.parent_run_id != run.run_id:
             return _joined(run, study, identity)
-        trial_tasks.wait_for_others(study)
+        wait_for_others(study)
         records = study.records()
         best = best_of(records)
         if best is None:
             reasons = [each.reason for each in records if each.reason]
-            values: Any = {
+            why: Any = {
                 "records": records,
                 "reasons": reasons,
                 "limit": self.settings.time_limit,
             }
-            raise RunError(render_markdown("no_best.md.j2", __package__, **reason_values))
+            raise RunError(render_markdown("no_best.md.j2", __package__, **why))
         began = time.monotonic()
         tested, chosen_context = self._final_fits(run, space, best)
         final_seconds = time.monotonic() - began
@@ -503,3 +518,127 @@ def _champion_words(name: str, metric: str) -> str:
     value = values.get(f"test/{metric}")
     figure = "an unknown test" if value is None else f"{value:.1%} test"
     return f"the champion stays {name}/{version}, with {figure} {metric}"
+
+
+_FAILURES = 3
+"""The search ends if so many trials have failed, and no other outcome is known."""
+_OTHERS_SECONDS = 5.0
+"""Between two looks at the trials of other machines."""
+_STATE_NAMES = {"complete": "Completed", "stopped": "Stopped", "failed": "Trial failed"}
+
+
+@dataclass(frozen=True)
+class TrialTasks:
+    """The trials of a search that this process trains.
+
+    Args:
+        study: of the search.
+        inputs: shared by all trials.
+        clock: of the search.
+        workers: trials at a time.
+        after: called after each trial.
+    """
+
+    study: Study
+    inputs: TrialInputs
+    clock: SearchClock
+    workers: int
+    after: Callable[[], None]
+
+    def run(self) -> None:
+        """Train trials until there are enough, or the time is over.
+
+        Raises:
+            RunError: if the first trials all fail.
+        """
+        if self.workers == 1:
+            self._until_the_end()
+            return
+        with worker_process.cancellable() as cancelled, ThreadPoolExecutor(self.workers) as pool:
+            loops = [
+                pool.submit(contextvars.copy_context().run, self._until_the_end)
+                for _ in range(self.workers)
+            ]
+            try:
+                for loop in as_completed(loops):
+                    loop.result()
+            except BaseException:
+                cancelled.set()
+                raise
+
+    def _until_the_end(self) -> None:
+        while not self.clock.is_over:
+            worker_process.check_cancelled()
+            trial = self.study.next()
+            if trial is None:
+                return
+            self._train(trial)
+
+    def _train(self, trial: Trial) -> None:
+        number = trial.record.number
+        tags = training_tags(self.inputs.plan)
+        name = trial_name(trial.record)
+        run: Any = task(
+            name="Train a trial",
+            task_run_name=name,
+            description="Train one choice of settings from rung to rung.",
+            cache_policy=NO_CACHE,
+            tags=tags,
+        )
+        display().note(name)
+        with trial.alive(), watched_slots(tags) as begun:
+            run(self._function(begun.set))(quote(trial))
+        record = self.study.record(number)
+        self._check_failures()
+        display().note(f"trial {number}: {outcome_words(record, self.study.records())}")
+        self.after()
+
+    def _function(self, begin: Callable[[], None]) -> Callable[[Trial], State[Any]]:
+        def train_a_trial(trial: Trial) -> State[Any]:
+            begin()
+            search.train_trial(trial, self.inputs, self.clock, self._show)
+            record = trial.record
+            words = outcome_words(record, self.study.records())
+            return Completed(name=_STATE_NAMES.get(record.state), message=words)
+
+        return train_a_trial
+
+    def _show(self, event: Event) -> None:
+        """Show warnings, and the progress of a trial that trains alone."""
+        if event["kind"] == "warning" and not launching.resumes(event):
+            display().note(event["message"])
+        elif event["kind"] == "progress" and event["unit"] == "step" and self.workers == 1:
+            beside = f"epoch {event['epoch']:,}, {event['images_per_second']:,.0f} images/s"
+            display().advance("Training", event["done"], event["total"], beside, unit="steps")
+
+    def _check_failures(self) -> None:
+        ended = [each for each in self.study.records() if each.state != "unfinished"]
+        if len(ended) >= _FAILURES and all(each.state == "failed" for each in ended):
+            raise RunError(
+                f"The first {len(ended)} trials failed, the last one because: {ended[-1].reason} "
+                "Change the settings or the search space."
+            )
+
+
+def wait_for_others(study: Study) -> None:
+    """Wait for the trials that other machines still train; one that has fallen silent has none."""
+    said = False
+    while study.alive_elsewhere():
+        if not said:
+            display().note("waiting for the trials of other machines")
+            said = True
+        time.sleep(_OTHERS_SECONDS)
+
+
+def outcome_words(record: TrialRecord, records: list[TrialRecord]) -> str:
+    """Return the outcome of a trial, for a line in the terminal.
+
+    Args:
+        record: of the trial.
+        records: of all trials.
+    """
+    best = best_of(records)
+    is_best = best is not None and best.number == record.number
+    return render_markdown(
+        "outcome.md.j2", __package__, record=record, is_best=is_best, epochs=epochs_words
+    )

@@ -28,8 +28,7 @@ from patchline.pipeline.plugin_system.plugin_loader import load_objective
 from patchline.pipeline.terminal_words import by_number
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.record import TrainingRecord
-from patchline.plugins.tools.sweep.config import SweepConfig
-from patchline.plugins.tools.sweep.rungs import expected_epochs, rungs
+from patchline.plugins.tools.sweep.config import SweepConfig, expected_epochs, rungs
 from patchline.plugins.tools.sweep.space import (
     Dimension,
     SearchSpace,

@@ -37,7 +37,7 @@ from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.file_locks import acquire
 from patchline.pipeline.workspace.files.json_lines import AppendLog, DamagedLineError
-from patchline.plugins.tools.sweep.rungs import continues
+from patchline.plugins.tools.sweep.config import continues
 from patchline.plugins.tools.sweep.space import Dimension, NumberRange, SearchSpace, Value
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 from patchline.flows.approval import opening, requests
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.prefect_api.failures import was_interrupted
-from patchline.flows.schedules import deployment_runs, deployments, work_pools
+from patchline.flows.schedules import deployments, work_pools
 from patchline.pipeline.registry.registered_models import ModelReference
 from tests.flows.approval.approval_parts import (
     YES,
@@ -102,4 +102,4 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     until(promoted, "no promotion", seconds=180, pause=1)
     assert champion("violets") == "2"
     with get_client(sync_client=True) as prefect:
-        assert deployment_runs.count_failures(prefect, asked.flow_run_id, was_interrupted) == 1
+        assert deployments.count_failures(prefect, asked.flow_run_id, was_interrupted) == 1

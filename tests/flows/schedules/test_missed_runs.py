@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
 from patchline.flows.prefect_api.failures import failed
-from patchline.flows.schedules import deployment_runs, deployments, missed_runs
+from patchline.flows.schedules import deployments, missed_runs
 from patchline.pipeline.errors import ServerAwayError
 from tests.flows.schedules.schedule_parts import (
     PREDICTING,
@@ -120,7 +120,7 @@ def test_a_paused_schedule_starts_nothing_that_was_due(client: SyncPrefectClient
 @pytest.fixture
 def killed(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> tuple[UUID, UUID]:
     """Return a schedule and a run of it that was killed; it may be resumed at once."""
-    monkeypatch.setattr(deployment_runs, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(deployments, "_FIRST_PAUSE_SECONDS", 0.0)
     schedule = every_minute("killed")
     flow_run_id = deployments.start(schedule)
     client.set_flow_run_state(flow_run_id, Running(), force=True)
@@ -133,7 +133,7 @@ def test_a_killed_run_is_resumed_but_not_for_ever(
 ) -> None:
     """The same run, three times; one that failed by itself would fail again and is left alone."""
     _, flow_run_id = killed
-    for _ in range(deployment_runs.MAX_FAILURES - 1):
+    for _ in range(deployments.MAX_FAILURES - 1):
         missed_runs.continue_interrupted()
         assert client.read_flow_run(flow_run_id).state_name == "Resuming"
         client.set_flow_run_state(flow_run_id, Crashed(), force=True)
