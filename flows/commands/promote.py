@@ -136,9 +136,9 @@ def _request_approval(
 
     gates = gates_for(reference, config, promotion)
     with prefect_session.connected():
-        from patchline.flows.approval import opening, requests
+        from patchline.flows.approval import approval_flow, requests
 
-        sentence = opening.request_approval(reference, gates)
+        sentence = approval_flow.request_approval(reference, gates)
         is_pending = requests.is_pending(reference)
     champion = champion_of(reference.name)
     sentence = sentence or f"version {reference.version} is already champion; nothing changed"
@@ -211,10 +211,10 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
     """
     reason = checked_reason(reason) or ""
     with shown(), prefect_session.connected():
-        from patchline.flows.approval import opening, requests
+        from patchline.flows.approval import approval_flow, requests
         from patchline.pipeline.registry.approval_answer import ApprovalAnswer, current_user
 
-        opening.expire_overdue()
+        approval_flow.expire_overdue()
         request = _find(run)
         display().stage(f"Answering the approval request for {request.reference}")
         if not request.waits:
@@ -274,11 +274,11 @@ def _wait(request: ApprovalRequest) -> ApprovalRequest:
     Raises:
         OrchestrationError: if its flow run keeps failing, or nothing runs it.
     """
-    from patchline.flows.approval import opening, requests
+    from patchline.flows.approval import approval_flow, requests
 
     deadline, state = time.monotonic() + _PATIENCE_SECONDS, ""
     while not (request.waits or request.is_closed):
-        if opening.retries_exhausted(request):
+        if approval_flow.retries_exhausted(request):
             raise OrchestrationError(
                 f"The approval flow run for {request.reference} failed too often "
                 f"({request.message}). An answer already given is kept; continue with Retry on "

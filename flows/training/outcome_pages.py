@@ -283,7 +283,7 @@ def _decided(context: Context, promoted: Promoted) -> str:
         events.emit_decision(promoted.promotion)
     if not promoted.requests_approval:
         return ""
-    from patchline.flows.approval import opening  # imports what no other run needs
+    from patchline.flows.approval import approval_flow  # imports what no other run needs
 
     reference = context.get(Registered).reference
-    return opening.request_approval(reference, context.config.promotion) or ""
+    return approval_flow.request_approval(reference, context.config.promotion) or ""

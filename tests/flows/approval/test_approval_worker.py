@@ -14,7 +14,7 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 
-from patchline.flows.approval import opening, requests
+from patchline.flows.approval import approval_flow, requests
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.prefect_api.failures import was_interrupted
 from patchline.flows.schedules import deployments, work_pools
@@ -66,7 +66,7 @@ def served(
 
 def _suspended(reference: ModelReference) -> ApprovalRequest:
     """Request approval through the worker; return the request once it waits without a process."""
-    assert "Approval requested" in str(opening.request_approval(reference, QUICK))
+    assert "Approval requested" in str(approval_flow.request_approval(reference, QUICK))
     asked = open_request(reference)
     until(lambda: requests.refreshed(asked).waits, "no question", seconds=180, pause=1)
     until(lambda: not _flow_processes(asked), "the process stays", pause=1)
@@ -96,7 +96,7 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     assert champion("violets") == "1"
 
     def promoted() -> bool:
-        opening.expire_overdue()
+        approval_flow.expire_overdue()
         return requests.refreshed(asked).state == "Promoted"
 
     until(promoted, "no promotion", seconds=180, pause=1)
