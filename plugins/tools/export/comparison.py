@@ -6,6 +6,7 @@ Shapes: N images of height H, width W and C channels, K classes.
 from __future__ import annotations
 
 import operator
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -174,14 +175,21 @@ class FormInputs:
     package_folder: Path
     """Holds `model.onnx`, `model.json` and `model.safetensors`."""
     package: PackagedModel
-    name: str
-    """Of the registered model."""
-    version: str
-    calibration_NHWC: Array
-    """Images that the ranges of int8 activations are taken from; may be empty."""
-    calibration_origin: str
+    reference: ModelReference
+    """The registered version."""
+    images: ComparisonImages
+    """To compare on, and to take the ranges of int8 activations from."""
     scratch: Path
     """An empty folder."""
+
+    def new_folder(self, name: str, *copied: str) -> Path:
+        """Return a new folder for a form, with some files of the package."""
+        folder = self.scratch / name
+        folder.mkdir()
+        for each in copied:
+            if (self.package_folder / each).is_file():
+                shutil.copyfile(self.package_folder / each, folder / each)
+        return folder
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,8 @@ runpy.run_module("patchline.pipeline.registry.serving", run_name="__main__", alt
 
 def container_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     """Yield the folder."""
-    folder = inputs.scratch / "container"
-    folder.mkdir()
-    served = ServedVersion(inputs.name, inputs.version)
+    folder = inputs.new_folder("container")
+    served = ServedVersion(inputs.reference.name, inputs.reference.version)
     write_container(served, inputs.package_folder, folder)
     yield ExportCandidate(
         name="container",

@@ -75,9 +75,7 @@ def torch_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     whole = ProbabilityModel.of(model, description).eval()
     image = description.image
     example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
-    folder = inputs.scratch / "torch"
-    folder.mkdir()
-    (folder / DESCRIPTION_FILE).write_bytes((inputs.package_folder / DESCRIPTION_FILE).read_bytes())
+    folder = inputs.new_folder("torch", DESCRIPTION_FILE)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
@@ -148,11 +146,7 @@ def openvino_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     for precision in ("f32", "bf16"):
         if precision == "bf16" and not _computes_bfloat16(core):
             continue
-        folder = inputs.scratch / f"openvino-{precision}"
-        folder.mkdir()
-        (folder / DESCRIPTION_FILE).write_bytes(
-            (inputs.package_folder / DESCRIPTION_FILE).read_bytes()
-        )
+        folder = inputs.new_folder(f"openvino-{precision}", DESCRIPTION_FILE)
         network = core.read_model(str(inputs.package_folder / ONNX_FILE))
         _openvino().save_model(network, str(folder / MODEL_FILE), compress_to_fp16=False)
         yield ExportCandidate(
@@ -253,16 +247,14 @@ def export(
         inputs = FormInputs(
             package_folder=source,
             package=package,
-            name=reference.name,
-            version=reference.version,
-            calibration_NHWC=images.calibration_NHWC,
-            calibration_origin=images.calibration_origin,
+            reference=reference,
+            images=images,
             scratch=Path(scratch),
         )
         expected_NK = _answered(package.probabilities, images, "Predicting (package)", on_progress)
-        tried, passed = _tried(inputs, form, images, expected_NK, on_progress, seconds)
+        tried, passed = _tried(inputs, form, expected_NK, on_progress, seconds)
         chosen = max(passed, key=lambda each: each[1].speedup, default=None)
-        record = _record(reference, form, images, inputs, tried, chosen)
+        record = _record(inputs, form, tried, chosen)
         if chosen is not None:
             _write(chosen[0], record, images, out)
     return record
@@ -288,13 +280,13 @@ def _rounds(form: Form) -> list[Round]:
 def _tried(
     inputs: FormInputs,
     form: Form,
-    images: ComparisonImages,
     expected_NK: Array,
     on_progress: StageProgress,
     seconds: float,
 ) -> tuple[list[TriedForm], list[tuple[ExportCandidate, TriedForm]]]:
     """Return what was measured, and the candidates of the first round with any that passes."""
     tried: list[TriedForm] = []
+    images = inputs.images
     single = inputs.package.with_threads(_THREADS).probabilities
     for candidates in _rounds(form):
         passed = []
@@ -355,23 +347,21 @@ def _answered(
 
 
 def _record(
-    reference: ModelReference,
-    form: Form,
-    images: ComparisonImages,
     inputs: FormInputs,
+    form: Form,
     tried: list[TriedForm],
     chosen: tuple[ExportCandidate, TriedForm] | None,
 ) -> ExportRecord:
     processor = this_processor()
     stored = 0
     if chosen is not None and chosen[0].is_bound_to_processor:
-        stored = min(processor_check.IMAGES, len(images.images_NHWC))
+        stored = min(processor_check.IMAGES, len(inputs.images.images_NHWC))
     bounds = tried[-1].agreement.bounds if chosen is None else chosen[0].bounds
     return ExportRecord(
-        model=reference.name,
-        version=reference.version,
+        model=inputs.reference.name,
+        version=inputs.reference.version,
         form=form,
-        compared_on=images.origin,
+        compared_on=inputs.images.origin,
         package_bytes=(inputs.package_folder / ONNX_FILE).stat().st_size,
         allowed_difference=bounds.largest,
         processor=ProcessorRecord(name=processor.name, instructions=processor.instructions),
@@ -409,12 +399,13 @@ def _write(
 _QUANTIZED = ("MatMul", "Gemm")
 """Operators with weights of a Transformer; convolutions of patches stay in float32."""
 _CALIBRATION_BATCH = 8
+_BESIDE = DESCRIPTION_FILE, REFERENCE_FILE
+"""Files of the package that stay beside its network."""
 
 
 def float32_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     """Yield the package's own network."""
-    folder = _new(inputs, "onnx")
-    shutil.copyfile(inputs.package_folder / ONNX_FILE, folder / ONNX_FILE)
+    folder = inputs.new_folder("onnx", *_BESIDE, ONNX_FILE)
     yield _candidate(folder, "onnx", {"precision": "float32"}, is_exact=True)
 
 
@@ -432,23 +423,14 @@ def int8_candidates(inputs: FormInputs, *, reduce_range: bool) -> Iterator[Expor
     """
     bits = "7-bit weights" if reduce_range else "8-bit weights"
     details = {"weight_bits": "7" if reduce_range else "8"}
-    folder = _new(inputs, f"dynamic-{reduce_range}")
+    folder = inputs.new_folder(f"dynamic-{reduce_range}", *_BESIDE)
     _quantize_dynamic(inputs, folder / ONNX_FILE, reduce_range=reduce_range)
     yield _candidate(folder, f"int8, dynamic, {bits}", {**details, "method": "dynamic"})
-    if len(inputs.calibration_NHWC):
-        folder = _new(inputs, f"static-{reduce_range}")
+    if len(inputs.images.calibration_NHWC):
+        folder = inputs.new_folder(f"static-{reduce_range}", *_BESIDE)
         _quantize_static(inputs, folder / ONNX_FILE, reduce_range=reduce_range)
-        static = {**details, "method": "static", "calibration": inputs.calibration_origin}
+        static = {**details, "method": "static", "calibration": inputs.images.calibration_origin}
         yield _candidate(folder, f"int8, static, {bits}", static)
-
-
-def _new(inputs: FormInputs, name: str) -> Path:
-    folder = inputs.scratch / name
-    folder.mkdir()
-    for copied in (DESCRIPTION_FILE, REFERENCE_FILE):
-        if (inputs.package_folder / copied).is_file():
-            shutil.copyfile(inputs.package_folder / copied, folder / copied)
-    return folder
 
 
 def _candidate(
@@ -523,7 +505,7 @@ def _quantize_static(inputs: FormInputs, file: Path, *, reduce_range: bool) -> N
         quantize_static(
             _network(inputs),
             file,
-            _CalibrationBatches(inputs.calibration_NHWC),
+            _CalibrationBatches(inputs.images.calibration_NHWC),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(_QUANTIZED),
             per_channel=True,

@@ -5,11 +5,12 @@ Shapes: N images, M reference images, H, W and C of an image, K classes or label
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
@@ -139,7 +140,7 @@ class Computed:
         )
 
 
-class ArrivedImages(Protocol):
+class ArrivedImages(ABC):
     """The images of a stream, before anything is computed.
 
     Attributes:
@@ -158,14 +159,21 @@ class ArrivedImages(Protocol):
     labels_problem: str
     notes: tuple[str, ...]
 
+    @abstractmethod
     def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
         """Return what the version computes for some of them."""
 
+    @abstractmethod
+    def _pixels(self, position: int) -> Array | None:
+        """Return an image as the network takes it; None if it is not there."""
+
     def picture(self, position: int) -> Array | None:
-        """Return an image, uint8 (H, W, C); None if it is not there."""
+        """Return an image, uint8 (H, W, C), as the network takes it; None if it is not there."""
+        pixels_HWC = self._pixels(position)
+        return None if pixels_HWC is None else np.asarray(pixels_HWC)
 
 
-class ImageFiles:
+class ImageFiles(ArrivedImages):
     """Images that a data source lists; those that the version was made with are left out.
 
     Args:
@@ -276,11 +284,6 @@ class ImageFiles:
             pictures,
         )
 
-    def picture(self, position: int) -> Array | None:
-        """Return the image as the network takes it."""
-        pixels_HWC = self._pixels(position)
-        return None if pixels_HWC is None else np.asarray(pixels_HWC)
-
     def _pixels(self, position: int) -> Array | None:
         try:
             with root_image_bytes(self._root, self.names[position]) as data:
@@ -323,30 +326,17 @@ def since_training(
         reference: of the version.
         notes: receives how many are left out, and why.
     """
-    return _untested(_unseen(rows, records, notes), records, reference, notes)
-
-
-def _unseen(rows: pd.DataFrame, records: VersionRecords, notes: list[str]) -> pd.DataFrame:
-    """Return the images that the version was not fitted on: it is more certain about those."""
     if not records.is_recorded:
         notes.append(
             f"whether {records.label} was trained on some of these images is not known, because "
             "its training data is no longer recorded"
         )
-    is_seen = records.has_seen(rows)
+    is_seen = records.has_seen(rows)  # the model is more certain about those
     them = by_number(is_seen.sum(), "it", "them")
     why = f"the model used {them} for training or model selection"
-    return _without(rows, is_seen, why, notes)
-
-
-def _untested(
-    rows: pd.DataFrame, records: VersionRecords, reference: ReferenceImages, notes: list[str]
-) -> pd.DataFrame:
-    """Return the images that the version was not tested on.
-
-    Those of the reference would be in both samples, and the accuracy on test images is that of the
-    test, whatever arrives.
-    """
+    rows = _without(rows, is_seen, why, notes)
+    # Those of the reference would be in both samples, and the accuracy on test images is that of
+    # the test, whatever arrives.
     is_own = records.has_tested(rows) | rows["sha256"].isin(reference.sha256)
     them = by_number(is_own.sum(), "it", "them")
     return _without(rows, is_own, f"{records.label} was validated or tested on {them}", notes)
@@ -439,7 +429,7 @@ class _RecordedAnswer(BaseModel):
     image: str | None = None
 
 
-class RecordedTraffic:
+class RecordedTraffic(ArrivedImages):
     """What a version has answered, in a folder of recorded traffic; each image counts once.
 
     Images that the version was made with are left out, as far as the client has sent the same file:
@@ -526,11 +516,6 @@ class RecordedTraffic:
             np.stack(known) if whole else None,
             pictures,
         )
-
-    def picture(self, position: int) -> Array | None:
-        """Return the image as the network takes it, if it was recorded."""
-        pixels_HWC = self._pixels(position)
-        return None if pixels_HWC is None else np.asarray(pixels_HWC)
 
     def _pixels(self, position: int) -> Array | None:
         image = self._rows[position].get("image")

@@ -72,18 +72,16 @@ def monitor(
 
 
 def _as_json(result: Monitored) -> dict[str, Any]:
-    check = result.check
+    check, dumped = result.check, result.check.model_dump(mode="json")
+
+    def values(of: dict[str, Any], *names: str) -> dict[str, Any]:
+        return {name: of[name] for name in names}
+
     return {
         "drift": check.drift,
-        "p_value": check.tests.p_value,
-        "level": check.tests.level,
-        "tests": {name: each.model_dump() for name, each in check.tests.tests.items()},
-        "unknown": check.tests.unknown,
-        "images": check.images,
-        "independent_images": check.independent_images,
-        "reference_images": check.reference_images,
-        "independent_reference_images": check.independent_reference_images,
-        "independence_unknown": list(check.independence_unknown),
+        **values(dumped["tests"], "p_value", "level", "tests", "unknown"),
+        **values(dumped, "images", "independent_images", "reference_images"),
+        **values(dumped, "independent_reference_images", "independence_unknown"),
         "class_shares": _class_shares(check),
         "page": str(check.page),
         "model": result.reference.name,
@@ -91,14 +89,8 @@ def _as_json(result: Monitored) -> dict[str, Any]:
         "stream": result.stream,
         "check": check.number,
         "new": result.is_new,
-        "false_alarms": check.false_alarms,
-        "checks": check.checks,
-        "spent": check.spent,
-        "labels": [each.model_dump() for each in check.labels],
-        "confidence": check.confidence.model_dump(),
-        "accuracy": check.accuracy.model_dump() if check.accuracy else None,
-        "accuracy_unknown": check.accuracy_unknown,
-        "notes": list(check.notes),
+        **values(dumped, "false_alarms", "checks", "spent", "labels", "confidence", "accuracy"),
+        **values(dumped, "accuracy_unknown", "notes"),
     }
 
 

@@ -177,6 +177,10 @@ class SweepSummary(FrozenModel):
     approval: str = ""
 
 
+_OF_RESULT = ("study", "name", "gain", "optimism", "rungs", "space", "final_seconds", "notes")
+"""What a summary has as the result has it."""
+
+
 def summary_of(
     result: SweepResult,
     registered: RunSummary | None,
@@ -207,29 +211,22 @@ def summary_of(
             "approval": registered.approval,
         }
     return SweepSummary(
-        study=result.study,
         trials=len(result.trials),
         best=best_trial(result.best),
         run_id=run.run_id,
         status="FINISHED",
-        name=result.name,
         plan={key: value_at(plan, key) for key in result.space},
-        gain=result.gain,
         verdict=result.verdict(),
-        optimism=result.optimism,
         optimism_sentence=result.optimism_sentence(),
         mean_test={"best": result.best_test, "plan": result.plan_test},
         final_fits=result.finals,
         trial_table=result.trials,
         epochs=result.epochs,
-        rungs=result.rungs,
-        space=result.space,
         seconds=result.search_seconds,
-        final_seconds=result.final_seconds,
         report=str(report),
         tracking_uri=without_credentials(tracking_store.use_store()),
         page=addresses.run_page(run),
-        notes=result.notes,
+        **{name: getattr(result, name) for name in _OF_RESULT},
         **of_version,
     )
 
