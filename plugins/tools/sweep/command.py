@@ -38,7 +38,7 @@ from patchline.plugins.tools.sweep.config import SweepConfig
 
 if TYPE_CHECKING:
     from patchline.pipeline.config import RunConfig
-    from patchline.plugins.tools.sweep.result import SweepSummary
+    from patchline.plugins.tools.sweep.final_fits import SweepSummary
 
 _SPACE = ("model", "augmentation", "optimizer", "training")
 """Sections whose settings can be searched."""

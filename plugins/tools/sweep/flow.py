@@ -68,9 +68,15 @@ from patchline.pipeline.workspace.tracking import nested_runs, provenance, track
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun, TrackedRun
 from patchline.plugins.tools.sweep import final_fits, search, sweep_pages
 from patchline.plugins.tools.sweep.config import COMMAND, SWEEP, SweepConfig, SweepRequest
-from patchline.plugins.tools.sweep.final_fits import PlannedFit, TestedFit
+from patchline.plugins.tools.sweep.final_fits import (
+    PlannedFit,
+    SweepResult,
+    SweepSummary,
+    TestedFit,
+    best_trial,
+    summary_of,
+)
 from patchline.plugins.tools.sweep.outline import SearchOutline, check_test_labels, whole_fit
-from patchline.plugins.tools.sweep.result import SweepResult, SweepSummary, best_trial, summary_of
 from patchline.plugins.tools.sweep.search import (
     SearchClock,
     TrialInputs,
