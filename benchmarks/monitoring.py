@@ -48,13 +48,13 @@ from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.plugins.tools.monitor.arrived_images import predicted
+from patchline.plugins.tools.monitor.check_journal import Period
 from patchline.plugins.tools.monitor.drift_tests import (
     FeatureKernel,
     class_shares,
     distances,
     drift_tests,
 )
-from patchline.plugins.tools.monitor.level_spending import Period
 
 Array = np.ndarray[Any, Any]
 _DRIFTED, _BATCH, _TOGETHER = 1500, 100, 10

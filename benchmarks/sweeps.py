@@ -44,7 +44,7 @@ from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.plugins.tools.sweep.rungs import rungs
+from patchline.plugins.tools.sweep.config import rungs
 from patchline.plugins.tools.sweep.search import score_of, settings_words
 from patchline.plugins.tools.sweep.space import SearchSpace
 from patchline.plugins.tools.sweep.study import (

@@ -189,7 +189,11 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
 
     cause = error.__cause__
     if isinstance(cause, ValidationError) and error.argument:
-        return str(config_errors.sentence(cause, error.argument.resolved_hint))
+        sentence = str(config_errors.sentence(cause, error.argument.resolved_hint))
+        name, _, rest = sentence.partition(" ")
+        flag = f"--{name.replace('_', '-')}"
+        is_flag = "." not in name and any(each.partition("=")[0] == flag for each in arguments)
+        return f"{flag} {rest}" if is_flag else sentence
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         if switched := value_of_switch(error.unused_tokens, arguments):
             return switched

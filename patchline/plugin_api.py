@@ -292,6 +292,24 @@ class PluginConfig(FrozenModel):
 C = TypeVar("C", bound=PluginConfig)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plugin:
+    """What any plugin may declare."""
+
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
+    api_version: int = API_VERSION
+
+
+@dataclass(frozen=True)
+class _Described(_Plugin, Generic[C]):
+    """What a plugin with settings is described by."""
+
+    summary: str
+    paper: str
+    config_class: type[C]
+
+
 # -- models and patch embeddings -------------------------------------------------------------------
 
 NO_PATCH_EMBEDDING = "none"
@@ -330,35 +348,23 @@ class ModelContext:
 
 
 @dataclass(frozen=True)
-class ModelPlugin(Generic[C]):
+class ModelPlugin(_Described[C]):
     """A model: `images_BCHW` (normalised float, channels last in memory) to `logits_BK`."""
 
-    summary: str
-    paper: str
-    config_class: type[C]
     build: Callable[[C, ModelContext], torch.nn.Module]
     patch_embedding: str = "conv"
     """The default patch embedding plugin, or `NO_PATCH_EMBEDDING` for a model that takes none."""
-    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
-    api_version: int = API_VERSION
 
 
 @dataclass(frozen=True)
-class PatchEmbeddingPlugin(Generic[C]):
+class PatchEmbeddingPlugin(_Described[C]):
     """A patch embedding: `images_BCHW` to `PatchTokens`.
 
     A module may have a method `initialise_from(images_BCHW)`: before training, it is called once
     with normalised training images, for layers whose initial values depend on the data.
     """
 
-    summary: str
-    paper: str
-    config_class: type[C]
     build: Callable[[C, PatchEmbeddingContext], torch.nn.Module]
-    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
-    api_version: int = API_VERSION
 
 
 @runtime_checkable
@@ -482,22 +488,16 @@ class DataSource(Protocol):
 
 
 @dataclass(frozen=True)
-class DataSourcePlugin(Generic[C]):
+class DataSourcePlugin(_Described[C]):
     """A data source: lists images and their labels."""
 
-    summary: str
-    paper: str
-    config_class: type[C]
     build: Callable[[C, SourceContext], DataSource]
     example: Callable[[Path], str] | None = None
     """For the checks: write a few images of at least two classes into an empty folder, in the
     source's format, and return the path to pass to it. None for a source that needs no path."""
-    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
     reads_ranges: bool = False
     """Whether it opens an archive by `readable_archive` and `open_archive` alone. One on an object
     store is then read by ranges; otherwise it is downloaded first."""
-    api_version: int = API_VERSION
 
 
 # -- augmentations: random changes to the training images ------------------------------------------
@@ -564,22 +564,16 @@ def _no_image_transform(_config: PluginConfig, _context: AugmentationContext) ->
 
 
 @dataclass(frozen=True)
-class AugmentationPlugin(Generic[C]):
+class AugmentationPlugin(_Described[C]):
     """An augmentation: random transforms of training images.
 
     A plugin has a `build`, a `build_batch`, or both; then each image passes through the former
     first. Patchline seeds both; a plugin must not seed anything.
     """
 
-    summary: str
-    paper: str
-    config_class: type[C]
     build: Callable[[C, AugmentationContext], Any] = _no_image_transform
     """Return an `albumentations.Compose` that maps a uint8 image (H, W, C) to a uint8 image of the
     same shape. It runs image by image, in the data-loader workers."""
-    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
-    api_version: int = API_VERSION
     build_batch: Callable[[C, AugmentationContext], BatchTransform] | None = None
     """Return a transform of whole batches. It runs on the training device, in the training process,
     and is much faster than `build` for small images."""
@@ -653,19 +647,13 @@ class Objective(ABC):
 
 
 @dataclass(frozen=True)
-class ObjectivePlugin(Generic[C]):
+class ObjectivePlugin(_Described[C]):
     """An objective: supervised classification, or pre-training without labels."""
 
-    summary: str
-    paper: str
-    config_class: type[C]
     build: Callable[[C, ObjectiveContext], Objective]
     uses_labels: bool = True
     """Whether it needs classes, and its module's outputs are logits (B, K). Otherwise the run
     registers an encoder, from which classifiers can start (`model.init`)."""
-    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
-    api_version: int = API_VERSION
 
 
 # -- launchers: where the processes of a run compute -----------------------------------------------
@@ -681,19 +669,13 @@ class LauncherContext:
 
 
 @dataclass(frozen=True)
-class LauncherPlugin(Generic[C]):
+class LauncherPlugin(_Described[C]):
     """A launcher: runs the worker processes of a run somewhere.
 
     Its `build` does not start anything yet. Where a run computes changes none of its results.
     """
 
-    summary: str
-    paper: str
-    config_class: type[C]
     build: Callable[[C, LauncherContext], Launcher]
-    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
-    api_version: int = API_VERSION
 
 
 # -- stores: where machines share a workspace, and where images may lie ---------------------------
@@ -710,19 +692,13 @@ class StoreContext:
 
 
 @dataclass(frozen=True)
-class StorePlugin(Generic[C]):
+class StorePlugin(_Described[C]):
     """A store of objects; its name is the scheme of its addresses, `s3` of `s3://bucket/photos`."""
 
-    summary: str
-    paper: str
-    config_class: type[C]
     build: Callable[[C, StoreContext], ObjectStore]
     example: Callable[[Path], str]
     """Returns an address for the conformance checks, given an empty folder; they write and delete
     objects below it. Raises `ConfigError` with what is needed for one, such as a variable."""
-    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
-    api_version: int = API_VERSION
 
 
 @dataclass(frozen=True)
@@ -837,7 +813,7 @@ class ToolService:
 
 
 @dataclass(frozen=True)
-class ToolPlugin:
+class ToolPlugin(_Plugin):
     """A tool: commands, scheduled work, events and services, which the core does not know."""
 
     summary: str
@@ -850,6 +826,3 @@ class ToolPlugin:
     paper: str = ""
     config_class: type[PluginConfig] = PluginConfig
     """Without settings: a tool's are the flags of its commands."""
-    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
-    api_version: int = API_VERSION

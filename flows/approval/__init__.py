@@ -2,11 +2,11 @@
 
 In order:
 
-1. `opening` opens a request: it deploys the flow and starts a flow run for a version.
-2. `approval_flow` compares the version with the champion, shows the question and suspends.
+1. `approval_flow` opens a request: it deploys the flow and starts a flow run for a version.
+2. The flow compares the version with the champion, shows the question and suspends.
 3. `requests` holds the form, takes an answer, and stores it with the flow run.
-4. `approval_flow` starts again from the top, finds the answer and carries it out.
-5. `opening` closes overdue requests and retries flow runs whose process was killed.
+4. The flow starts again from the top, finds the answer and carries it out.
+5. `approval_flow` closes overdue requests and retries flow runs whose process was killed.
 
 `requests` tells which requests are open, and what is known of each.
 

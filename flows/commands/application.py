@@ -222,14 +222,14 @@ COMMANDS = (
     ),
     Command(
         "approve",
-        "approve:approve",
+        "promote:approve",
         "Approve a pending promotion.",
         examples=("flowers/3 --reason 'reviewed'",),
         group="Automate",
     ),
     Command(
         "reject",
-        "approve:reject",
+        "promote:reject",
         "Reject a pending promotion.",
         examples=("flowers/3 --reason 'too few images of tulips'",),
         group="Automate",

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from patchline.flows.commands.switches import Json, emit
+from patchline.flows.commands.switches import (
+    Columns,
+    Json,
+    data_config,
+    emit,
+    given_flags,
+    terminal_lines,
+)
 from patchline.flows.progress.progress_display import display, shown
-from patchline.pipeline.config_files import data_settings, merged, validated
-from patchline.pipeline.data.config import TableColumns, TaskChoice
-from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.config_files import data_settings
+from patchline.pipeline.data.config import TaskChoice
 from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceError
 from patchline.pipeline.plugin_system.plugin_loader import config_class, installed
 from patchline.pipeline.workspace.address import is_of_store
@@ -22,10 +26,6 @@ from patchline.plugin_api import ReadingRules
 if TYPE_CHECKING:
     import pandas as pd
 
-    from patchline.pipeline.data.manifests.data_diff import DataDiff, Relabelled
-
-_MOST_FILES = 5
-
 
 def diff(
     a: str,
@@ -33,7 +33,7 @@ def diff(
     /,
     *,
     as_json: Json = False,
-    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+    table: Columns = None,
 ) -> None:
     """Show which images were added, removed, changed or relabelled from A to B.
 
@@ -49,12 +49,13 @@ def diff(
     """
     from patchline.pipeline.data.manifests.data_diff import compare
 
-    columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
+    columns = given_flags(table)
     _check_used(columns, a, b)
     with shown():
         result = compare(_manifest(a, columns), _manifest(b, columns))
     content = {"a": a, "b": b, "same": result.same, **result.model_dump(mode="json")}
-    emit(content, *_lines(a, b, result), as_json=as_json)
+    lines = terminal_lines("data_diff.txt.j2", __package__, a=a, b=b, result=result)
+    emit(content, *lines, as_json=as_json)
 
 
 def _check_used(columns: Mapping[str, Any], a: str, b: str) -> None:
@@ -94,7 +95,7 @@ def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:
     from patchline.pipeline.data.manifests.manifest import with_task
 
     if _is_data(named):
-        config = validated(merged(data_settings(named, None), {"data": _own(columns, named)}))
+        config = data_config(named, _own(columns, named))
         workspace = place()
         ingestion.check_source(config, workspace, to_train=False)
         display().stage(f"Reading the data ({named})")
@@ -124,31 +125,3 @@ def _run_id(named: str) -> str:
                 f"There is no folder or file {named}, and no such model version: {error}"
             ) from error
     return str(interrupted_runs.named(named, WORKSPACE.resolve() / "runs").info.run_id)
-
-
-def _change(image: Relabelled, task: Task) -> str:
-    """Return `cat -> dog`, or of a set what came and went: `+ red, - blue`."""
-    if task == SINGLE_LABEL:
-        return f"{image.label_before} -> {image.label}"
-    added = [f"+ {label}" for label in image.added_labels]
-    return ", ".join([*added, *(f"- {label}" for label in image.removed_labels)])
-
-
-def _lines(a: str, b: str, result: DataDiff) -> list[str]:
-    counted = f"{result.images_before:,} images in {a}, {result.images:,} in {b}"
-    if result.same:
-        return [f"{counted}: the same images with the same labels."]
-    parts = {
-        "added": list(result.added),
-        "removed": list(result.removed),
-        "changed": list(result.changed),
-        "moved": [f"{each.path} (was {each.before})" for each in result.moved],
-        "relabelled": [f"{each.path} ({_change(each, result.task)})" for each in result.relabelled],
-    }
-    lines = [f"{counted}; {result.unchanged:,} unchanged."]
-    for name, files in parts.items():
-        lines.append(f"{name:<10} {len(files):>9,}")
-        lines += [f"    {each}" for each in files[:_MOST_FILES]]
-        more = len(files) - _MOST_FILES
-        lines += [f"    and {more:,} more; --json lists all"] if more > 0 else []
-    return lines

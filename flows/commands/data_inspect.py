@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchline.flows.commands.run import composed
-from patchline.flows.commands.switches import Json, emit, flattened, given_flags
+from patchline.flows.commands.switches import Json, emit, flattened, given_flags, terminal_lines
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import read_settings
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError, UserError
 from patchline.pipeline.registry.browsing.notebook import PAGE, TABLE
-from patchline.pipeline.terminal_words import few_names, pasted_path, visible
+from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.files.workspace_folder import is_read_only, make_folder, place
 
 if TYPE_CHECKING:
@@ -256,15 +256,12 @@ def _print(inspected_data: Inspected, folder: Path, own_model: str | None) -> No
     console = Console(highlight=False, markup=False, emoji=False)
     for part in terminal_report(inspected_data.result):
         console.print(part)
-    table = pasted_path(str(folder / TABLE))
-    lines = [
-        f"\nPage with the images: {visible(pasted_path(str(folder / PAGE)))}",
-        f"Table of findings:    {visible(table)}",
-    ]
-    if not inspected_data.result.plan:
-        lines.append("Plan of a run:        add --preset balanced, or `patchline run --dry-run`")
-    if own_model:
-        lines.append(f"Likely label errors:  add --check-labels {pasted_path(own_model)}")
-    if any(each.exclude for each in inspected_data.result.findings):
-        lines.append(f"Leave out what it marks `yes` under `exclude`: --data.exclude {table}")
+    lines = terminal_lines(
+        "inspected.txt.j2",
+        __package__,
+        page=str(folder / PAGE),
+        table=str(folder / TABLE),
+        result=inspected_data.result,
+        own_model=own_model,
+    )
     console.print("\n".join(lines), soft_wrap=True)

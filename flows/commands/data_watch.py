@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from patchline.flows import prefect_session
-from patchline.flows.commands.switches import Json, emit
+from patchline.flows.commands.switches import Json, emit, terminal_lines
 from patchline.flows.new_data import watched_folders
 from patchline.flows.notifications import events
 from patchline.flows.schedules import scheduled_work
@@ -51,25 +51,17 @@ def watch(
     with prefect_session.connected():
         deployment_id = _deploy(name, watched, settings, config, quiet_seconds)
         notes += _missing_services()
-    asked = settings.data.min_new_images
-    enough = "one image is" if asked == 1 else f"{asked} images are"
     content = {
         "name": name,
         "folder": watched,
-        "min_new_images": asked,
+        "min_new_images": settings.data.min_new_images,
         "quiet_seconds": quiet_seconds,
         "deployment_id": str(deployment_id),
         "notes": notes,
     }
-    emit(
-        content,
-        f"{name}: watching {watched}; trains when at least {enough} new.",
-        f"  {watched_folders.quiet_words(quiet_seconds)}",
-        *(f"  {note}" for note in notes),
-        "List watches with `patchline schedule list`; stop this one with `patchline schedule "
-        f"remove {name}`.",
-        as_json=as_json,
-    )
+    quiet = watched_folders.quiet_words(quiet_seconds)
+    lines = terminal_lines("watched.txt.j2", __package__, quiet=quiet, **content)
+    emit(content, *lines, as_json=as_json)
 
 
 def trigger(name: str, folder: str) -> DeploymentEventTrigger:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, Switch, emit, without_needless_negatives
+from patchline.flows.commands.switches import (
+    Columns,
+    Json,
+    Switch,
+    data_config,
+    emit,
+    given_flags,
+    terminal_lines,
+)
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import data_settings, merged, validated
-from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, task_of
-from patchline.pipeline.terminal_words import counted, short_path
 from patchline.pipeline.workspace.address import of_path
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.tracking import tracked_run
@@ -29,13 +32,6 @@ if TYPE_CHECKING:
     from patchline.pipeline.evaluation.label_set_report import MultiLabelReport
     from patchline.pipeline.evaluation.report import EvaluationReport
     from patchline.pipeline.registry.version_evaluation import EvaluationChoices, VersionEvaluation
-
-without_needless_negatives(TableColumns)
-_SHOWN = (
-    "accuracy", "balanced_accuracy", "mAP", "micro_mAP", "macro_f1", "exact_match", "log_loss",
-    "ece",
-)  # fmt: skip
-"""Of both kinds of classifiers."""
 
 
 def evaluate(
@@ -48,7 +44,7 @@ def evaluate(
     common_classes: Switch = False,
     out: Path | None = None,
     as_json: Json = False,
-    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+    table: Columns = None,
     evaluation: EvaluationConfig | None = None,
 ) -> None:
     """Evaluate a registered model on labelled images and write a report.
@@ -81,7 +77,7 @@ def evaluate(
         common_classes=common_classes,
         report=evaluation or EvaluationConfig(),
     )
-    columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
+    columns = given_flags(table)
     _print_evaluation(model, data, choices, columns, out=out, as_json=as_json)
 
 
@@ -101,7 +97,8 @@ def _print_evaluation(
         result, run = evaluate_model(model, data, choices, columns)
     if out is not None:
         shutil.copytree(result.html.parent, out, dirs_exist_ok=True)
-    emit(_as_json(result, run), *_lines(result), as_json=as_json)
+    lines = terminal_lines("evaluate.txt.j2", __package__, result=result, metrics=ALL_METRICS)
+    emit(_as_json(result, run), *lines, as_json=as_json)
 
 
 def evaluate_model(
@@ -125,8 +122,7 @@ def evaluate_model(
         with_task,
     )
 
-    named = merged(data_settings(data, None), {"data": dict(columns)})
-    config = validated(named)
+    config = data_config(data, columns)
     workspace = WORKSPACE.resolve()
     path = config.data.path
     if path is not None and not of_path(path) and not Path(path).exists():
@@ -197,13 +193,8 @@ def _as_json(result: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str
         "robustness": robustness.model_dump() if robustness is not None else None,
         "report": str(result.html),
         "provenance": result.report.provenance.model_dump(),
-        "notes": [*result.selection.notes, *_notes(result.report)],
+        "notes": [*result.selection.notes, *filter(None, [result.report.groups_note])],
     }
-
-
-def _notes(report: EvaluationReport | MultiLabelReport) -> list[str]:
-    """Return what the groups of the images mean for the intervals, if there are any."""
-    return [report.groups_note] if report.groups_note else []
 
 
 def _of_label_sets(report: EvaluationReport | MultiLabelReport) -> dict[str, Any]:
@@ -217,49 +208,3 @@ def _of_label_sets(report: EvaluationReport | MultiLabelReport) -> dict[str, Any
         "thresholds": report.thresholds.model_dump(),
         "unknown_labels": list(report.unknown_labels),
     }
-
-
-def _errors(report: EvaluationReport | MultiLabelReport) -> str:
-    from patchline.pipeline.evaluation.report import EvaluationReport
-
-    if isinstance(report, EvaluationReport):
-        return counted(report.errors, "error")
-    wrong = counted(report.false_positives, "false positive")
-    return f"{wrong}, {counted(report.false_negatives, 'false negative')}"
-
-
-def _lines(result: VersionEvaluation) -> list[str]:
-    from patchline.pipeline.evaluation.label_set_report import MultiLabelReport
-
-    report, reference = result.report, result.reference
-    lines = [
-        (
-            f"{reference.name}, version {reference.version}, on {result.data.name}: "
-            f"{counted(len(result.selection.rows), 'image')}, {_errors(report)}"
-        )
-    ]
-    for key in _SHOWN:
-        estimate = report.metrics.get(f"{report.split}/{key}")
-        if estimate is not None:
-            lines.append(
-                f"  {ALL_METRICS[key].title:<28} {estimate.value:.3f}  (95% confidence interval "
-                f"{estimate.low:.3f} to {estimate.high:.3f})"
-            )
-    if report.robustness is not None:
-        mean, clean = report.robustness.mean, report.robustness.clean
-        lines.append(
-            f"  {'Accuracy, corrupted images':<28} {mean.value:.3f}  (95% confidence interval "
-            f"{mean.low:.3f} to {mean.high:.3f}; {clean.value:.3f} on the same "
-            f"{counted(report.robustness.images, 'image')})"
-        )
-    lines += [f"  note: {note}" for note in result.selection.notes]
-    if isinstance(report, MultiLabelReport):
-        lines += [f"  note: {note}" for note in report.notes]
-    else:
-        lines += [f"  note: {note}" for note in _notes(report)]
-        if not report.calibration.is_calibrated:
-            lines.append(f"  calibration: {report.calibration.sentence()}")
-    if report.warning:
-        lines.append(f"  warning: {report.warning}")
-    lines.append(f"  report: {short_path(result.html)}")
-    return lines

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from patchline.flows import prefect_session
-from patchline.flows.commands.switches import Json, emit
-
-if TYPE_CHECKING:
-    from patchline.flows.notifications.webhooks import Notification
+from patchline.flows.commands.switches import Json, emit, terminal_lines
 
 
 def create(
@@ -51,10 +48,7 @@ def list_notifications(*, as_json: Json = False) -> None:
         from patchline.flows.notifications import webhooks
 
         notifications = webhooks.read_all()
-    width = max((len(each.name) for each in notifications), default=0)
-    lines = [_line(each, width) for each in notifications] or [
-        "No notifications yet. Create one with `patchline notify create NAME --webhook URL`."
-    ]
+    lines = terminal_lines("notifications.txt.j2", __package__, notifications=notifications)
     content = {"notifications": [each.model_dump(mode="json") for each in notifications]}
     emit(content, *lines, as_json=as_json)
 
@@ -72,9 +66,3 @@ def remove(name: str, /, *, as_json: Json = False) -> None:
 
         webhooks.remove(name)
     emit({"name": name, "removed": True}, f"Removed notification '{name}'.", as_json=as_json)
-
-
-def _line(notification: Notification, width: int) -> str:
-    address = notification.webhook or "URL deleted, create it again"
-    off = "" if notification.enabled else "  (switched off in the Prefect UI)"
-    return f"{notification.name:<{width}}  {address}  on {', '.join(notification.events)}{off}"

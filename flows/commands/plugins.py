@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel
+from cyclopts import Parameter
+from pydantic import BaseModel, create_model
 
 from patchline.flows.commands.application import commands
-from patchline.flows.commands.named_plugin import (
-    NamedPlugin,
-    check_words,
-    named_plugin,
-    typed,
-    words_of,
+from patchline.flows.commands.switches import (
+    Answer,
+    Flat,
+    Json,
+    emit,
+    flattened,
+    given_flags,
+    terminal_lines,
+    without_needless_negatives,
 )
-from patchline.flows.commands.switches import Flat, Json, emit, given_flags
 from patchline.pipeline import config_files
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.config import RunConfig, dotted
+from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.plugin_system.plugin_loader import PluginEntry, installed
+from patchline.pipeline.plugin_system.composed_config import ComposedModel, composed_config
+from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
 from patchline.pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
 from patchline.pipeline.training.config import OptimizerConfig
 from patchline.pipeline.training.recipe.schedule import learning_rate
@@ -38,22 +44,8 @@ def list_plugins(*, as_json: Json = False) -> None:
     entries = installed()
     shown = ("kind", "name", "distribution", "version", "summary", "error")
     plugins = [{key: asdict(entry)[key] for key in shown} for entry in entries]
-    widths = [
-        max(len(word) for word in column) for column in zip(*map(_words, entries), strict=True)
-    ]
-    kind, lines = "", list[str]()
-    for entry in entries:
-        if entry.kind != kind:
-            kind = entry.kind
-            lines += ["", kind]
-        name, origin = _words(entry)
-        text = f"cannot be used: {entry.error}" if entry.error else entry.summary
-        lines.append(f"  {name:<{widths[0]}}  {origin:<{widths[1]}}  {text}")
-    emit({"plugins": plugins}, *lines[1:], as_json=as_json)
-
-
-def _words(entry: PluginEntry) -> tuple[str, str]:
-    return entry.name, f"{entry.distribution} {entry.version}"
+    lines = terminal_lines("plugins.txt.j2", __package__, entries=entries)
+    emit({"plugins": plugins}, *lines, as_json=as_json)
 
 
 def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = False) -> None:
@@ -165,8 +157,8 @@ def _print_checks(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
     return 1 if counts["failed"] else 0
 
 
-Kind = Literal["schedule", "optimizer"]
-CURVES: tuple[Kind, ...] = get_args(Kind)
+CurveKind = Literal["schedule", "optimizer"]
+CURVES: tuple[CurveKind, ...] = get_args(CurveKind)
 _POINTS, _ROWS = 64, 10
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -177,7 +169,7 @@ class OptimizerSettings(FrozenModel):
     optimizer: OptimizerConfig | None = None
 
 
-def build_curve(kind: Kind, name: str) -> Callable[..., None]:
+def build_curve(kind: CurveKind, name: str) -> Callable[..., None]:
     """Return the command that draws the learning rate of a schedule, or with an optimizer.
 
     Raises:
@@ -231,7 +223,7 @@ def learning_rates(config: OptimizerConfig, points: int) -> list[float]:
     return [learning_rate(config, (point + 0.5) / points) for point in range(points)]
 
 
-def _key_of(kind: Kind) -> str:
+def _key_of(kind: CurveKind) -> str:
     return "schedule" if kind == "schedule" else "name"
 
 
@@ -321,19 +313,17 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
 
         cost = model_cost(config.model, image_size)
         answer |= {"image_size": image_size, **cost.model_dump()}
-    lines = [f"{plugin.summary}{'. ' + plugin.paper if plugin.paper else ''}", ""]
-    given = named.own_settings(settings)
-    properties = schema.get("properties", {})
-    width = max((len(key) for key in properties), default=0)
-    for key, setting in properties.items():
-        here = f", set to {json.dumps(given[key])}" if key in given else ""
-        default = json.dumps(setting.get("default"))
-        text = " ".join(setting.get("description", "").split())
-        lines.append(f"  {key:<{width}}  {text} [default {default}{here}]")
-    if cost is not None:
-        model = " with patch embedding ".join(config.model.names)
-        lines += ["", f"{model}, {image_size}x{image_size} pixels, 1000 classes:", ""]
-        lines += [f"  {name:<20} {value}" for name, value in cost.rows()]
+    lines = terminal_lines(
+        "plugin.txt.j2",
+        __package__,
+        plugin=plugin,
+        properties=schema.get("properties", {}),
+        given=named.own_settings(settings),
+        dumps=json.dumps,
+        names=config.model.names,
+        image_size=image_size,
+        cost=cost,
+    )
     emit(answer, _title(entry), *lines, as_json=as_json)
 
 
@@ -349,10 +339,8 @@ def _print_tool(entry: PluginEntry, plugin: ToolPlugin, *, as_json: bool) -> Non
         "events": {each.name: each.when for each in plugin.events},
         "services": {each.flag: each.help for each in plugin.services},
     }
-    lines = [_title(entry), plugin.summary]
-    for part, named in parts.items():
-        lines += ["", part, *(f"  {name}  {help_}" for name, help_ in named.items())]
-    emit({"kind": entry.kind, "name": entry.name, **parts}, *lines, as_json=as_json)
+    lines = terminal_lines("tool.txt.j2", __package__, plugin=plugin, parts=parts)
+    emit({"kind": entry.kind, "name": entry.name, **parts}, _title(entry), *lines, as_json=as_json)
 
 
 def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, out: Path) -> None:
@@ -365,3 +353,186 @@ def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, ou
 
     save_picture(named.entry.name, named.own_settings(settings), photo, out)
     print(f"Picture: {out}", file=sys.stderr)
+
+
+_NAME_FLAGS: dict[Kind, tuple[str, ...]] = {
+    "model": ("model", "name"),
+    "patch_embedding": ("model", "patch_embedding", "name"),
+    "data_source": ("data", "source"),
+    "augmentation": ("augmentation", "name"),
+    "objective": ("objective", "name"),
+    "launcher": ("launcher", "name"),
+}
+"""What of a run's settings names a plugin; a store is named by the scheme of an address."""
+_HELP = ("--help", "-h")
+_WITHOUT_VALUE = ("--json", *_HELP)
+
+
+@dataclass(frozen=True)
+class NamedPlugin:
+    """An installed plugin, and the class of the settings that flags may set."""
+
+    entry: PluginEntry
+    settings_class: type[BaseModel]
+
+    def given(self, settings: BaseModel | None) -> dict[str, Any]:
+        """Return the settings from the flags, including the plugin's name.
+
+        Raises:
+            ConfigError: if a flag names another plugin of the same kind.
+        """
+        flags = given_flags(settings)
+        if self.entry.kind not in _NAME_FLAGS:
+            return flags
+        path = _NAME_FLAGS[self.entry.kind]
+        section = flags
+        for key in path[:-1]:
+            section = section.setdefault(key, {})
+        other = section.setdefault(path[-1], self.entry.name)
+        if other != self.entry.name:
+            raise ConfigError(
+                f"{'.'.join(path)} is {other}, but the command names {self.entry.name}. Omit one "
+                "of them."
+            )
+        return flags
+
+    def own_settings(self, settings: BaseModel | None) -> dict[str, Any]:
+        """Return the plugin's own settings from the flags."""
+        flags = self.given(settings)
+        if self.entry.kind == "data_source":
+            options: dict[str, Any] = flags["data"].get("options", {})
+            return options
+        section = flags
+        for key in _NAME_FLAGS.get(self.entry.kind, ())[:-1]:
+            section = section[key]
+        return {k: v for k, v in section.items() if k not in ("name", "patch_embedding")}
+
+    def only_own_settings(self, settings: BaseModel | None) -> dict[str, Any]:
+        """Return the plugin's own settings from the flags, and refuse others.
+
+        Raises:
+            ConfigError: if a flag sets anything else.
+        """
+        own = self.own_settings(settings)
+        if self.entry.kind not in _NAME_FLAGS:
+            return own
+        path = _NAME_FLAGS[self.entry.kind][:-1]
+        prefix = "data.options" if self.entry.kind == "data_source" else ".".join(path)
+        allowed = {f"{prefix}.{key}" for key in own} | {".".join(_NAME_FLAGS[self.entry.kind])}
+        for key in dotted(self.given(settings)):
+            if not any(key == name or key.startswith(f"{name}.") for name in allowed):
+                raise ConfigError(
+                    f"{key} is not a setting of {self.entry.name}; the checks use only its own "
+                    "settings. Omit it."
+                )
+        return own
+
+    def config(self, settings: BaseModel | None) -> RunConfig:
+        """Return the validated config with the plugin and the flags."""
+        return config_files.validated(self.given(settings))
+
+
+def words_of(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that are neither flags nor values of flags."""
+    words, rest = [], iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            words.append(argument)
+        elif argument not in _WITHOUT_VALUE and "=" not in argument and ".no-" not in argument:
+            next(rest, None)
+    # A switch has no value, so the word after it is the name.
+    return words or [argument for argument in arguments if not argument.startswith("-")]
+
+
+def check_words(words: Sequence[str], arguments: Sequence[str]) -> None:
+    """Refuse values given to a switch as a separate word, such as `--flag false`.
+
+    Raises:
+        ConfigError: if a word belongs to no flag and is not part of `[KIND] NAME`.
+    """
+    stray = [word for word in words if word not in words_of(arguments)]
+    if stray:
+        raise ConfigError(
+            f"The value {stray[0]} belongs to no flag. A switch takes no separate value: use "
+            "--FLAG or --FLAG=false."
+        )
+
+
+def typed(command: Callable[..., Answer], arguments: Sequence[str]) -> Callable[..., Answer]:
+    """Return the command with the settings of the named plugin as the type of `settings`.
+
+    For `--help` without a name, there are no flags for settings.
+
+    Raises:
+        ConfigError: if the arguments name no plugin, or more than one.
+        PluginError: if the plugin is not installed or broken.
+    """
+    if not words_of(arguments) and any(flag in arguments for flag in _HELP):
+        command.__annotations__["settings"] = Annotated[None, Parameter(parse=False)]
+        return command
+    return flattened(command, named_plugin(arguments).settings_class)
+
+
+def named_plugin(arguments: Sequence[str]) -> NamedPlugin:
+    """Return the plugin named by the arguments of a command.
+
+    Raises:
+        ConfigError: if they name no plugin, or more than one.
+        PluginError: if the plugin is not installed or broken.
+    """
+    entry = find_entry(words_of(arguments))
+    if entry.kind not in _NAME_FLAGS:
+        return NamedPlugin(entry, create_model("NoSettings"))
+    path = _NAME_FLAGS[entry.kind]
+    implied = [f"--{'.'.join(path).replace('_', '-')}", entry.name]
+    whole = without_needless_negatives(composed_config([*arguments, *implied], {}))
+    return NamedPlugin(entry, _sections(whole, entry.kind))
+
+
+def find_entry(words: Sequence[str]) -> PluginEntry:
+    """Return the installed plugin for `[KIND] NAME`.
+
+    Raises:
+        ConfigError: for a wrong number of words, or an unknown kind.
+        PluginError: for an unknown or ambiguous name.
+    """
+    if len(words) == 2:  # noqa: PLR2004 - kind and name
+        kind, name = words
+        if kind not in KINDS:
+            close = difflib.get_close_matches(kind, list(KINDS), n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"There is no plugin kind '{kind}'.{hint} Kinds: {', '.join(KINDS)}.")
+        return plugin_loader.find(kind, name)
+    if len(words) != 1:
+        raise ConfigError("Name one plugin: [KIND] NAME. `patchline plugins list` lists them.")
+    entries = installed()
+    matches = [entry for entry in entries if entry.name == words[0]]
+    kinds = sorted({entry.kind for entry in matches})
+    if len(kinds) > 1:
+        raise PluginError(
+            f"'{words[0]}' is the name of a {' and a '.join(kinds)}. Add the kind before the name."
+        )
+    if not matches:
+        names = sorted({entry.name for entry in entries})
+        close = difflib.get_close_matches(words[0], names, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise PluginError(f"There is no plugin '{words[0]}'.{hint} Installed: {', '.join(names)}.")
+    return plugin_loader.find(matches[0].kind, matches[0].name)
+
+
+def _sections(whole: type[BaseModel], kind: Kind) -> type[BaseModel]:
+    """Return the settings that apply to one kind of plugin."""
+    if kind in ("augmentation", "objective", "launcher"):
+        return _part(whole, kind)
+    data: Any = whole.model_fields["data"].annotation
+    if kind == "data_source":
+        return _part(whole, data=_part(data, "source", "options"))
+    return _part(whole, "model", data=_part(data, "image_size"))
+
+
+def _part(section: type[BaseModel], *keys: str, **classes: type[BaseModel]) -> type[BaseModel]:
+    fields: dict[str, Any] = {
+        key: (section.model_fields[key].annotation, section.model_fields[key]) for key in keys
+    }
+    fields |= {key: (value, section.model_fields[key]) for key, value in classes.items()}
+    return create_model(section.__name__, __base__=ComposedModel, **fields)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import Parameter
 from pydantic import BaseModel
@@ -17,6 +17,7 @@ from patchline.flows.commands.switches import (
     emit,
     flattened,
     given_flags,
+    terminal_lines,
     without_needless_negatives,
 )
 from patchline.flows.progress.progress_display import display, shown
@@ -32,13 +33,12 @@ from patchline.pipeline.packaging.prediction.image_files import (
 from patchline.pipeline.plugin_system.composed_config import composed_launcher
 from patchline.pipeline.registry.aliases import parsed
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
-from patchline.pipeline.terminal_words import by_number, counted, few_names, visible
+from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     import numpy as np
 
     from patchline.pipeline.packaging.packaged_model import PackagedModel
-    from patchline.pipeline.packaging.prediction.batch_prediction import PredictedTable
 
 _BATCH = 64
 
@@ -131,11 +131,10 @@ def _print_predictions(
         shown_as = {"model": model.name, "version": model.version}
         warnings = [warning] if warning else []
         emit({**shown_as, "predictions": answers, "warnings": warnings}, as_json=True)
-        for answer in answers:
-            if answer["error"]:
-                print(_line(answer), file=sys.stderr)
     else:
-        print("\n".join(_line(answer, len(package.classes)) for answer in answers))
+        _say("predictions.txt.j2", sys.stdout, answers=answers, classes=len(package.classes))
+    failed = [answer for answer in answers if as_json and answer["error"]]
+    _say("predictions.txt.j2", answers=failed, classes=0)
     if warning:
         print(visible(f"Warning: {warning}."), file=sys.stderr)
     return 0 if any(answer["error"] is None for answer in answers) else DataError.exit_code
@@ -181,28 +180,8 @@ def _write_predictions(
     if as_json:
         shown_as = {"model": model.name, "version": model.version, "out": str(out)}
         emit({**shown_as, **table.model_dump(mode="json")}, as_json=True)
-    _tell(table, out)
+    _say("predicted_table.txt.j2", table=table, out=out)
     return 0 if table.images > table.unreadable else DataError.exit_code
-
-
-def _tell(table: PredictedTable, out: Path) -> None:
-    for name, reason in table.first_errors:
-        print(_line({"image": name, "error": reason}), file=sys.stderr)
-    if table.unreadable > len(table.first_errors):
-        more = table.unreadable - len(table.first_errors)
-        print(visible(f"and {more} more; see the column error of {out}"), file=sys.stderr)
-    if table.warning:
-        print(visible(f"Warning: {table.warning}."), file=sys.stderr)
-    written = counted(table.images - table.unreadable, "prediction")
-    if table.unreadable:
-        written += f" and {counted(table.unreadable, 'unreadable image')}"
-    before = table.answered_before
-    kept = f" ({before} of them by an interrupted command)" if before else ""
-    if table.changed:
-        again = by_number(table.changed, "it was", "they were")
-        changed = f"{counted(table.changed, 'image')} changed after the interruption"
-        print(f"{changed}, so {again} predicted again.", file=sys.stderr)
-    print(visible(f"Wrote {written}{kept} to {out}"), file=sys.stderr)
 
 
 def _package(reference: ModelReference, coverage: float | None) -> PackagedModel:
@@ -212,65 +191,35 @@ def _package(reference: ModelReference, coverage: float | None) -> PackagedModel
         reference: the version.
         coverage: that sets are asked for; None for the package's own.
     """
-    from patchline.pipeline.registry.package_download import fetch
-
-    package = fetch(reference)
-    if not package.is_verified:
-        line = "Package: it holds no digests, so whether its files were changed is not known."
-        print(line, file=sys.stderr)
-    for line in _uncalibrated(package):
-        print(visible(line), file=sys.stderr)
-    for line in _not_known(package, coverage):
-        print(visible(line), file=sys.stderr)
-    return package
-
-
-def _uncalibrated(package: PackagedModel) -> Iterator[str]:
-    """Say what is not known of the probabilities and the thresholds of a package."""
     from patchline.pipeline.evaluation.metrics.label_calibration import (
         LabelCalibration,
         LabelThresholds,
     )
-    from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED, recorded
-
-    if package.is_multi_label:
-        labels, calibration = package.classes, package.label_calibration
-        fits = LabelCalibration.model_validate(calibration) if calibration else None
-        if fits is None or not fits.is_calibrated:
-            yield f"Calibration: {fits.sentence(labels) if fits else UNRECORDED.sentence()}"
-        thresholds = LabelThresholds.model_validate(package.thresholds)
-        if thresholds.unfitted(labels):
-            yield f"Thresholds: {thresholds.sentence(labels)}"
-        return
-    fit = recorded(package.calibration, package.temperature)
-    if not fit.is_calibrated:
-        yield f"Calibration: {fit.sentence()}"
-
-
-def _not_known(package: PackagedModel, coverage: float | None) -> Iterator[str]:
-    """Say which sets and warnings answers will not have, and which are not guaranteed."""
+    from patchline.pipeline.evaluation.metrics.temperature import (
+        UNRECORDED,
+        TemperatureFit,
+        recorded,
+    )
     from patchline.pipeline.models.model_description import VALIDATION, AnswerRules
+    from patchline.pipeline.registry.package_download import fetch
 
-    least, promised, unknown = package.judge.threshold(coverage)
-    if package.is_multi_label and coverage is None:
-        pass  # nobody asks for prediction sets
-    elif least is None:
-        yield f"Prediction sets are not known: {unknown}"
-    elif coverage is not None and promised != coverage:
-        yield (
-            f"Prediction sets have a coverage of {promised:g}: the model has no threshold for "
-            f"{coverage:g}"
-        )
-    rules = package.judge.rules or {}
-    if least is not None and rules["basis"] != VALIDATION:
-        yield f"Prediction sets: {AnswerRules.model_validate(rules).on_coverage}"
-    reasons = rules.get("unknown", {})
-    for kind, why in reasons.items():
-        yield f"The warning '{kind}' is not known, so it is never given: {why}"
-    others = [kind for kind in package.judge.unchecked if kind not in reasons]
-    if others:
-        named = ", ".join(f"'{kind}'" for kind in others)
-        yield f"Never given, because the model has no limit for them: the warnings {named}"
+    package = fetch(reference)
+    labels, rules = package.classes, AnswerRules.model_validate
+    fit: LabelCalibration | TemperatureFit = recorded(package.calibration, package.temperature)
+    thresholds = None
+    if package.is_multi_label:
+        calibration = package.label_calibration
+        fit = LabelCalibration.model_validate(calibration) if calibration else UNRECORDED
+        thresholds = LabelThresholds.model_validate(package.thresholds)
+    values = {"package": package, "fit": fit, "thresholds": thresholds, "coverage": coverage}
+    _say("not_known.txt.j2", **values, labels=labels, rules_of=rules, validation=VALIDATION)
+    return package
+
+
+def _say(template: str, stream: TextIO | None = None, /, **values: Any) -> None:
+    """Print what a template says, by default to standard error."""
+    for line in terminal_lines(template, __package__, **values):
+        print(line, file=stream or sys.stderr)
 
 
 def _answers(
@@ -301,28 +250,3 @@ def _answered(
         except UndecodableImageError as error:
             decoded.append(str(error))
     return model.answers_to(decoded, top_k, coverage=coverage)
-
-
-def _line(answer: dict[str, Any], classes: int = 0) -> str:
-    """Return what is known of an image; a set of all classes says nothing."""
-    if answer["error"]:
-        return visible(f"{answer['image']}  could not be read: {answer['error']}")
-    said = f"{answer['image']}  {_ranked(answer)}"
-    if answer["set"] is not None and len(answer["set"]) != classes:
-        said += f"  {{{few_names(answer['set'], 10)}}} {answer['coverage']:g}"
-    messages = [f"  {each['message']}" for each in answer["warnings"]]
-    return "\n".join(visible(line) for line in [said, *messages])
-
-
-def _ranked(answer: dict[str, Any]) -> str:
-    """Return the most probable classes; of a multi-label model the labels, and the next ones."""
-    if "labels" not in answer:
-        return _shares(answer["top_k"])
-    chosen = {each["label"] for each in answer["labels"]}
-    others = [each for each in answer["top_k"] if each["label"] not in chosen]
-    said = _shares(answer["labels"]) or "no label"
-    return f"{said}  (below its threshold: {_shares(others)})" if others else said
-
-
-def _shares(ranked: Sequence[dict[str, Any]]) -> str:
-    return "  ".join(f"{each['label']} {each['probability']:.1%}" for each in ranked)

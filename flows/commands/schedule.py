@@ -13,16 +13,18 @@ from cyclopts import Parameter
 from pydantic import BaseModel, Field, create_model
 
 from patchline.flows.commands.switches import (
+    Columns,
+    Flat,
     Json,
-    Switch,
     emit,
     flattened,
     given_flags,
+    terminal_lines,
     without_needless_negatives,
 )
 from patchline.flows.prefect_session import connected
 from patchline.flows.schedules import schedule_times, scheduled_work
-from patchline.pipeline.data.config import TableColumns
+from patchline.flows.schedules.scheduled_work import ScheduleOptions
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.plugin_system.tools import Tools, tools
 
@@ -35,11 +37,8 @@ if TYPE_CHECKING:
     from patchline.flows.schedules.scheduled_work import ScheduledWork
     from patchline.plugin_api import ToolEvent
 
-without_needless_negatives(TableColumns)
-_OWN_FLAGS = (
-    *("cron", "interval", "timezone", "config", "predict", "images", "out", "paused"),
-    *("work_pool", "json", "data"),
-)
+without_needless_negatives(ScheduleOptions)
+_OWN_FLAGS = (*ScheduleOptions.model_fields, "json", "data")
 """Flags of `schedule create` that no tool may take."""
 ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 
@@ -52,17 +51,9 @@ def build(_: list[str]) -> Callable[..., None]:
         name: str,
         /,
         *,
-        cron: str | None = None,
-        interval: str | None = None,
-        timezone: str | None = None,
-        config: Path | None = None,
-        predict: str | None = None,
-        images: Path | None = None,
-        out: Path | None = None,
-        paused: Switch = False,
-        work_pool: str | None = None,
+        options: Flat[ScheduleOptions] = None,
         as_json: Json = False,
-        table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+        table: Columns = None,
         settings: Any = None,
     ) -> None:
         """Create or update a schedule that trains, predicts, or does the work of a tool.
@@ -71,49 +62,29 @@ def build(_: list[str]) -> Callable[..., None]:
         ----------
         name
             Name of the schedule.
-        cron
-            When to run, as a five-field cron expression: "0 2 * * *" is every night at 02:00.
-        interval
-            How often to run, instead of --cron: 90s, 20m, 2h, 1d.
-        timezone
-            Time zone of the cron expression, such as Europe/Berlin. Default: this machine's.
-        config
-            Train with the settings in this YAML file; they are stored with the schedule.
-        predict
-            Predict with this model instead of training, such as flowers@champion.
-        images
-            Folder of images to predict, or of a tool's work: also a table, or recorded traffic.
-        out
-            Table for the predictions: a .csv or .parquet file.
-        paused
-            Create the schedule in the paused state.
-        work_pool
-            Work pool whose workers execute the runs, on any machine; see `patchline worker`.
-            Default: the runner of `patchline up` in this folder.
+        options
+            What it does, and when.
         table
             Columns of a table of images for a tool, where they cannot be guessed.
         settings
             Flags of the installed tools.
         """
         scheduled_work.checked_name(name)
-        given = given_flags(settings)
+        asked, given = options or ScheduleOptions(), given_flags(settings)
         event = _starting_event(given)
-        times = _times(cron, interval, timezone, event)
+        times = _times(asked, event)
         work = scheduled_work.scheduled_work(
-            config=config,
-            predict=predict,
-            images=images,
-            out=out,
-            tool_work=[
+            asked,
+            [
                 (tool, work, given[_field(work.flag)])
                 for tool, work in _tools().work()
                 if _field(work.flag) in given
             ],
-            columns=table.model_dump(mode="json", exclude_defaults=True) if table else None,
+            given_flags(table),
         )
         if event is not None:
             event = event.checked(work)
-        _create(name, times, work, event, paused=paused, work_pool=work_pool, as_json=as_json)
+        _create(name, asked, times, work, event, as_json=as_json)
 
     return flattened(create, chosen)
 
@@ -186,28 +157,25 @@ def _starting_event(given: Mapping[str, str]) -> _StartingEvent | None:
     return None
 
 
-def _times(
-    cron: str | None, interval: str | None, timezone: str | None, event: _StartingEvent | None
-) -> Times | None:
+def _times(asked: ScheduleOptions, event: _StartingEvent | None) -> Times | None:
     """Return when a schedule runs; None if an event starts it."""
     if event is None:
-        return schedule_times.times(cron, interval, timezone)
-    for option, value in (("--cron", cron), ("--interval", interval), ("--timezone", timezone)):
-        if value is not None:
+        return schedule_times.times(asked.cron, asked.interval, asked.timezone)
+    for option in ("cron", "interval", "timezone"):
+        if getattr(asked, option) is not None:
             raise ConfigError(
-                f"{event.event.flag} and {option} are mutually exclusive. Give only one."
+                f"{event.event.flag} and --{option} are mutually exclusive. Give only one."
             )
     return None
 
 
 def _create(
     name: str,
+    asked: ScheduleOptions,
     times: Times | None,
     work: ScheduledWork,
     event: _StartingEvent | None,
     *,
-    paused: bool,
-    work_pool: str | None,
     as_json: bool,
 ) -> None:
     """Create or update a schedule, and print when it runs next."""
@@ -215,7 +183,9 @@ def _create(
         from patchline.flows.schedules import deployments, schedule_listing, work_pools
         from patchline.flows.schedules.schedule_listing import prefect_schedule
 
-        pool = work_pools.checked_name(work_pool) if work_pool else work_pools.of_folder()
+        pool = (
+            work_pools.checked_name(asked.work_pool) if asked.work_pool else work_pools.of_folder()
+        )
         labels = {deployments.KIND: "schedule", **work.labels}
         ids = {each.id for each in deployments.deployments("schedule")}
         deployment_id = deployments.deploy(
@@ -226,8 +196,8 @@ def _create(
             triggers=[event.trigger(name)] if event else [],
             labels={**labels, **(event.label if event else {})},
             description=schedule_listing.description(work, times, event.label if event else {}),
-            paused=paused,
-            work_pool=work_pool,
+            paused=asked.paused,
+            work_pool=asked.work_pool,
         )
         made = next(each for each in deployments.deployments() if each.id == deployment_id)
         shown = schedule_listing.summary(made)
@@ -258,11 +228,8 @@ def list_schedules(*, as_json: Json = False) -> None:
             "created them, on another machine or before the `.patchline` that is here now. Remove "
             "in the Prefect UI what no machine needs."
         )
-    none = (
-        "No schedules in this folder yet. Create one with `patchline schedule create NAME "
-        '--cron "0 2 * * *" --config run.yaml`.'
-    )
-    lines = scheduled_work.table(shown) if shown else [none]
+    local_time = scheduled_work.local_time
+    lines = terminal_lines("schedules.txt.j2", __package__, shown=shown, local_time=local_time)
     schedules = [each.model_dump(mode="json") for each in shown]
     emit({"schedules": schedules}, *lines, as_json=as_json)
 

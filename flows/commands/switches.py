@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 from pydantic import BaseModel
 
+from patchline.pipeline import terminal_words
+from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.terminal_words import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from patchline.pipeline.config import RunConfig
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a `--no-` form."""
@@ -23,6 +31,8 @@ Answer = TypeVar("Answer")
 Settings = TypeVar("Settings")
 Flat = Annotated[Settings | None, Parameter(name="*")]
 """The fields of a config class as flags; None if none of them is given."""
+Columns = Annotated[TableColumns | None, Parameter(name="--data")]
+"""Columns of a table, where they cannot be guessed."""
 
 
 def emit(content: BaseModel | Mapping[str, Any], *lines: str, as_json: bool) -> None:
@@ -39,6 +49,36 @@ def emit(content: BaseModel | Mapping[str, Any], *lines: str, as_json: bool) -> 
         print(content.model_dump_json(indent=2))
     else:
         print(json.dumps(content, indent=2))
+
+
+def terminal_lines(template: str, package: str, /, **values: Any) -> list[str]:
+    """Return a result in words, as a template says it.
+
+    Values are made visible one by one, so that a name with a line end in it stays in its line. A
+    template has the functions of `terminal_words` as filters.
+
+    Args:
+        template: the file's name.
+        package: beside whose modules the file is.
+        values: of the template.
+    """
+    return _environment(package).get_template(template).render(**values).splitlines()
+
+
+@functools.cache
+def _environment(package: str) -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(  # noqa: S701 - no HTML
+        loader=PackageLoader(package, ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=lambda value: visible(str(value)),
+    )
+    environment.filters |= {"count": "{:,}".format, **vars(terminal_words)}
+    return environment
 
 
 _ALONE = Parameter(negative=())
@@ -58,6 +98,13 @@ def flattened(command: Callable[..., Answer], chosen: Any) -> Callable[..., Answ
 def given_flags(settings: BaseModel | None) -> dict[str, Any]:
     """Return as JSON what the flags of a class set, without its defaults."""
     return settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+
+
+def data_config(data: str, columns: Mapping[str, Any]) -> RunConfig:
+    """Return the settings of a run for a command's DATA, with columns of a table."""
+    from patchline.pipeline.config_files import data_settings, merged, validated
+
+    return validated(merged(data_settings(data, None), {"data": dict(columns)}))
 
 
 def value_of_switch(misplaced: Collection[str], arguments: Sequence[str]) -> str | None:
@@ -91,6 +138,7 @@ def without_needless_negatives(section: type[BaseModel]) -> type[BaseModel]:
     return section
 
 
+without_needless_negatives(TableColumns)
 _FLAGS = {"--data.bands", "--data.mean", "--data.std"}
 _MOST = 3
 

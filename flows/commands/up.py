@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 from patchline.flows.commands.switches import Flat, Json, Switch, emit, flattened
 from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.services import starting, stopping
-from patchline.flows.services.service_programs import PlannedService
+from patchline.flows.services.service_programs import PlannedService, ServerOptions
 from patchline.flows.services.stopping import Supervised
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import OrchestrationError
@@ -24,10 +24,11 @@ from patchline.pipeline.web import sign_in
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
 from patchline.plugin_api import ToolService
 
+_OWN_FLAGS = (*ServerOptions.model_fields, *TeamStores.model_fields, "config", "json")
+_LOGS = ("prefect", "mlflow", "runner", "keeper", "supervisor", "runs")
 _TAKEN = (
-    *("--prefect-port", "--mlflow-port", "--max-concurrent-runs", "--database", "--artifacts"),
-    *("--artifact-access", "--password-file", "--config", "--json"),
-    *("prefect.log", "mlflow.log", "runner.log", "keeper.log", "supervisor.log", "runs.log"),
+    *(f"--{name.replace('_', '-')}" for name in _OWN_FLAGS),
+    *(f"{name}.log" for name in _LOGS),
 )
 """Flags of `up` and logs that no service of a tool may take."""
 
@@ -43,9 +44,7 @@ def build(_: list[str]) -> Callable[..., None]:
 
     def up(
         *,
-        prefect_port: int = 4200,
-        mlflow_port: int = 5000,
-        max_concurrent_runs: int = 2,
+        options: Flat[ServerOptions] = None,
         stores: Flat[TeamStores] = None,
         config: Path | None = None,
         settings: Any = None,
@@ -55,12 +54,8 @@ def build(_: list[str]) -> Callable[..., None]:
 
         Parameters
         ----------
-        prefect_port
-            Port for the Prefect UI; the next free port if it is taken.
-        mlflow_port
-            Port for the MLflow UI; the next free port if it is taken.
-        max_concurrent_runs
-            Maximum concurrent runs of schedules and watches.
+        options
+            Ports and runs.
         stores
             Stores of a team.
         config
@@ -75,11 +70,9 @@ def build(_: list[str]) -> Callable[..., None]:
                 display().stage("Starting Prefect, MLflow and a runner")
             begun = starting.start(
                 folder,
-                prefect_port,
-                mlflow_port,
-                max_concurrent_runs,
+                options or ServerOptions(),
                 display().note,
-                stores,
+                stores or TeamStores(),
                 config,
                 planned,
             )
@@ -96,10 +89,11 @@ def _planned(given: Mapping[str, Any]) -> list[PlannedService]:
     """Return the services of tools that flags ask for, with checked values."""
     planned = []
     for tool, service in _services():
+        port = given.get(f"{service.key}_port", service.port)
+        starting.check_port(f"{service.flag}-port", port)
         if (argument := given.get(service.key)) is not None:
             if service.check:
                 tool.load(service.check)(argument)
-            port = given[f"{service.key}_port"]
             planned.append(PlannedService(service=service, argument=argument, port=port))
     return planned
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from patchline.flows.commands.switches import Json, Switch, emit
+from patchline.flows.commands.switches import Json, Switch, emit, terminal_lines
 from patchline.flows.progress.progress_display import display, shown
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace import chosen
@@ -40,29 +40,9 @@ def export(
     summary = contents.model_dump(mode="json", exclude={"members", "format"})
     answer = {"file": str(file.resolve()), "bytes": size, "files": len(contents.members)}
     answer |= {"runs_elsewhere": elsewhere, "cache_of": str(cached) if cached else ""}
-    lines = [
-        (
-            f"Wrote {file}: {counted(contents.runs, 'run')}, "
-            f"{counted(contents.models, 'registered model')}, {len(contents.members):,} files, "
-            f"{size / 1e6:,.1f} MB. Your images, the addresses of webhooks and the secrets of "
-            "local servers are not in it."
-        )
-    ]
-    if contents.outside:
-        lines.append(
-            f"The artifacts of {counted(contents.outside, 'run')} lie outside this folder and are "
-            "not in it. Back them up as well."
-        )
-    if elsewhere:
-        lines.append(
-            f"Runs and registered models of {elsewhere}, where this folder tracks its runs, are "
-            "not in it. Back up that store as well."
-        )
-    if cached:
-        lines.append(
-            f"This folder caches the workspace {cached}: splits, checkpoints and results that only "
-            "that store has are not in it. Back up the store as well, its names/ before its files/."
-        )
+    lines = terminal_lines(
+        "workspace_export.txt.j2", __package__, file=file, contents=contents, answer=answer
+    )
     emit({**answer, **summary}, *lines, as_json=as_json)
 
 

@@ -346,13 +346,13 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
     Call it before reading the data, so that a run requested later still waits and runs.
     """
     from patchline.flows.prefect_api.prefect_client import asking
-    from patchline.flows.schedules import deployment_runs
+    from patchline.flows.schedules import deployments
 
     with asking() as client:
-        for flow_run in deployment_runs.unfinished(client, deployment_id):
+        for flow_run in deployments.unfinished(client, deployment_id):
             if flow_run.id != own:
                 reason = f"The run {own}, which starts now, reads the same data."
-                deployment_runs.cancel(client, flow_run, reason)
+                deployments.cancel(client, flow_run, reason)
 
 
 def _check_folder(watch: DeploymentResponse, observation: _SeenFolder) -> None:
@@ -410,13 +410,13 @@ def _retry_if_interrupted(observation: _SeenFolder, flow_run_id: UUID) -> None:
 
     from patchline.flows.prefect_api.failures import was_interrupted
     from patchline.flows.prefect_api.prefect_client import asking
-    from patchline.flows.schedules import deployment_runs
+    from patchline.flows.schedules import deployments
 
     if observation.settled == flow_run_id:
         return
     with asking() as client:
         try:
-            over = deployment_runs.retry_when_due(client, flow_run_id, was_interrupted)
+            over = deployments.retry_when_due(client, flow_run_id, was_interrupted)
         except ObjectNotFound:  # somebody deleted it
             over = True
     if over:
@@ -449,7 +449,7 @@ def _start(
 
 def _has_unfinished_run(deployment_id: UUID) -> bool:
     from patchline.flows.prefect_api.prefect_client import asking
-    from patchline.flows.schedules import deployment_runs
+    from patchline.flows.schedules import deployments
 
     with asking() as client:
-        return bool(deployment_runs.unfinished(client, deployment_id))
+        return bool(deployments.unfinished(client, deployment_id))

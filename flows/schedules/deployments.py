@@ -1,14 +1,21 @@
-"""Patchline's deployments in Prefect: flows that a time, an event or a person may start.
+"""Patchline's deployments in Prefect, and their runs: what a time, an event or a person may start.
 
 The functions here expect that Prefect's settings name a server; `prefect_session.connected` takes
 care of that. Labels identify a deployment: its kind, its folder (`folder_labels`) and its name.
+
+A worker may start a run at any moment, so each is read again before it is cancelled. A retried flow
+run is the same one, so it keeps its page, its answers and its MLflow run.
+
+A run is missed if it was due while the machine slept or the servers were down. Of all missed runs
+of a deployment, one is started.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -18,22 +25,28 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import (
     DeploymentCreate,
     DeploymentScheduleCreate,
+    GlobalConcurrencyLimitUpdate,
 )
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags, FlowRunFilter
 from prefect.client.schemas.objects import (
     ConcurrencyLimitStrategy,
     ConcurrencyOptions,
     FlowRun,
+    State,
+    StateType,
 )
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events import DeploymentTriggerTypes
 from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled, Scheduled
 from prefect.utilities.urls import url_for
 
 from patchline.flows.prefect_api import folder_labels
-from patchline.flows.prefect_api.prefect_client import all_pages, asking
-from patchline.flows.schedules import deployment_runs, work_pools
+from patchline.flows.prefect_api.failures import was_interrupted
+from patchline.flows.prefect_api.prefect_client import all_pages, asking, flow_runs
+from patchline.flows.schedules import work_pools
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.workspace import chosen
@@ -237,7 +250,7 @@ def active_run(deployment_id: UUID) -> FlowRun | None:
         OrchestrationError: if the server does not answer.
     """
     with asking() as client:
-        return next(iter(deployment_runs.active(client, deployment_id)), None)
+        return next(iter(active(client, deployment_id)), None)
 
 
 def last_run(deployment_id: UUID) -> FlowRun | None:
@@ -247,7 +260,7 @@ def last_run(deployment_id: UUID) -> FlowRun | None:
         OrchestrationError: if the server does not answer.
     """
     with asking() as client:
-        return deployment_runs.newest(client, deployment_id)
+        return newest(client, deployment_id)
 
 
 def page(what: Literal["deployment", "flow-run"], of: UUID) -> str:
@@ -337,10 +350,233 @@ def _set_triggers(
 
 
 def _cancel_due(client: SyncPrefectClient, deployment_id: UUID, reason: str) -> None:
-    for flow_run in deployment_runs.due(client, [deployment_id]):
-        deployment_runs.cancel(client, flow_run, reason)
+    for flow_run in due(client, [deployment_id]):
+        cancel(client, flow_run, reason)
 
 
 def _remove(client: SyncPrefectClient, deployment_id: UUID) -> None:
     client.delete_resource_owned_automations(_resource(deployment_id))
     client.delete_deployment(deployment_id)
+
+
+_WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
+_ACTIVE = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+_STARTED = set(StateType) - {StateType.SCHEDULED}
+_POSTPONED = dt.timedelta(minutes=1)
+"""A run that is due later than this was postponed by a person."""
+
+
+def due(client: SyncPrefectClient, deployment_ids: Sequence[UUID]) -> list[FlowRun]:
+    """Return the runs that a schedule created and that are due but not started, oldest first."""
+    filters = {
+        **of_deployments(deployment_ids),
+        "state": {"name": {"any_": ["Scheduled", "Late"]}},
+        "next_scheduled_start_time": {"before_": dt.datetime.now(dt.UTC)},
+    }
+    runs = flow_runs(client, filters, FlowRunSort.EXPECTED_START_TIME_ASC)
+    return [flow_run for flow_run in runs if flow_run.auto_scheduled]
+
+
+def active(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
+    """Return the runs that rightly occupy the deployment's concurrency slot."""
+    own = of_deployments([deployment_id])
+    states: tuple[dict[str, Any], ...] = (
+        {"type": {"any_": _ACTIVE}},
+        {"name": {"any_": ["AwaitingRetry"]}},
+    )
+    return [each for state in states for each in flow_runs(client, {**own, "state": state})]
+
+
+def unfinished(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
+    """Return the runs that are active or wait for their turn, without postponed ones."""
+    state = {"type": {"any_": [StateType.SCHEDULED, *_ACTIVE]}}
+    soon = dt.datetime.now(dt.UTC) + _POSTPONED
+
+    def is_postponed(flow_run: FlowRun) -> bool:
+        start = flow_run.next_scheduled_start_time
+        return flow_run.state_name == "Scheduled" and start is not None and start > soon
+
+    runs = flow_runs(client, {**of_deployments([deployment_id]), "state": state})
+    return [flow_run for flow_run in runs if not is_postponed(flow_run)]
+
+
+def newest(
+    client: SyncPrefectClient, deployment_id: UUID, without: Collection[StateType] = ()
+) -> FlowRun | None:
+    """Return the newest run that has started or ended, in none of the states `without`."""
+    state = {"type": {"any_": sorted(_STARTED.difference(without))}}
+    runs = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate(
+            {**of_deployments([deployment_id]), "state": state}
+        ),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=1,
+    )
+    return runs[0] if runs else None
+
+
+def cancel(client: SyncPrefectClient, flow_run: FlowRun, reason: str) -> None:
+    """Cancel a run, unless a worker has started it in the meantime."""
+    if client.read_flow_run(flow_run.id).state_name in _WAITING:
+        client.set_flow_run_state(flow_run.id, Cancelled(message=reason))
+
+
+def of_deployments(deployment_ids: Sequence[UUID]) -> dict[str, Any]:
+    """Return the part of a filter that selects the runs of these deployments."""
+    return {"deployment_id": {"any_": list(deployment_ids)}}
+
+
+MAX_FAILURES = 4
+"""After this many failures a flow run is not retried."""
+LOOK_BACK = dt.timedelta(days=7)
+"""Flow runs that ended earlier are not retried."""
+_FIRST_PAUSE_SECONDS, _PAUSE_FACTOR = 5.0, 6.0
+
+IsRetryable = Callable[[State[Any]], bool]
+"""Whether a run that ended in this state should be retried."""
+
+
+def retry_when_due(
+    client: SyncPrefectClient,
+    flow_run_id: UUID,
+    is_retryable: IsRetryable,
+    now: dt.datetime | None = None,
+) -> bool:
+    """Restart an ended flow run once its pause is over.
+
+    Args:
+        client: of the Prefect server.
+        flow_run_id: the flow run.
+        is_retryable: tells which final states are retried.
+        now: the current time, if not this machine's.
+
+    Returns:
+        Whether nothing is left to do: it ended otherwise, too often or too long ago.
+    """
+    state = client.read_flow_run(flow_run_id).state
+    if state is None or not state.is_final():
+        return False
+    age = (now or dt.datetime.now(dt.UTC)) - state.timestamp
+    failed = count_failures(client, flow_run_id, is_retryable)
+    if not is_retryable(state) or failed >= MAX_FAILURES or age > LOOK_BACK:
+        return True
+    if age.total_seconds() >= _FIRST_PAUSE_SECONDS * _PAUSE_FACTOR ** (failed - 1):
+        message = f"Resuming after failure {failed} ({state.name}): {state.message}"
+        client.set_flow_run_state(flow_run_id, Scheduled(name="Resuming", message=message))
+    return False
+
+
+def count_failures(client: SyncPrefectClient, flow_run_id: UUID, is_retryable: IsRetryable) -> int:
+    """Return how often a flow run ended in a retryable state."""
+    return sum(map(is_retryable, client.read_flow_run_states(flow_run_id)))
+
+
+_RESUMABLE = dt.timedelta(days=1)
+"""An interrupted run is resumed this long after its end; later, the next run replaces it."""
+_EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
+
+
+def drop_missed() -> None:
+    """Cancel all but one of the missed runs of each deployment in this folder.
+
+    Also release the concurrency slots of runs that ended without doing so, because such a slot
+    would keep every later run from starting.
+
+    Raises:
+        OrchestrationError: if the server does not answer.
+    """
+    all_deployments = deployments()  # before the runs, so that every slot's run is seen
+    with asking() as client:
+        missed: dict[UUID, list[FlowRun]] = {}
+        scheduled = [each.id for each in all_deployments if each.schedules]
+        for flow_run in due(client, scheduled):
+            if flow_run.deployment_id:
+                missed.setdefault(flow_run.deployment_id, []).append(flow_run)
+        for deployment_id, runs in missed.items():
+            _drop(client, deployment_id, runs)
+        for each in all_deployments:
+            _release_slot(client, each)
+
+
+def continue_interrupted() -> None:
+    """Resume interrupted runs of schedules, unless a later run has started or is due.
+
+    Raises:
+        OrchestrationError: if the server does not answer.
+    """
+    running = deployments("schedule")
+    ids = [each.id for each in running if not is_paused(each)]
+    if not ids:
+        return
+    filters = {
+        **of_deployments(ids),
+        "state": {"type": {"any_": [StateType.CRASHED, StateType.FAILED]}},
+        "end_time": {"after_": dt.datetime.now(dt.UTC) - _RESUMABLE},
+    }
+    with asking() as client:
+        for flow_run in flow_runs(client, filters):
+            if flow_run.state and was_interrupted(flow_run.state) and _is_last(client, flow_run):
+                retry_when_due(client, flow_run.id, was_interrupted)
+
+
+def _drop(client: SyncPrefectClient, deployment_id: UUID, missed: list[FlowRun]) -> None:
+    """Cancel all but the newest, and the newest too if a run was started after it was due."""
+    newest = missed[-1]
+    started = _started_since(client, deployment_id, newest)
+    replacement = started or newest
+    for flow_run in missed if started else missed[:-1]:
+        cancel(
+            client,
+            flow_run,
+            f"Missed: due at {_shown(flow_run)}, when the machine was asleep or no worker was "
+            f"free; replaced by the run due at {_shown(replacement)}.",
+        )
+
+
+def _started_since(
+    client: SyncPrefectClient, deployment_id: UUID, missed: FlowRun
+) -> FlowRun | None:
+    """Return a scheduled run that was started when the missed run was already due."""
+    due = _due(missed)
+    own = of_deployments([deployment_id])
+    began = flow_runs(client, {**own, "start_time": {"after_": due}})
+    later_runs = [
+        # Prefect sets the start time of a run that was cancelled before it began, too.
+        *(run for run in began if run.run_count),
+        *flow_runs(client, {**own, "state": {"type": {"any_": [StateType.PENDING]}}}),
+    ]
+    return next((each for each in later_runs if each.auto_scheduled and _since(each) >= due), None)
+
+
+def _release_slot(client: SyncPrefectClient, deployment: DeploymentResponse) -> None:
+    """Release the slot of a run that is gone: a killed server forgets which run holds it."""
+    limit = deployment.global_concurrency_limit
+    if limit and limit.active_slots and not active(client, deployment.id):
+        client.update_global_concurrency_limit(
+            limit.name, GlobalConcurrencyLimitUpdate(active_slots=0)
+        )
+
+
+def _is_last(client: SyncPrefectClient, flow_run: FlowRun) -> bool:
+    """Return whether no later run of the deployment has started or is due."""
+    deployment_id = flow_run.deployment_id
+    if deployment_id is None or due(client, [deployment_id]):
+        return False
+    last = newest(client, deployment_id, without=[StateType.CANCELLED])
+    return last is not None and last.id == flow_run.id
+
+
+def _due(flow_run: FlowRun) -> dt.datetime:
+    return flow_run.expected_start_time or _EPOCH
+
+
+def _since(flow_run: FlowRun) -> dt.datetime:
+    """Return when a run started, or when it entered its state if it has not started."""
+    if flow_run.start_time:
+        return flow_run.start_time
+    return flow_run.state.timestamp if flow_run.state else _EPOCH
+
+
+def _shown(flow_run: FlowRun) -> str:
+    """Return when a run was due, in this machine's time zone."""
+    return f"{_due(flow_run).astimezone():%Y-%m-%d %H:%M:%S}"

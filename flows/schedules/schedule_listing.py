@@ -117,7 +117,8 @@ def _kind_and_words(deployment: DeploymentResponse) -> tuple[str, str]:
         paths = (work.flow, *work.formerly)
         if flow in {path.replace(":", ".") for path in paths}:
             return work.kind, _tool_words(work, parameters)
-    if not flow.startswith("patchline.flows."):
+    is_own = flow.startswith("patchline.flows.") and {"config", "out"} & parameters.keys()
+    if not is_own:
         return "unknown", f"runs {flow}, whose tool is not installed here"
     if labels[deployments.KIND] == "watch":
         kind = "watch"

@@ -25,6 +25,30 @@ CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
 OfTool = tuple[Tool, ToolWork]
 
 
+class ScheduleOptions(FrozenModel):
+    """What a schedule does, and when."""
+
+    cron: str | None = None
+    """When to run, as a five-field cron expression: "0 2 * * *" is every night at 02:00."""
+    interval: str | None = None
+    """How often to run, instead of --cron: 90s, 20m, 2h, 1d."""
+    timezone: str | None = None
+    """Time zone of the cron expression, such as Europe/Berlin. Default: this machine's."""
+    config: Path | None = None
+    """Train with the settings in this YAML file; they are stored with the schedule."""
+    predict: str | None = None
+    """Predict with this model instead of training, such as flowers@champion."""
+    images: Path | None = None
+    """Folder of images to predict, or of a tool's work: also a table, or recorded traffic."""
+    out: Path | None = None
+    """Table for the predictions: a .csv or .parquet file."""
+    paused: bool = False
+    """Create the schedule in the paused state."""
+    work_pool: str | None = None
+    """Work pool whose workers execute the runs, on any machine; see `patchline worker`. Default:
+    the runner of `patchline up` in this folder."""
+
+
 @dataclass(frozen=True)
 class ScheduledWork:
     """What a schedule does each time it runs."""
@@ -50,21 +74,14 @@ def checked_name(name: str) -> str:
 
 
 def scheduled_work(
-    *,
-    config: Path | None,
-    predict: str | None,
-    images: Path | None,
-    out: Path | None,
+    asked: ScheduleOptions,
     tool_work: Sequence[tuple[Tool, ToolWork, str]] = (),
     columns: Mapping[str, Any] | None = None,
 ) -> ScheduledWork:
     """Return the work that the options ask for, after checking all of it.
 
     Args:
-        config: file with the settings to train with.
-        predict: names the model that predicts.
-        images: to predict, or for a tool.
-        out: table for the predictions, or for a tool.
+        asked: the options.
         tool_work: what the flags of tools ask for, each with the flag's value.
         columns: of a table of images for a tool, as the settings of a run name them.
 
@@ -74,6 +91,7 @@ def scheduled_work(
         ModelReferenceError: if there is no such model.
         PluginError: if a plugin is unknown or broken.
     """
+    config, predict, images, out = asked.config, asked.predict, asked.images, asked.out
     core = {"--config": config, "--predict": predict}
     given = [option for option, value in core.items() if value is not None]
     given += [work.flag for _, work, _ in tool_work]
@@ -195,11 +213,6 @@ class ScheduleSummary(FrozenModel):
     config_missing: bool
 
     @property
-    def what_with(self) -> str:
-        """What it does, and the name of its config file."""
-        return f"{self.what}, {Path(self.config_file).name}" if self.config_file else self.what
-
-    @property
     def when(self) -> str:
         """The trigger, with the time zone of a cron expression."""
         return f"{self.trigger} {self.timezone}" if self.timezone else self.trigger
@@ -209,29 +222,7 @@ class ScheduleSummary(FrozenModel):
         """When it runs next, in words."""
         if self.paused:
             return "paused"
-        return _local_time(self.next) if self.next else "-"
-
-    @property
-    def last_words(self) -> str:
-        """The state of the newest run, in words."""
-        if self.last is None:
-            return "not run yet"
-        return f"{self.last.state} {_local_time(self.last.at)}" if self.last.at else self.last.state
-
-    @property
-    def notes(self) -> list[str]:
-        """What else a person should know: a changed config file, a failure."""
-        notes = []
-        if self.config_changed:
-            file = Path(str(self.config_file)).name
-            change = "was deleted" if self.config_missing else "has changed"
-            notes.append(
-                f"{file} {change} since then; the stored settings are used. Create the schedule "
-                "again with the same name to update them."
-            )
-        if self.last and self.last.message:
-            notes.append(f"{self.last.state}: {self.last.message}")
-        return notes
+        return local_time(self.next) if self.next else "-"
 
 
 def work_words(kind: str, parameters: Mapping[str, Any], watched: object = None) -> str:
@@ -250,21 +241,6 @@ def work_words(kind: str, parameters: Mapping[str, Any], watched: object = None)
     return f"trains on {data.get('path') or data.get('source')}"
 
 
-def table(shown: Sequence[ScheduleSummary]) -> list[str]:
-    """Return the lines of `schedule list`."""
-    head = ("NAME", "WHAT", "WHEN", "NEXT", "LAST RUN")
-    rows = [
-        (each.name, each.what_with, each.when, each.next_words, each.last_words) for each in shown
-    ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    notes = [[], *(each.notes for each in shown)]
-    lines = []
-    for row, below in zip([head, *rows], notes, strict=True):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines += ["  ".join(cells).rstrip(), *(f"  {note}" for note in below)]
-    return lines
-
-
-def _local_time(text: str) -> str:
+def local_time(text: str) -> str:
     """Return an ISO 8601 time in this machine's time zone, for people."""
     return dt.datetime.fromisoformat(text).astimezone().strftime("%a %Y-%m-%d %H:%M:%S %Z")

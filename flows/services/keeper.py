@@ -62,9 +62,9 @@ class Duty:
 
 DUTIES = (
     ("patchline.flows.closing.close_runs:close_abandoned_runs", 10.0),
-    ("patchline.flows.approval.opening:expire_overdue", 10.0),
-    ("patchline.flows.schedules.missed_runs:drop_missed", 10.0),
-    ("patchline.flows.schedules.missed_runs:continue_interrupted", 5.0),
+    ("patchline.flows.approval.approval_flow:expire_overdue", 10.0),
+    ("patchline.flows.schedules.deployments:drop_missed", 10.0),
+    ("patchline.flows.schedules.deployments:continue_interrupted", 5.0),
     ("patchline.flows.new_data.watched_folders:check_folders", 2.0),
     (f"{supervisor.__name__}:announce", 5.0),
 )

@@ -42,15 +42,20 @@ class PlannedService(FrozenModel):
     """The first port to try."""
 
 
-class StartupPlan(FrozenModel):
+class ServerOptions(FrozenModel):
+    """Ports and runs of `patchline up`."""
+
+    prefect_port: int = 4200
+    """Port for the Prefect UI; the next free port if it is taken."""
+    mlflow_port: int = 5000
+    """Port for the MLflow UI; the next free port if it is taken."""
+    max_concurrent_runs: int = 2
+    """Maximum concurrent runs of schedules and watches."""
+
+
+class StartupPlan(ServerOptions):
     """Which servers to start, on which ports, and which servers of the user to use instead."""
 
-    prefect_port: int
-    """The first port to try."""
-    mlflow_port: int
-    """The first port to try."""
-    max_concurrent_runs: int
-    """Flow runs that the runner executes at the same time."""
     pool: str = POOL
     """The work pool whose runs the runner executes."""
     prefect_api_url: str | None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from patchline.flows import prefect_session
 from patchline.flows.prefect_api import postgres, prefect_database, prefect_settings
@@ -16,6 +17,7 @@ from patchline.flows.services import mlflow_server, service_processes, store_cho
 from patchline.flows.services.service_programs import (
     Failure,
     PlannedService,
+    ServerOptions,
     StartupPlan,
     failure_file,
     plan_file,
@@ -59,11 +61,9 @@ _REMOTE = re.compile(r"^(https?|databricks)")
 
 def start(
     folder: Path,
-    prefect_port: int,
-    mlflow_port: int,
-    max_concurrent_runs: int,
+    options: ServerOptions,
     say: Say,
-    flags: TeamStores | None = None,
+    flags: TeamStores,
     config: Path | None = None,
     of_tools: Sequence[PlannedService] = (),
 ) -> bool:
@@ -73,9 +73,7 @@ def start(
 
     Args:
         folder: the working directory of the servers.
-        prefect_port: the first port to try.
-        mlflow_port: the first port to try.
-        max_concurrent_runs: flow runs that the runner executes at the same time.
+        options: ports and runs.
         say: called with a line for each step.
         flags: the stores of a team that the command line names, if any.
         config: a YAML file that names them, if any.
@@ -86,8 +84,7 @@ def start(
         StorageError: if the folder may not be written.
         OrchestrationError: if a server does not start.
     """
-    _check(prefect_port, mlflow_port, max_concurrent_runs, of_tools)
-    flags = flags or TeamStores()
+    _check(options, of_tools)
     if services := running(folder):
         _check_stores_are(folder, flags, config)
         _check_run(services, of_tools)
@@ -99,9 +96,7 @@ def start(
             return False
         service_processes.clear(folder, _ORPHAN_SECONDS)
         stores, notes = store_choice.chosen(folder, flags, config)
-        plan = _plan(prefect_port, mlflow_port, max_concurrent_runs)
-        plan = _with_stores(folder, plan, stores, notes)
-        plan = plan.model_copy(update={"services": tuple(of_tools)})
+        plan = _with_stores(folder, _plan(options, of_tools), stores, notes)
         plan.to_file(plan_file(folder), is_private=True)
         failure_file(folder).unlink(missing_ok=True)
         state_file(folder).unlink(missing_ok=True)
@@ -157,25 +152,17 @@ def _with_stores(
     if stores.artifacts and plan.mlflow_url is None:
         _check_artifacts(stores.artifacts)
         notes = [*notes, f"Artifacts are stored in {stores.artifacts}."]
-    if stores.database is None:
-        return plan.model_copy(
-            update={
-                "mlflow_environment": mlflow_server.artifact_environment(stores),
-                "notes": (*plan.notes, *notes),
-            }
-        )
-    database = postgres.database(stores.database)
-    postgres.prepare(database)
-    notes = [*notes, f"MLflow and Prefect use {database.address}."]
-    return plan.model_copy(
-        update={
+    update: dict[str, Any] = {"mlflow_environment": mlflow_server.artifact_environment(stores)}
+    if stores.database:
+        database = postgres.database(stores.database)
+        postgres.prepare(database)
+        notes = [*notes, f"MLflow and Prefect use {database.address}."]
+        update |= {
             "pool": pool_name(folder),
             "store": database.for_mlflow(),
-            "mlflow_environment": mlflow_server.artifact_environment(stores),
             "prefect_environment": database.for_prefect(),
-            "notes": (*plan.notes, *notes),
         }
-    )
+    return plan.model_copy(update={**update, "notes": (*plan.notes, *notes)})
 
 
 def _check_artifacts(place: str) -> None:
@@ -207,38 +194,40 @@ def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
     return locked(services_folder(folder) / "starting.lock")
 
 
-def _check(
-    prefect_port: int,
-    mlflow_port: int,
-    max_concurrent_runs: int,
-    of_tools: Sequence[PlannedService],
-) -> None:
+def check_port(flag: str, port: int) -> None:
+    """Refuse a number that is no port.
+
+    Raises:
+        ConfigError: naming the flag.
+    """
+    if not 1 <= port <= LAST_PORT:
+        raise ConfigError(f"{flag} {port} is not a port. Choose a number from 1024 to {LAST_PORT}.")
+
+
+def _check(options: ServerOptions, of_tools: Sequence[PlannedService]) -> None:
     if os.name != "posix":
         raise ConfigError(
             "`patchline up` needs Linux or macOS. Start `prefect server start` and `mlflow server` "
             f"yourself, and set {_PREFECT} and {_MLFLOW}."
         )
-    ports = [("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)]
+    ports = [("--prefect-port", options.prefect_port), ("--mlflow-port", options.mlflow_port)]
     ports += [(f"{each.service.flag}-port", each.port) for each in of_tools]
     owners: dict[int, str] = {}
     for flag, port in ports:
-        if not 1 <= port <= LAST_PORT:
-            raise ConfigError(
-                f"{flag} {port} is not a port. Choose a number from 1024 to {LAST_PORT}."
-            )
+        check_port(flag, port)
         if port in owners:
             raise ConfigError(
                 f"{owners[port]} and {flag} are both {port}, but each server needs a port of its "
                 "own. Choose two different ones."
             )
         owners[port] = flag
-    if max_concurrent_runs < 1:
+    if options.max_concurrent_runs < 1:
         raise ConfigError(
-            f"--max-concurrent-runs {max_concurrent_runs} allows no run. Choose 1 or more."
+            f"--max-concurrent-runs {options.max_concurrent_runs} allows no run. Choose 1 or more."
         )
 
 
-def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> StartupPlan:
+def _plan(options: ServerOptions, of_tools: Sequence[PlannedService]) -> StartupPlan:
     """Decide which servers to start; servers that the user has configured are used instead."""
     notes = []
     prefect = prefect_settings.server_url()
@@ -259,9 +248,8 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Star
                 f"Start it, or unset {_MLFLOW} to let `patchline up` start one."
             )
     return StartupPlan(
-        prefect_port=prefect_port,
-        mlflow_port=mlflow_port,
-        max_concurrent_runs=max_concurrent_runs,
+        **dict(options),
+        services=tuple(of_tools),
         pool=pool,
         prefect_api_url=prefect,
         mlflow_url=mlflow,

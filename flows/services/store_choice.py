@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from patchline.flows.prefect_api import postgres
 from patchline.pipeline.errors import ConfigError, OrchestrationError, first_line
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.redaction import split_credentials, without_credentials
 from patchline.pipeline.workspace.files.access import check_secret
 from patchline.pipeline.workspace.tracking import team_stores
@@ -126,19 +127,7 @@ def _checked_artifacts(place: str) -> str:
 
 
 _SECONDS = 10
-_KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _ENDPOINTS = ("MLFLOW_S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-_WRONG_KEYS = (
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "InvalidClientTokenId",
-    "AuthFailure",
-    "InvalidToken",
-    "ExpiredToken",
-)
-_DENIED = ("AccessDenied", "403", "Forbidden", "MethodNotAllowed", "AllAccessDisabled")
-_WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "301", "307")
-_BUSY = ("SlowDown", "503", "ServiceUnavailable", "RequestTimeout")
 
 
 def check(place: str) -> None:
@@ -173,40 +162,26 @@ def check(place: str) -> None:
         client.get_object(Bucket=bucket, Key=key)["Body"].read()
         client.delete_object(Bucket=bucket, Key=key)
     except ClientError as error:
-        raise OrchestrationError(_refusal(place, error.response.get("Error", {}))) from error
+        refusal = error.response.get("Error", {})
+        told = str(refusal.get("Message", "")) or "no reason given"
+        raise _unusable(place, told, code=str(refusal.get("Code", ""))) from error
     except (BotoCoreError, ValueError) as error:
-        raise OrchestrationError(_failure(place, error)) from error
+        raise _unusable(place, first_line(error), kind=type(error).__name__) from error
 
 
-def _refusal(place: str, error: dict[str, Any]) -> str:
-    code, told = str(error.get("Code", "")), str(error.get("Message", "")) or "no reason given"
-    bucket = place.removeprefix("s3://").partition("/")[0]
-    if code in ("NoSuchBucket", "404"):
-        return f"The bucket {bucket} does not exist{_where()}. Create it, or correct --artifacts."
-    if code in _WRONG_KEYS:
-        return f"S3{_where()} does not accept the keys ({code}: {told}). Correct {_KEYS}."
-    if code in _DENIED:
-        return (
-            f"These keys may not write to {place} ({code}: {told}). Allow them to put, get and "
-            "delete objects there, or use other keys."
-        )
-    if code in _WRONG_REGION:
-        return f"The bucket {bucket} is in another region ({told}). Set AWS_DEFAULT_REGION to its."
-    if code in _BUSY:
-        return f"S3{_where()} is too busy at the moment ({code}). Try again in a minute."
-    return f"{place} cannot be used ({code}: {told}). Correct --artifacts or the keys."
-
-
-def _failure(place: str, error: Exception) -> str:
-    kind, told = type(error).__name__, first_line(error)
-    if kind in ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError"):
-        return f"There are no keys for {place}. Set {_KEYS}, or write them to ~/.aws/credentials."
-    if "Connect" in kind or "Timeout" in kind or "SSL" in kind:
-        named = next((name for name in _ENDPOINTS if os.environ.get(name)), "AWS_ENDPOINT_URL")
-        return f"S3{_where()} does not answer ({told}). Start it, or correct {named}."
-    return f"{place} cannot be used ({told}). Correct --artifacts, the keys or the endpoint."
-
-
-def _where() -> str:
-    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), "")
-    return f" at {endpoint}" if endpoint else ""
+def _unusable(
+    place: str, told: str, *, code: str | None = None, kind: str = ""
+) -> OrchestrationError:
+    """Return the error for a store that answers with a code, or that cannot be asked."""
+    named = next((name for name in _ENDPOINTS if os.environ.get(name)), "")
+    text = render_markdown(
+        "unusable_store.md.j2",
+        __package__,
+        place=place,
+        told=told,
+        code=code,
+        kind=kind,
+        named=named,
+        where=f" at {os.environ[named]}" if named else "",
+    )
+    return OrchestrationError(text)

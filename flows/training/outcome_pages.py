@@ -6,6 +6,8 @@ The model is registered by then, so a server error costs descriptions, never the
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from prefect.artifacts import (
@@ -20,6 +22,7 @@ from prefect.utilities.urls import url_for
 from patchline.flows import prefect_session
 from patchline.flows.notifications import events
 from patchline.flows.progress.progress_display import display
+from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.errors import TakenOverError
@@ -38,13 +41,19 @@ from patchline.pipeline.registry.browsing.outcome import (
 from patchline.pipeline.registry.browsing.pages import write_encoder_pages
 from patchline.pipeline.registry.browsing.run_summary import RunSummary, summary_of
 from patchline.pipeline.registry.registration import Registered
+from patchline.pipeline.stages import engine
+from patchline.pipeline.stages.lines import Pipeline
 from patchline.pipeline.stages.promote import Promoted
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.stages.stage import Context
+from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.parts.launching import CONFIG_FILE
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import live_runs
+from patchline.pipeline.workspace.run_memory.interrupted_runs import InterruptedRun
 from patchline.pipeline.workspace.tracking import addresses, tracked_run, tracking_store
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
@@ -55,17 +64,64 @@ new version becomes champion. One MLflow run records everything; the artifact *s
 """
 
 
+def flow_config() -> RunConfig:
+    """Return the parameter `config` of the current flow run."""
+    config = flow_run.parameters.get("config")
+    return config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
+
+
 def flow_name() -> str:
     """Return the name of a new flow run: its data and its model."""
-    config = flow_run.parameters.get("config")
-    checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
-    what = f"{checked.preset.name} preset" if checked.preset else recipe(checked)
-    return f"{checked.name or data_name(checked)} {what}"
+    config = flow_config()
+    what = f"{config.preset.name} preset" if config.preset else recipe(config)
+    return f"{config.name or data_name(config)} {what}"
 
 
-def tag_flow_run(run: tracked_run.TrackedRun, config: RunConfig) -> None:
-    """Name the flow run after its data and model, and tag it with its MLflow run."""
-    update_flow_run(f"{config.name} {recipe(config)}", run)
+@contextmanager
+def flow_process(what: str) -> Iterator[None]:
+    """Let a flow run train in the block, whose process other commands find as long as it lives."""
+    quiet_libraries.apply()  # a worker starts the flow without the command line
+    redaction.install()
+    alive = live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), what)
+    with alive, worker_start.prepared_workers():
+        yield
+
+
+def reopened(
+    interrupted: InterruptedRun, line: Pipeline, context: Context, **tags: str
+) -> AbstractContextManager[TrackedRun]:
+    """Return the MLflow run of an interrupted run, which this flow run continues."""
+    tags |= engine.early_tags(line.before_run, context)
+    tags[tracked_run.FLOW_RUNS_TAG] = f"{interrupted.flow_runs},{flow_run.id}"
+    params = context.config.flat()
+    return tracked_run.continued_run(interrupted.run_id, interrupted.folder, params, tags)
+
+
+@contextmanager
+def entered(
+    opened: AbstractContextManager[TrackedRun],
+    line: Pipeline,
+    context: Context,
+    what: str,
+    event: str,
+) -> Iterator[TrackedRun]:
+    """Open an MLflow run with what is known before it, name the flow run, and emit its start.
+
+    Args:
+        opened: the MLflow run.
+        line: the stages of the run.
+        context: what the earlier ones have left.
+        what: is done with the data, for the name of the flow run.
+        event: to emit.
+    """
+    name = str(context.config.name)
+    with opened as run:
+        engine.enter(run, line.before_run, context)
+        launching.log_config(context.config, run)
+        update_flow_run(f"{name} {what}", run)
+        data = context.get(IngestedData).fingerprint
+        emit(event, f"run.{run.run_id}", name=name, run_id=run.run_id, data=data)
+        yield run
 
 
 def update_flow_run(name: str, run: tracked_run.TrackedRun) -> None:
@@ -227,7 +283,7 @@ def _decided(context: Context, promoted: Promoted) -> str:
         events.emit_decision(promoted.promotion)
     if not promoted.requests_approval:
         return ""
-    from patchline.flows.approval import opening  # imports what no other run needs
+    from patchline.flows.approval import approval_flow  # imports what no other run needs
 
     reference = context.get(Registered).reference
-    return opening.request_approval(reference, context.config.promotion) or ""
+    return approval_flow.request_approval(reference, context.config.promotion) or ""

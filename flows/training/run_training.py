@@ -27,6 +27,7 @@ from patchline.pipeline.workspace.run_memory import live_runs
 if TYPE_CHECKING:
     from patchline.pipeline.config import RunConfig
     from patchline.pipeline.registry.browsing.run_summary import RunSummary
+    from patchline.pipeline.workspace.run_memory.interrupted_runs import InterruptedRun
 
 Summary = TypeVar("Summary")
 
@@ -42,6 +43,28 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     Raises:
         PipelineError: the reason why the run failed.
     """
+
+    def train() -> RunSummary:
+        from patchline.flows.training.training_flow import training_flow
+
+        return training_flow(config, fresh=fresh)
+
+    return begin(config, train)
+
+
+def begin(
+    config: RunConfig, call_flow: Callable[[], Summary], check: Callable[[], None] | None = None
+) -> Summary:
+    """Check a new run, and call its flow, before which its worker is started.
+
+    Args:
+        config: of the run.
+        call_flow: imports the flow while the server starts, and calls it.
+        check: refuses further settings.
+
+    Raises:
+        PipelineError: the reason why the run failed.
+    """
     enter_workspace()
     with worker_start.prepared_workers(), chosen_launcher(config.launcher) as launcher:
         resources = resources_of(config.training)
@@ -50,12 +73,13 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
         from patchline.pipeline.stages import engine
         from patchline.pipeline.stages.lines import line_of
 
+        if check:
+            check()
         for sentence in engine.check(line_of(config).stages, config, WORKSPACE.resolve()):
             display().note(sentence)
-        launcher.slots(
-            resources
-        )  # a cluster that cannot be used is an error before anything starts
-        return _in_prefect(config, fresh=fresh)
+        # A cluster that cannot be used is an error before anything starts.
+        launcher.slots(resources)
+        return _in_prefect(call_flow)
 
 
 def resume_training(reference: str, processes: int | None = None) -> RunSummary:
@@ -81,31 +105,28 @@ def resume_training(reference: str, processes: int | None = None) -> RunSummary:
             "batches are the same, but the last bits of the weights are not those of either "
             "number, so other runs do not reuse them"
         )
-    files = [*map(Path, interrupted.request.plugin_files), *plugin_files()]
-    use_plugin_files(list(dict.fromkeys(files)))
-    choice = interrupted.request.config.launcher
-    with worker_start.prepared_workers(), chosen_launcher(choice) as launcher:
-        launcher.prepare(MODULE, resources_of(interrupted.request.config.training))
-        return _in_prefect(
-            interrupted.request.config, resume=interrupted.run_id, fresh=interrupted.request.fresh
-        )
 
-
-def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) -> RunSummary:
     def train() -> RunSummary:
         from patchline.flows.training.training_flow import training_flow
 
-        return training_flow(config, resume=resume, fresh=fresh)
+        request = interrupted.request
+        return training_flow(request.config, resume=interrupted.run_id, fresh=request.fresh)
 
-    return in_prefect(train)
+    return resume(interrupted, train)
 
 
-def in_prefect(call_flow: Callable[[], Summary]) -> Summary:
-    """Call a flow, on a temporary Prefect server unless another one is configured.
+def resume(interrupted: InterruptedRun, call_flow: Callable[[], Summary]) -> Summary:
+    """Call the flow of an interrupted run, with the plugins and the launcher that it had."""
+    config = interrupted.request.config
+    files = [*map(Path, interrupted.request.plugin_files), *plugin_files()]
+    use_plugin_files(list(dict.fromkeys(files)))
+    with worker_start.prepared_workers(), chosen_launcher(config.launcher) as launcher:
+        launcher.prepare(MODULE, resources_of(config.training))
+        return _in_prefect(call_flow)
 
-    Args:
-        call_flow: imports the flow while the server starts, and calls it.
-    """
+
+def _in_prefect(call_flow: Callable[[], Summary]) -> Summary:
+    """Call a flow, on a temporary Prefect server unless another one is configured."""
     up = local_services.running() is not None
     display().stage(f"{'Connecting to' if up else 'Starting'} Prefect and MLflow")
     from patchline.flows import prefect_session

@@ -6,8 +6,7 @@ resumes a run by its id, continue that run from the stage that failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from prefect import flow
@@ -21,7 +20,6 @@ from patchline.flows.training import outcome_pages
 from patchline.flows.training.chosen_launcher import chosen_launcher, reporting
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
 from patchline.flows.training.stage_tasks import as_task
-from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.errors import DataError
@@ -29,15 +27,14 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
+from patchline.pipeline.registry.browsing.outcome import recipe
 from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.stage import Context
-from patchline.pipeline.training.parts import launching
-from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workspace.run_memory import interrupted_runs, live_runs
+from patchline.pipeline.workspace.run_memory import interrupted_runs
 from patchline.pipeline.workspace.run_memory.interrupted_runs import (
     SUMMARY_FILE,
     InterruptedRun,
@@ -66,19 +63,16 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
         resume: id of a run that failed or was killed, which is continued.
         fresh: compute every stage instead of reusing results of earlier runs.
     """
-    quiet_libraries.apply()  # a worker starts the flow without the command line
-    redaction.install()
-    workspace = WORKSPACE.resolve()
-    flow_run_id = str(flow_run.id)
-    with live_runs.alive(workspace, flow_run_id, "training"), worker_start.prepared_workers():
+    runs = WORKSPACE.resolve() / "runs"
+    with outcome_pages.flow_process("training"):
         try:
             interrupted = (
-                interrupted_runs.find(resume, workspace / "runs", display().note)
+                interrupted_runs.find(resume, runs, display().note)
                 if resume
-                else interrupted_runs.of_flow_run(flow_run_id, workspace / "runs")
+                else interrupted_runs.of_flow_run(str(flow_run.id), runs)
             )
             if interrupted and interrupted.finished:  # Prefect missed its end
-                return _saved_summary(interrupted)
+                return RunSummary.from_file(interrupted.folder / SUMMARY_FILE)
             with interrupted_runs.resuming(interrupted) if interrupted else nullcontext():
                 new = _new_run(config, fresh=fresh)
                 run = _continued(interrupted, new, by_hand=bool(resume)) if interrupted else new
@@ -130,7 +124,11 @@ class _Run:
         """Go through all stages, and report how the run ended."""
         try:
             engine.run_stages(self.line.before_run, self.context, as_task, self._after)
-            with self._opened() as run:
+            opened = self._reopened(self.interrupted) if self.interrupted else self._new()
+            context = self.context
+            with outcome_pages.entered(
+                opened, self.line, context, recipe(context.config), events.RUN_STARTED
+            ) as run:
                 engine.run_stages(self.line.in_run, self.context, as_task, self._after)
                 summary = outcome_pages.publish_outcome(self.context, self.approval)
                 summary.to_file(run.folder / SUMMARY_FILE)
@@ -173,18 +171,6 @@ class _Run:
         self.context.drop(Plan)
         self.interrupted = None
 
-    @contextmanager
-    def _opened(self) -> Iterator[TrackedRun]:
-        """Open a new run, or reopen the interrupted one."""
-        context, data = self.context, self.context.get(IngestedData)
-        with self._reopened(self.interrupted) if self.interrupted else self._new() as run:
-            engine.enter(run, self.line.before_run, context)
-            launching.log_config(context.config, run)
-            outcome_pages.tag_flow_run(run, context.config)
-            started = {"name": str(context.config.name), "run_id": run.run_id}
-            emit(events.RUN_STARTED, f"run.{run.run_id}", **started, data=data.fingerprint)
-            yield run
-
     def _new(self) -> AbstractContextManager[TrackedRun]:
         context, plan = self.context, self.context.find(Plan)
         request = RunRequest(
@@ -201,14 +187,8 @@ class _Run:
         return tracked_run.owned_run(context.config, runs, tags, text)
 
     def _reopened(self, interrupted: InterruptedRun) -> AbstractContextManager[TrackedRun]:
-        flow_runs = {tracked_run.FLOW_RUNS_TAG: f"{interrupted.flow_runs},{flow_run.id}"}
-        tags = {**engine.early_tags(self.line.before_run, self.context), **flow_runs}
+        tags = {}
         if before := interrupted.request.processes_before:
             numbers = (*before, interrupted.request.config.training.processes)
             tags[_PROCESSES_TAG] = ", ".join(map(str, numbers))
-        params = self.context.config.flat()
-        return tracked_run.continued_run(interrupted.run_id, interrupted.folder, params, tags)
-
-
-def _saved_summary(finished: InterruptedRun) -> RunSummary:
-    return RunSummary.from_file(finished.folder / SUMMARY_FILE)
+        return outcome_pages.reopened(interrupted, self.line, self.context, **tags)

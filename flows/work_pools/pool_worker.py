@@ -34,8 +34,8 @@ _RUN = "patchline.flows.work_pools.pool_run"
 _POLL_SECONDS = 0.5
 _DUTIES = (
     ("patchline.flows.closing.close_runs:close_abandoned_runs", 10.0),
-    ("patchline.flows.schedules.missed_runs:drop_missed", 15.0),
-    ("patchline.flows.schedules.missed_runs:continue_interrupted", 5.0),
+    ("patchline.flows.schedules.deployments:drop_missed", 15.0),
+    ("patchline.flows.schedules.deployments:continue_interrupted", 5.0),
 )
 logger = logging.getLogger("patchline.worker")
 warnings.filterwarnings("ignore", "Type 'PoolWorker'")  # it replaces Prefect's own worker type

@@ -16,7 +16,6 @@ from patchline.pipeline.evaluation.comparison import (
     p_value_text,
 )
 from patchline.pipeline.evaluation.metrics import paired_test
-from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import PAIRED
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.promotion_decision import GateResult

@@ -67,6 +67,6 @@ def test_only_one_module_imports_onnxruntime() -> None:
         for _, module in imports(file)
         if module.split(".")[0] == "onnxruntime"
     }
-    assert importing == {"pipeline/models/onnx_session.py", "plugins/tools/export/onnx_forms.py"}
+    assert importing == {"pipeline/models/onnx_session.py", "plugins/tools/export/exporting.py"}
     quiet = "from patchline.pipeline.packaging.packaged_model import"
-    assert quiet in (root / "plugins/tools/export/onnx_forms.py").read_text(encoding="utf-8")
+    assert quiet in (root / "plugins/tools/export/exporting.py").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.flows.commands import predict
+from patchline.flows.commands.switches import terminal_lines
 from patchline.flows.progress import progress_display
 from patchline.pipeline.terminal_words import (
     few_names,
@@ -38,7 +38,9 @@ def test_whatever_a_terminal_obeys_is_written_out() -> None:
     plain = progress_display.PlainLines(stream)
     plain.note(f"1 file is damaged: {ODD}")
     plain.stage(ODD)
-    said = stream.getvalue() + predict._line({"image": ODD, "error": ODD})
+    answers = [{"image": ODD, "error": ODD}]
+    lines = terminal_lines("predictions.txt.j2", "patchline.flows.commands", answers=answers)
+    said = "".join([stream.getvalue(), *lines])
     assert "\x1b" not in said
     assert "\u202e" not in said
     assert said.count("\n") == 2

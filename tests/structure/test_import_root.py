@@ -41,7 +41,7 @@ def own_files() -> tuple[object, str]:
     from patchline.pipeline.plugin_system import plugin_loader
     from patchline.pipeline.workspace.run_memory import stage_keys
     from patchline.pipeline.workspace.tracking import provenance
-    from patchline.plugins.tools.export.container_files import ServedVersion, write_container
+    from patchline.plugins.tools.export.container_form import ServedVersion, write_container
 
     with TemporaryDirectory() as made:
         artifacts, out = Path(made, "artifacts"), Path(made, "out")

@@ -116,7 +116,7 @@ def test_every_package_says_what_it_is_for() -> None:
         ("flows/training/stage_tasks.py", "from pipeline import config"),
         ("pipeline/models/inference.py", "import patchline.python_api"),
         (
-            "flows/schedules/deployment_runs.py",
+            "flows/schedules/deployments.py",
             "from patchline.flows.training import run_messages",
         ),
         ("plugins/models/vit.py", "from patchline import plugin_checks"),

@@ -5,15 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, Literal
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Json, emit, without_needless_negatives
+from patchline.flows.commands.switches import Columns, Json, data_config, emit, given_flags
 from patchline.flows.progress.progress_display import display, shown
-from patchline.pipeline.config_files import data_settings, merged, validated
-from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.terminal_words import short_path, visible
@@ -21,11 +17,10 @@ from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
 if TYPE_CHECKING:
     from patchline.plugins.tools.export.comparison import ComparisonImages
-    from patchline.plugins.tools.export.export_record import ExportRecord
+    from patchline.plugins.tools.export.export_pages import ExportRecord
 
 REFUSED = 3
 FormChoice = Literal["onnx", "int8", "openvino", "torch", "container"]
-without_needless_negatives(TableColumns)
 
 
 def export(
@@ -36,7 +31,7 @@ def export(
     out: Path | None = None,
     data: str | None = None,
     as_json: Json = False,
-    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+    table: Columns = None,
 ) -> int:
     """Write another form of a model if it agrees with the package; exits with code 3 if not.
 
@@ -54,7 +49,7 @@ def export(
     table
         Columns of a table of images, where they cannot be guessed.
     """
-    columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
+    columns = given_flags(table)
     reference, folder = _named(model, to, out)
     with shown():
         display().stage(f"Exporting {reference.name}, version {reference.version}, as {to}")
@@ -99,7 +94,7 @@ def _images(
         if columns:
             raise ConfigError("Columns are given, but no table. Name the table with --data.")
         return comparison.of_run(reference, workspace, display().advance)
-    config = validated(merged(data_settings(data, None), {"data": dict(columns)}))
+    config = data_config(data, columns)
     config = config.model_copy(update={"name": reference.name})
     return comparison.of_data(reference, config, workspace, display().advance)
 
@@ -113,7 +108,7 @@ def _tell(record: ExportRecord, folder: Path, unlisted: str, *, as_json: bool) -
         unlisted: what the MLflow UI lacks of it, as a clause; empty if nothing.
         as_json: print one JSON object.
     """
-    from patchline.plugins.tools.export.export_record import notes, table
+    from patchline.plugins.tools.export.export_pages import notes, table
 
     said = [*notes(record), *([unlisted] if unlisted else [])]
     written = str(folder) if record.chosen is not None else None

@@ -6,6 +6,7 @@ Shapes: N images of height H, width W and C channels, K classes.
 from __future__ import annotations
 
 import operator
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from patchline.pipeline.data.reading import image_root
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_evaluation import (
@@ -75,30 +77,8 @@ class Agreement(FrozenModel):
     @property
     def failures(self) -> tuple[str, ...]:
         """Each bound that is not kept, as a clause with its numbers."""
-        labels, bounds = self.labels, self.bounds
-        if labels.n < FEWEST_IMAGES:
-            return (f"{labels.n} images are too few to tell; at least {FEWEST_IMAGES} are needed",)
-        if self.largest_difference is None or self.mean_difference is None:
-            return ("a probability is not a number",)
-        failed = []
-        if labels.value < bounds.agreement:
-            failed.append(
-                f"it gives {_share(labels)} of {labels.n:,} images the "
-                f"{'labels' if self.is_multi_label else 'label'} of the package (95% "
-                f"interval {percent(labels.low)} to {percent(labels.high)}); at least "
-                f"{bounds.agreement:.1%} are required"
-            )
-        if self.largest_difference > bounds.largest:
-            failed.append(
-                f"a probability differs by {self.largest_difference:.2g}; at most "
-                f"{bounds.largest:g} is allowed"
-            )
-        if self.mean_difference > bounds.mean:
-            failed.append(
-                f"the largest difference in probability of an image is {self.mean_difference:.2g} "
-                f"on average; at most {bounds.mean:g} is allowed"
-            )
-        return tuple(failed)
+        values = {"agreement": self, "percent": percent, "fewest": FEWEST_IMAGES}
+        return tuple(render_markdown("failures.md.j2", __package__, **values).splitlines())
 
     @property
     def passed(self) -> bool:
@@ -179,10 +159,6 @@ def percent(share: float) -> str:
     return f"{text}%"
 
 
-def _share(estimate: MetricEstimate) -> str:
-    return percent(estimate.value)
-
-
 Answers = Callable[[Array], Array]
 """Maps uint8 images (N, H, W, C) to probabilities (N, K)."""
 
@@ -199,14 +175,21 @@ class FormInputs:
     package_folder: Path
     """Holds `model.onnx`, `model.json` and `model.safetensors`."""
     package: PackagedModel
-    name: str
-    """Of the registered model."""
-    version: str
-    calibration_NHWC: Array
-    """Images that the ranges of int8 activations are taken from; may be empty."""
-    calibration_origin: str
+    reference: ModelReference
+    """The registered version."""
+    images: ComparisonImages
+    """To compare on, and to take the ranges of int8 activations from."""
     scratch: Path
     """An empty folder."""
+
+    def new_folder(self, name: str, *copied: str) -> Path:
+        """Return a new folder for a form, with some files of the package."""
+        folder = self.scratch / name
+        folder.mkdir()
+        for each in copied:
+            if (self.package_folder / each).is_file():
+                shutil.copyfile(self.package_folder / each, folder / each)
+        return folder
 
 
 @dataclass(frozen=True)

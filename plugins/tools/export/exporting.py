@@ -1,8 +1,14 @@
-"""Write another form of a packaged model, if it agrees with the package on real images."""
+"""Write another form of a packaged model, if it agrees with the package on real images.
+
+The forms are the program of torch, that of OpenVINO, and the package's network alone or in int8:
+`model.onnx` with `model.json`. A folder with these two files is what `PackagedModel` opens, so an
+int8 model serves as a package does.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import shutil
 import sys
 import tempfile
@@ -13,19 +19,19 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from patchline.pipeline.errors import ConfigError, PackagingError, first_line
 from patchline.pipeline.packaging import processor_check
 from patchline.pipeline.packaging.package_digests import write_digests
-from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
+from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE, REFERENCE_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.workers.host.processors import this_processor
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
-from patchline.plugins.tools.export import container_form, onnx_forms
+from patchline.plugins.tools.export import container_form
 from patchline.plugins.tools.export.comparison import (
     EXACT,
     REDUCED,
@@ -39,12 +45,15 @@ from patchline.plugins.tools.export.comparison import (
     compared,
     measured_latency,
 )
-from patchline.plugins.tools.export.export_record import (
+from patchline.plugins.tools.export.export_pages import (
     ExportRecord,
     ProcessorRecord,
     TriedForm,
     write_readme,
 )
+
+if TYPE_CHECKING:
+    import onnx
 
 Array = np.ndarray[Any, Any]
 PROGRAM_FILE = "model.pt2"
@@ -66,9 +75,7 @@ def torch_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     whole = ProbabilityModel.of(model, description).eval()
     image = description.image
     example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
-    folder = inputs.scratch / "torch"
-    folder.mkdir()
-    (folder / DESCRIPTION_FILE).write_bytes((inputs.package_folder / DESCRIPTION_FILE).read_bytes())
+    folder = inputs.new_folder("torch", DESCRIPTION_FILE)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
@@ -139,11 +146,7 @@ def openvino_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
     for precision in ("f32", "bf16"):
         if precision == "bf16" and not _computes_bfloat16(core):
             continue
-        folder = inputs.scratch / f"openvino-{precision}"
-        folder.mkdir()
-        (folder / DESCRIPTION_FILE).write_bytes(
-            (inputs.package_folder / DESCRIPTION_FILE).read_bytes()
-        )
+        folder = inputs.new_folder(f"openvino-{precision}", DESCRIPTION_FILE)
         network = core.read_model(str(inputs.package_folder / ONNX_FILE))
         _openvino().save_model(network, str(folder / MODEL_FILE), compress_to_fp16=False)
         yield ExportCandidate(
@@ -244,16 +247,14 @@ def export(
         inputs = FormInputs(
             package_folder=source,
             package=package,
-            name=reference.name,
-            version=reference.version,
-            calibration_NHWC=images.calibration_NHWC,
-            calibration_origin=images.calibration_origin,
+            reference=reference,
+            images=images,
             scratch=Path(scratch),
         )
         expected_NK = _answered(package.probabilities, images, "Predicting (package)", on_progress)
-        tried, passed = _tried(inputs, form, images, expected_NK, on_progress, seconds)
+        tried, passed = _tried(inputs, form, expected_NK, on_progress, seconds)
         chosen = max(passed, key=lambda each: each[1].speedup, default=None)
-        record = _record(reference, form, images, inputs, tried, chosen)
+        record = _record(inputs, form, tried, chosen)
         if chosen is not None:
             _write(chosen[0], record, images, out)
     return record
@@ -262,7 +263,7 @@ def export(
 def _rounds(form: Form) -> list[Round]:
     """Return how a form can be made: later rounds are for processors that fail the first."""
     if form == "onnx":
-        return [onnx_forms.float32_candidates]
+        return [float32_candidates]
     if form == "openvino":
         return [openvino_candidates]
     if form == "torch":
@@ -270,8 +271,8 @@ def _rounds(form: Form) -> list[Round]:
     if form == "container":
         return [container_form.container_candidates]
     in_eight, in_seven = (
-        lambda inputs: onnx_forms.int8_candidates(inputs, reduce_range=False),
-        lambda inputs: onnx_forms.int8_candidates(inputs, reduce_range=True),
+        lambda inputs: int8_candidates(inputs, reduce_range=False),
+        lambda inputs: int8_candidates(inputs, reduce_range=True),
     )
     return [in_eight, in_seven] if this_processor().has_int8_products else [in_seven]
 
@@ -279,13 +280,13 @@ def _rounds(form: Form) -> list[Round]:
 def _tried(
     inputs: FormInputs,
     form: Form,
-    images: ComparisonImages,
     expected_NK: Array,
     on_progress: StageProgress,
     seconds: float,
 ) -> tuple[list[TriedForm], list[tuple[ExportCandidate, TriedForm]]]:
     """Return what was measured, and the candidates of the first round with any that passes."""
     tried: list[TriedForm] = []
+    images = inputs.images
     single = inputs.package.with_threads(_THREADS).probabilities
     for candidates in _rounds(form):
         passed = []
@@ -346,23 +347,21 @@ def _answered(
 
 
 def _record(
-    reference: ModelReference,
-    form: Form,
-    images: ComparisonImages,
     inputs: FormInputs,
+    form: Form,
     tried: list[TriedForm],
     chosen: tuple[ExportCandidate, TriedForm] | None,
 ) -> ExportRecord:
     processor = this_processor()
     stored = 0
     if chosen is not None and chosen[0].is_bound_to_processor:
-        stored = min(processor_check.IMAGES, len(images.images_NHWC))
+        stored = min(processor_check.IMAGES, len(inputs.images.images_NHWC))
     bounds = tried[-1].agreement.bounds if chosen is None else chosen[0].bounds
     return ExportRecord(
-        model=reference.name,
-        version=reference.version,
+        model=inputs.reference.name,
+        version=inputs.reference.version,
         form=form,
-        compared_on=images.origin,
+        compared_on=inputs.images.origin,
         package_bytes=(inputs.package_folder / ONNX_FILE).stat().st_size,
         allowed_difference=bounds.largest,
         processor=ProcessorRecord(name=processor.name, instructions=processor.instructions),
@@ -395,3 +394,155 @@ def _write(
     if out.is_dir():
         shutil.rmtree(out)  # empty, as the caller has checked
     candidate.folder.replace(out)
+
+
+_QUANTIZED = ("MatMul", "Gemm")
+"""Operators with weights of a Transformer; convolutions of patches stay in float32."""
+_CALIBRATION_BATCH = 8
+_BESIDE = DESCRIPTION_FILE, REFERENCE_FILE
+"""Files of the package that stay beside its network."""
+
+
+def float32_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
+    """Yield the package's own network."""
+    folder = inputs.new_folder("onnx", *_BESIDE, ONNX_FILE)
+    yield _candidate(folder, "onnx", {"precision": "float32"}, is_exact=True)
+
+
+def int8_candidates(inputs: FormInputs, *, reduce_range: bool) -> Iterator[ExportCandidate]:
+    """Yield the network in int8, made in two ways.
+
+    Dynamic: the range of each activation is taken from the batch at hand. Static: it is taken from
+    calibration images once, so that no answer depends on the other images of a batch. Weights have
+    one scale for each output channel.
+
+    Args:
+        inputs: what the network is made from.
+        reduce_range: use 7 bits of each weight, so that int8 products cannot overflow where a
+            processor adds two of them in 16 bits.
+    """
+    bits = "7-bit weights" if reduce_range else "8-bit weights"
+    details = {"weight_bits": "7" if reduce_range else "8"}
+    folder = inputs.new_folder(f"dynamic-{reduce_range}", *_BESIDE)
+    _quantize_dynamic(inputs, folder / ONNX_FILE, reduce_range=reduce_range)
+    yield _candidate(folder, f"int8, dynamic, {bits}", {**details, "method": "dynamic"})
+    if len(inputs.images.calibration_NHWC):
+        folder = inputs.new_folder(f"static-{reduce_range}", *_BESIDE)
+        _quantize_static(inputs, folder / ONNX_FILE, reduce_range=reduce_range)
+        static = {**details, "method": "static", "calibration": inputs.images.calibration_origin}
+        yield _candidate(folder, f"int8, static, {bits}", static)
+
+
+def _candidate(
+    folder: Path, name: str, details: dict[str, str], *, is_exact: bool = False
+) -> ExportCandidate:
+    def opened(threads: int) -> Answers:
+        model = PackagedModel(folder / ONNX_FILE, folder / DESCRIPTION_FILE, threads)
+        return model.probabilities
+
+    return ExportCandidate(
+        name=name,
+        folder=folder,
+        model_files=(ONNX_FILE,),
+        open=opened,
+        bounds=EXACT if is_exact else REDUCED,
+        details=details,
+        is_bound_to_processor=not is_exact,
+    )
+
+
+def _network(inputs: FormInputs) -> onnx.ModelProto:
+    """Return the package's network without inferred shapes, which quantization trips over."""
+    import onnx
+
+    network = onnx.load(str(inputs.package_folder / ONNX_FILE))
+    del network.graph.value_info[:]
+    _separate_weights(network)
+    return network
+
+
+def _separate_weights(network: onnx.ModelProto) -> None:
+    """Give each quantized node weights of its own, such as a head that reads after each block.
+
+    Quantization transposes the weights of each such node in place: shared ones, several times.
+    """
+    import onnx
+
+    stored = {each.name: each for each in network.graph.initializer}
+    taken = set[str]()
+    for node in network.graph.node:
+        if node.op_type not in _QUANTIZED:
+            continue
+        for position, name in enumerate(node.input):
+            if name in stored and name in taken:
+                own = onnx.TensorProto()
+                own.CopyFrom(stored[name])
+                own.name = node.input[position] = f"{name}.{node.name}"
+                network.graph.initializer.append(own)
+            taken.add(name)
+
+
+def _quantize_dynamic(inputs: FormInputs, file: Path, *, reduce_range: bool) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _quietly():
+        quantize_dynamic(
+            _network(inputs),
+            file,
+            op_types_to_quantize=list(_QUANTIZED),
+            per_channel=True,
+            reduce_range=reduce_range,
+            weight_type=QuantType.QInt8,
+            extra_options={"MatMulConstBOnly": True},
+        )
+    _check_written(file)
+
+
+def _quantize_static(inputs: FormInputs, file: Path, *, reduce_range: bool) -> None:
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    with _quietly():
+        quantize_static(
+            _network(inputs),
+            file,
+            _CalibrationBatches(inputs.images.calibration_NHWC),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=list(_QUANTIZED),
+            per_channel=True,
+            reduce_range=reduce_range,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            extra_options={"MatMulConstBOnly": True},
+        )
+    _check_written(file)
+
+
+def _check_written(file: Path) -> None:
+    if not file.is_file():
+        raise PackagingError("onnxruntime wrote no quantized model. Update onnxruntime.")
+
+
+class _CalibrationBatches:
+    """Batches of calibration images, as onnxruntime reads them."""
+
+    def __init__(self, images_NHWC: Array) -> None:
+        self._batches = iter(
+            images_NHWC[start : start + _CALIBRATION_BATCH]
+            for start in range(0, len(images_NHWC), _CALIBRATION_BATCH)
+        )
+
+    def get_next(self) -> dict[str, Array] | None:
+        """Return the next batch; None after the last one."""
+        batch = next(self._batches, None)
+        return None if batch is None else {"images": batch}
+
+
+class _quietly:  # noqa: N801 - a context manager, used like a function
+    """Keep onnxruntime's advice to preprocess the model off the terminal."""
+
+    def __enter__(self) -> None:
+        self._level = logging.getLogger().level
+        logging.getLogger().setLevel(logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().setLevel(self._level)

@@ -5,15 +5,17 @@ Shapes: N images, M reference images, H, W and C of an image, K classes or label
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
 import pandas as pd
+from pydantic import BaseModel, Field, ValidationError
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.labels.answer_columns import NEAR
@@ -35,10 +37,14 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.data_values import with_unfit_damaged
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.registry.serving.traffic_recorder import PARTS, check_format, features_of
 from patchline.pipeline.registry.version_records import VersionRecords
 from patchline.pipeline.terminal_words import by_number, counted, visible
+from patchline.pipeline.workspace.files.json_lines import AppendLog, DamagedLineError
+from patchline.pipeline.workspace.files.paths import safe_join
 
 LABELS_TABLE = "labels.csv"
 """In a folder of images: columns path and label, as `patchline label` writes them."""
@@ -134,7 +140,7 @@ class Computed:
         )
 
 
-class ArrivedImages(Protocol):
+class ArrivedImages(ABC):
     """The images of a stream, before anything is computed.
 
     Attributes:
@@ -153,14 +159,21 @@ class ArrivedImages(Protocol):
     labels_problem: str
     notes: tuple[str, ...]
 
+    @abstractmethod
     def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
         """Return what the version computes for some of them."""
 
+    @abstractmethod
+    def _pixels(self, position: int) -> Array | None:
+        """Return an image as the network takes it; None if it is not there."""
+
     def picture(self, position: int) -> Array | None:
-        """Return an image, uint8 (H, W, C); None if it is not there."""
+        """Return an image, uint8 (H, W, C), as the network takes it; None if it is not there."""
+        pixels_HWC = self._pixels(position)
+        return None if pixels_HWC is None else np.asarray(pixels_HWC)
 
 
-class ImageFiles:
+class ImageFiles(ArrivedImages):
     """Images that a data source lists; those that the version was made with are left out.
 
     Args:
@@ -271,11 +284,6 @@ class ImageFiles:
             pictures,
         )
 
-    def picture(self, position: int) -> Array | None:
-        """Return the image as the network takes it."""
-        pixels_HWC = self._pixels(position)
-        return None if pixels_HWC is None else np.asarray(pixels_HWC)
-
     def _pixels(self, position: int) -> Array | None:
         try:
             with root_image_bytes(self._root, self.names[position]) as data:
@@ -318,30 +326,17 @@ def since_training(
         reference: of the version.
         notes: receives how many are left out, and why.
     """
-    return _untested(_unseen(rows, records, notes), records, reference, notes)
-
-
-def _unseen(rows: pd.DataFrame, records: VersionRecords, notes: list[str]) -> pd.DataFrame:
-    """Return the images that the version was not fitted on: it is more certain about those."""
     if not records.is_recorded:
         notes.append(
             f"whether {records.label} was trained on some of these images is not known, because "
             "its training data is no longer recorded"
         )
-    is_seen = records.has_seen(rows)
+    is_seen = records.has_seen(rows)  # the model is more certain about those
     them = by_number(is_seen.sum(), "it", "them")
     why = f"the model used {them} for training or model selection"
-    return _without(rows, is_seen, why, notes)
-
-
-def _untested(
-    rows: pd.DataFrame, records: VersionRecords, reference: ReferenceImages, notes: list[str]
-) -> pd.DataFrame:
-    """Return the images that the version was not tested on.
-
-    Those of the reference would be in both samples, and the accuracy on test images is that of the
-    test, whatever arrives.
-    """
+    rows = _without(rows, is_seen, why, notes)
+    # Those of the reference would be in both samples, and the accuracy on test images is that of
+    # the test, whatever arrives.
     is_own = records.has_tested(rows) | rows["sha256"].isin(reference.sha256)
     them = by_number(is_own.sum(), "it", "them")
     return _without(rows, is_own, f"{records.label} was validated or tested on {them}", notes)
@@ -395,42 +390,18 @@ def independent_images(
         units_N = groups_alone(groups)
     else:
         units_N = pictures.units(keys, groups, on_progress)
-    unknown = tuple(_unknown(keys, groups, pictures, records, reference))
-    return Independence(one_of_each(units_N, keys), unknown)
-
-
-def _unknown(
-    keys: Sequence[str],
-    groups: Sequence[str],
-    pictures: ComparedPictures,
-    records: VersionRecords,
-    reference: ReferenceImages,
-) -> Iterator[str]:
-    """Yield what is not known about the independence of the images."""
-    lacking, small = pictures.lacking(keys), pictures.too_small(keys)
-    if reference.are_alike:
-        yield (
-            "whether new images are near duplicates, because most reference images are near "
-            "duplicates of each other"
-        )
-        lacking = small = 0
-    if lacking:
-        yield (
-            f"whether {counted(lacking, 'new image')} are near duplicates, because no picture of "
-            "them was recorded (patchline serve --record-images)"
-        )
-    if small:
-        yield (
-            f"whether {counted(small, 'new image')} are near duplicates, because they have fewer "
-            f"than {LEAST_SIDE} pixels on a side"
-        )
-    if reference.units_M is None:
-        yield (
-            "whether reference images are near duplicates, because an earlier Patchline made the "
-            "package (train and register the model again)"
-        )
-    if _are_grouped(records) and not any(groups):
-        yield "which new images belong to one group, as images of the training data do"
+    compared = not reference.are_alike
+    unknown = render_markdown(
+        "not_independent.md.j2",
+        __package__,
+        lacking=pictures.lacking(keys) if compared else 0,
+        small=pictures.too_small(keys) if compared else 0,
+        least_side=LEAST_SIDE,
+        reference=reference,
+        groups_unknown=_are_grouped(records) and not any(groups),
+        counted=counted,
+    )
+    return Independence(one_of_each(units_N, keys), tuple(unknown.splitlines()))
 
 
 def _are_grouped(records: VersionRecords) -> bool:
@@ -439,3 +410,152 @@ def _are_grouped(records: VersionRecords) -> bool:
         return False
     groups = records.manifest["group"].fillna("").astype(str)
     return bool(((groups != "") & ~groups.str.startswith(NEAR)).any())
+
+
+_PROGRESS = 64
+
+
+class _RecordedAnswer(BaseModel):
+    """A line of a part; see `traffic_recorder`."""
+
+    id: str
+    time: str
+    model: str
+    version: str
+    probabilities: list[Annotated[float, Field(ge=0, le=1)]]
+    features: str | None = None
+    digest: str | None = None
+    """None if an earlier Patchline has recorded it."""
+    image: str | None = None
+
+
+class RecordedTraffic(ArrivedImages):
+    """What a version has answered, in a folder of recorded traffic; each image counts once.
+
+    Images that the version was made with are left out, as far as the client has sent the same file:
+    the traffic has no pixels to recognise another one by.
+
+    Args:
+        records: of the version.
+        reference: of the version.
+        folder: that the server writes.
+
+    Raises:
+        DataError: if the version has answered nothing in it, no image is left, or it is damaged.
+        ConfigError: if a later Patchline has recorded it.
+    """
+
+    def __init__(self, records: VersionRecords, reference: ReferenceImages, folder: Path) -> None:
+        self._package, self._folder = records.package, folder
+        check_format(folder)
+        own, others = [], Counter[str]()
+        classes = len(self._package.classes)
+        for part in sorted(folder.glob(PARTS)):
+            for row in _rows(part):
+                by = f"{row['model']}/{row['version']}"
+                if by == records.label and len(row["probabilities"]) == classes:
+                    own.append(row)
+                else:
+                    others[by] += 1
+        notes = [
+            f"{counted(count, 'image')} of {label} left out: another version answered"
+            for label, count in sorted(others.items())
+        ]
+        if not own:
+            raise DataError(
+                f"The recorded traffic in {folder} holds no answer of {records.label} "
+                f"({'; '.join(notes) or 'it is empty'}). Serve that version with --record, or name "
+                "the version that answered."
+            )
+        keys = [_key(row) for row in own]
+        table = labels_table(folder)
+        labels = {  # somebody may have labelled another copy than the first
+            key: table.by_path[str(row.get("image"))]
+            for key, row in zip(keys, own, strict=True)
+            if str(row.get("image")) in table.by_path
+        }
+        unknown = sum("digest" not in row for row in own)
+        if unknown:
+            notes.append(
+                f"whether copies of each other are among {counted(unknown, 'image')} is not known, "
+                "because an earlier Patchline has recorded them"
+            )
+        rows = without_copies(pd.DataFrame({"sha256": keys, "group": ""}), notes)
+        rows = since_training(rows, records, reference, notes)
+        if rows.empty:
+            raise DataError(
+                f"No image in the recorded traffic in {folder} is left to compare "
+                f"({'; '.join(notes)}). Wait for other images."
+            )
+        self._rows = [own[place] for place in rows.index]
+        self.keys = tuple(rows["sha256"])
+        self.names = tuple(
+            str(row.get("image") or f"request of {row.get('time')}") for row in self._rows
+        )
+        self.groups = ("",) * len(self._rows)
+        self.labels = tuple(labels.get(key) for key in self.keys)
+        self.labels_problem = table.problem
+        self.notes = tuple(notes)
+
+    def computed(self, chosen: Sequence[int], on_progress: Progress) -> Computed:
+        """Return what the server has recorded; nothing is predicted again."""
+        rows = [self._rows[position] for position in chosen]
+        pictures = ComparedPictures()
+        for done, position in enumerate(chosen, start=1):
+            pixels_HWC = self._pixels(position)
+            if pixels_HWC is not None:
+                pictures.add(self.keys[position], pixels_HWC, size_before(pixels_HWC))
+            if done % _PROGRESS == 0 or done == len(rows):
+                on_progress("Reading recorded traffic", done, len(rows))
+        features = [features_of(row) for row in rows]
+        known = [each for each in features if each is not None]
+        whole = len(known) == len(rows) and len({each.shape for each in known}) == 1
+        return Computed(
+            np.arange(len(rows)),
+            np.array([row["probabilities"] for row in rows], np.float32),
+            np.stack(known) if whole else None,
+            pictures,
+        )
+
+    def _pixels(self, position: int) -> Array | None:
+        image = self._rows[position].get("image")
+        if not image:
+            return None
+        try:
+            file = safe_join(self._folder, str(image), f"The recorded traffic in {self._folder}")
+            return self._package.pixels(file.read_bytes(), paths=False)
+        except (UndecodableImageError, OSError):
+            return None
+
+
+def _rows(part: Path) -> list[dict[str, Any]]:
+    """Return the lines of a part, without the rest of one that a killed server has left at its end.
+
+    Raises:
+        DataError: if it is damaged.
+    """
+    try:
+        return AppendLog(part).objects(_check)
+    except (DamagedLineError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(
+            f"The recorded traffic {part} is damaged: {reason}. Restore the file from a backup, or "
+            "move it out of the folder to do without what it holds."
+        ) from error
+
+
+def _check(row: dict[str, Any], number: int) -> None:
+    try:
+        _RecordedAnswer.model_validate(row)
+        features_of(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise DamagedLineError(f"line {number}, {field}: {first['msg'].lower()}") from error
+    except ValueError as error:
+        raise DamagedLineError(f"line {number}, features: {error}") from error
+
+
+def _key(row: dict[str, Any]) -> str:
+    """Return what identifies an image: its digest, or its line if that has none."""
+    return str(row.get("digest") or row["id"])

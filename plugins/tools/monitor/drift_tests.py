@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 
 Array = np.ndarray[Any, Any]
@@ -384,24 +385,8 @@ class ClassShares(FrozenModel):
 
     def sentence(self) -> str:
         """Return what has changed: the shares of the classes, or the images within them."""
-        drawn = f"{self.images:,} reference images drawn at the new shares"
-        if self.p_value is None:
-            return (
-                "Whether the images within the classes changed is not known: only "
-                f"{drawn} would be left to compare."
-            )
-        if self.explains:
-            named = ", ".join(
-                f"{each.label} {each.before:.0%} → {each.now:.0%}" for each in self.changes[:_NAMED]
-            )
-            return (
-                f"The shares of the classes changed ({named}). No change of the images within the "
-                f"classes was found (p = {self.p_value:.2g}, {drawn})."
-            )
-        return (
-            "The images within the classes changed: new shares of the classes do not explain the "
-            f"difference (p = {self.p_value:.2g}, {drawn})."
-        )
+        values = {"shares": self, "named": self.changes[:_NAMED]}
+        return render_markdown("class_shares.md.j2", __package__, **values)
 
 
 def class_shares(

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from patchline.flows.commands.switches import data_config
 from patchline.flows.notifications import events
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import data_settings, merged, validated
 from patchline.pipeline.data.near_duplicates.search import Progress
 from patchline.pipeline.errors import DataError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
     ReferenceImages,
@@ -39,11 +40,13 @@ from patchline.plugins.tools.monitor.arrived_images import (
     ArrivedImages,
     Computed,
     ImageFiles,
+    RecordedTraffic,
     independent_images,
     independent_reference,
 )
 from patchline.plugins.tools.monitor.check_journal import (
     CheckJournal,
+    Period,
     StreamCheck,
     period_of,
 )
@@ -54,8 +57,6 @@ from patchline.plugins.tools.monitor.drift_tests import (
     drift_tests,
     fewest_images,
 )
-from patchline.plugins.tools.monitor.level_spending import Period
-from patchline.plugins.tools.monitor.recorded_traffic import RecordedTraffic
 from patchline.plugins.tools.monitor.shifts import (
     ConfidenceShift,
     LabelShift,
@@ -233,13 +234,8 @@ def _check_enough(new: Sequence[int], earlier: list[StreamCheck], stream: str, l
     least = max(least, 1)
     if len(new) >= least:
         return
-    since = f" since check {earlier[-1].number}" if earlier else ""
-    are = by_number(len(new), "is", "are")
-    raise TooFewImagesError(
-        f"Only {counted(len(new), 'image')} of {stream} {are} new{since} and can be compared, but "
-        f"a check needs at least {least}: whether they have drifted is not known, and nothing of "
-        "the false-alarm rate is spent. Wait for more, or set a smaller --least-images."
-    )
+    values = {"count": len(new), "stream": stream, "earlier": earlier, "least": least}
+    raise TooFewImagesError(_too_few(images=None, fewest=None, **values))
 
 
 def _check_enough_independent(
@@ -256,18 +252,13 @@ def _check_enough_independent(
     least, count = max(choices.least_images, fewest), len(tested.positions)
     if count >= least:
         return
-    remedy = "Wait for more."
-    if count >= fewest:
-        remedy = (
-            f"Wait for more, or set --least-images to {fewest:,} or more; a few images show only a "
-            "gross drift."
-        )
-    raise TooFewImagesError(
-        f"Only {count:,} of {counted(images, 'new image')} of {stream} "
-        f"{by_number(count, 'is', 'are')} independent (near duplicates and groups are counted "
-        f"once), but a check needs at least {least:,}: whether they have drifted is not known, and "
-        f"nothing of the false-alarm rate is spent. {remedy}"
-    )
+    values = {"count": count, "stream": stream, "earlier": (), "least": least}
+    raise TooFewImagesError(_too_few(images=images, fewest=fewest, **values))
+
+
+def _too_few(**values: Any) -> str:
+    words = {"counted": counted, "by_number": by_number}
+    return render_markdown("too_few.md.j2", __package__, **words, **values)
 
 
 def _note_few(independent: int) -> list[str]:
@@ -371,7 +362,7 @@ def stream_of(config: RunConfig) -> str:
 
 
 def _subject(model: str, data: str, columns: Mapping[str, Any]) -> _Subject:
-    config = validated(merged(data_settings(data, None), {"data": dict(columns)}))
+    config = data_config(data, columns)
     return _Subject(resolve(model), config, stream_of(config))
 
 

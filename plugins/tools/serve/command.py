@@ -1,11 +1,21 @@
-"""The command `patchline serve`."""
+"""The command `patchline serve`, and the model server of `patchline up --serve`."""
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
 from patchline.flows.commands.switches import Flat, Json, without_needless_negatives
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, ModelReferenceError, RunError, ServerAwayError
+from patchline.pipeline.local_services import answers
+from patchline.pipeline.web.access_control import check_access
 from patchline.pipeline.web.config import ServingConfig
-from patchline.plugins.tools.serve.model_server import serve_model
+from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
+
+if TYPE_CHECKING:
+    from patchline.pipeline.registry.serving.server import FirstVersion
 
 without_needless_negatives(ServingConfig)
 
@@ -25,3 +35,93 @@ def serve(model: str, /, *, settings: Flat[ServingConfig] = None, as_json: Json 
     if config.record is None and config.record_images:
         raise ConfigError("--record-images needs a folder. Add --record FOLDER.")
     return serve_model(model, config, as_json=as_json)
+
+
+_POLL_SECONDS = 0.2
+
+
+def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
+    """Serve a model until a signal arrives; return the exit code."""
+    from patchline.pipeline.registry.served_package import served_package
+    from patchline.pipeline.registry.serving import server
+    from patchline.pipeline.registry.serving.alias_watch import Registry
+    from patchline.pipeline.registry.serving.checked_package import (
+        PackageRefusedError,
+        checked_package,
+    )
+    from patchline.pipeline.registry.serving.engine import cores
+    from patchline.pipeline.web.listening import check_certificate
+
+    check_access(config)
+    log_to_standard_error("patchline.pipeline.registry.serving")
+    check_certificate(config)
+    registry = Registry()
+    name, alias, version = _resolved(model, registry)
+    listening = listening_socket(config)
+    with listening:
+        folder = served_package(registry.reader(), name, version, config.form)
+        url = url_of(config, listening.getsockname()[1])
+        first = server.FirstVersion(
+            name, alias, version, lambda: checked_package(folder, config.threads or cores())
+        )
+
+        def tell() -> None:
+            _tell(url, first, config.form, as_json=as_json)
+
+        try:
+            server.serve(first, config, listening, tell, registry)
+        except PackageRefusedError as error:
+            raise RunError(
+                f"Version {version} of '{name}' cannot be served: {error}. Name another version."
+            ) from error
+    return 0
+
+
+def _resolved(model: str, registry: Any) -> tuple[str, str | None, str]:
+    """Return the name, the alias that is followed, and the version of a reference.
+
+    Raises:
+        ModelReferenceError: if there is none; the message lists what there is.
+    """
+    from patchline.pipeline.registry.aliases import parsed
+    from patchline.pipeline.workspace.tracking.tracking_store import store_exists
+
+    name, alias, version = parsed(model)
+    try:
+        if version is None:
+            assert alias is not None  # noqa: S101 - one of the two
+            version = registry.reader().version_of(name, alias)
+        elif registry.reader().place_of(name, version) is None:
+            version = None
+    except ServerAwayError:
+        if store_exists():
+            raise
+        version = None
+    if version is None:
+        from patchline.pipeline.registry.registered_models import resolve
+
+        resolve(model)  # MLflow takes seconds, and knows what there is instead
+        raise ModelReferenceError(f"'{model}' is not in the registry. `patchline models` lists it.")
+    return name, alias, version
+
+
+def _tell(url: str, first: FirstVersion, form: str | None, *, as_json: bool) -> None:
+    if as_json:
+        ready = {"url": url, "model": first.name, "version": first.version, "form": form}
+        print(json.dumps(ready), flush=True)
+        return
+    as_form = f" as {form}" if form else ""
+    follows = f" and follows the alias {first.alias}" if first.alias else ""
+    print(
+        f"Serving {first.name}, version {first.version}{as_form}, at {url}{follows}. Ctrl-C stops "
+        "it.",
+        flush=True,
+    )
+
+
+def serve_beside_mlflow(model: str, port: int) -> None:
+    """Serve a model on loopback once the MLflow server of `patchline up` answers."""
+    store = os.environ.get("MLFLOW_TRACKING_URI", "")
+    while store.startswith("http") and not answers(f"{store.rstrip('/')}/health"):
+        time.sleep(_POLL_SECONDS)
+    serve_model(model, ServingConfig(port=port), as_json=False)

@@ -20,7 +20,7 @@ plugin = ToolPlugin(
             flag="--serve",
             help="Registered model to serve over HTTP on this machine, such as flowers@champion.",
             port_help="Port of the model server; the next free port if it is taken.",
-            program=f"{__package__}.model_server:serve_beside_mlflow",
+            program=f"{__package__}.command:serve_beside_mlflow",
             check="patchline.pipeline.registry.aliases:parsed",
         ),
     ),

@@ -1,4 +1,7 @@
-"""The command `patchline sweep`: parses the arguments and prints the results."""
+"""The command `patchline sweep`: parses the arguments, searches, and prints the results.
+
+Prefect is imported inside the functions, after the first message.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,29 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from patchline.flows.commands.run import check_alone, composed
-from patchline.flows.commands.switches import Json, Switch, emit, flattened, given_flags
-from patchline.flows.progress.progress_display import shown
+from patchline.flows.commands.switches import (
+    Json,
+    Switch,
+    emit,
+    flattened,
+    given_flags,
+    terminal_lines,
+)
+from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.training.run_training import begin, enter_workspace, resume
 from patchline.pipeline import config_errors, config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import merged
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.terminal_words import pasted_path, pasted_program
+from patchline.pipeline.terminal_words import pasted_program
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.workers import worker_start
-from patchline.pipeline.workspace.files.workspace_folder import place
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
 from patchline.plugins.tools.sweep.config import SweepConfig
-from patchline.plugins.tools.sweep.run_sweep import resume_sweep, run_sweep
 
 if TYPE_CHECKING:
-    from patchline.plugins.tools.sweep.result import SweepSummary
+    from patchline.pipeline.config import RunConfig
+    from patchline.plugins.tools.sweep.final_fits import SweepSummary
 
 _SPACE = ("model", "augmentation", "optimizer", "training")
 """Sections whose settings can be searched."""
@@ -175,81 +186,79 @@ def _search(search: Callable[[], SweepSummary], began: float, *, as_json: bool) 
     """Search or resume a search, and print its summary."""
     with shown():
         summary = search()
-    emit(summary, *words(summary, time.monotonic() - began).split("\n"), as_json=as_json)
-
-
-def words(summary: SweepSummary, seconds: float) -> str:
-    """Return the results of a search, and what to do with them, in lines.
-
-    Args:
-        summary: of the search.
-        seconds: duration of the whole command.
-    """
     from patchline.pipeline.registry.browsing.run_summary import address_lines
     from patchline.plugins.tools.sweep.search import settings_words
 
     ended = [each for each in summary.trial_table if each.validation is not None]
-    ordered = sorted(ended, key=lambda each: (each.state != "complete", -(each.validation or 0.0)))
-    rows = [
-        (
-            f"{each.validation or 0.0:.1%}",
-            f"{each.epochs:.4g}",
-            f"trial {each.number}{', the plan' if each.is_plan else ''}",
-            settings_words(each.settings),
-        )
-        for each in ordered[:_LISTED]
-    ]
-    width = max((len(row[2]) for row in rows), default=0)
+    best = sorted(ended, key=lambda each: (each.state != "complete", -(each.validation or 0.0)))
     program, activation = pasted_program("patchline")
-    lines = [
-        "",
-        "Validation  Epochs  Trial",
-        *(
-            f"{value:>10}  {epochs:>6}  {name:<{width}}  {what}"
-            for value, epochs, name, what in rows
-        ),
-        "",
-        *_outcome_lines(summary),
-        f"Trials         {summary.trials}, {summary.epochs:.0f} epochs",
-        f"Time           {_time(summary, seconds)}",
-    ]
-    if summary.report:
-        is_champion = not summary.version or "champion" in summary.aliases
-        model = "@champion" if is_champion else f"/{summary.version}"
-        lines += [
-            f"Report         {pasted_path(summary.report)}",
-            "",
-            f"What's next{f' (after `{activation}`)' if activation else ''}:",
-            f"  {program} serve {summary.name}{model}",
-        ]
-    if summary.config:
-        lines.append(f"  {program} run --config {pasted_path(summary.config)} --fresh")
-    if summary.report:
-        lines += address_lines(summary.page, summary.tracking_uri)
-    return "\n".join(lines)
+    lines = terminal_lines(
+        "searched.txt.j2",
+        __package__,
+        summary=summary,
+        best=best[:_LISTED],
+        settings_words=settings_words,
+        seconds=time.monotonic() - began,
+        program=program,
+        activation=activation,
+        addresses=address_lines(summary.page, summary.tracking_uri),
+    )
+    emit(summary, *lines, as_json=as_json)
 
 
-def _time(summary: SweepSummary, seconds: float) -> str:
-    """Return what took how long; what an earlier command of the search took beside is not known."""
-    rest = seconds - summary.seconds - summary.final_seconds
-    parts = f"{summary.seconds:.0f} s for the trials, {summary.final_seconds:.0f} s for final fits"
-    if rest < 0:  # earlier commands have trained some of the trials
-        return f"{seconds:.0f} s since the search was resumed; {parts}"
-    return f"{seconds:.0f} s: {parts}, {rest:.0f} s for data, packaging and pages"
+def run_sweep(
+    config: RunConfig, sweep: SweepConfig, space: dict[str, Any], *, fresh: bool = False
+) -> SweepSummary:
+    """Run the flow of a search, on a temporary Prefect server unless another one is configured.
+
+    Args:
+        config: what all trials have in common.
+        sweep: length and method of the search.
+        space: nested settings with their ranges; empty for the default space.
+        fresh: compute every stage instead of reusing results of earlier runs.
+
+    Raises:
+        PipelineError: the reason why the search failed.
+    """
+
+    def check() -> None:
+        from patchline.plugins.tools.sweep.outline import check_settings
+        from patchline.plugins.tools.sweep.space import check_given
+
+        check_settings(config)
+        check_given(space)
+
+    def search() -> SweepSummary:
+        from patchline.plugins.tools.sweep.flow import sweep_flow
+
+        return sweep_flow(config, sweep, space, fresh=fresh)
+
+    return begin(config, search, check)
 
 
-def _outcome_lines(summary: SweepSummary) -> list[str]:
-    """Return what was found, and what was registered."""
-    if not summary.report:
-        return [summary.verdict]
-    aliases = ", ".join(summary.aliases) or "no alias"
-    model = f"{summary.name}, version {summary.version} ({aliases})"
-    decision = (summary.promotion or {}).get("reason", "")
-    return [
-        f"Gain           {summary.verdict}",
-        *([f"Optimism       {summary.optimism_sentence}"] if summary.optimism_sentence else []),
-        f"Registered     {model if summary.version else 'nothing'}",
-        *([f"Promotion      {decision}"] if decision else []),
-        *([f"Approval       {summary.approval}"] if summary.approval else []),
-        *([f"               {summary.caveat}"] if summary.caveat else []),
-    ]
+def resume_sweep(reference: str) -> SweepSummary:
+    """Continue a search that failed or was killed, with the settings that it was started with.
+
+    Args:
+        reference: the MLflow run's id, the first characters of the id, its name, or `last`.
+
+    Raises:
+        ConfigError: if there is no such search, or it cannot be continued.
+        PipelineError: the reason why it failed.
+    """
+    from patchline.pipeline.workspace.run_memory import interrupted_runs
+    from patchline.plugins.tools.sweep.config import SWEEP, SweepRequest
+
+    enter_workspace()
+    runs = WORKSPACE.resolve() / "runs"
+    interrupted = interrupted_runs.find(reference, runs, display().note, SWEEP)
+    request = interrupted.request
+    if not isinstance(request, SweepRequest):
+        raise TypeError(f"{interrupted.folder} holds no request of a search")
+
+    def search() -> SweepSummary:
+        from patchline.plugins.tools.sweep.flow import sweep_flow
+
+        return sweep_flow(request.config, request.sweep, request.space, resume=interrupted.run_id)
+
+    return resume(interrupted, search)

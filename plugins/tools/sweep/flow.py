@@ -1,22 +1,29 @@
 """The flow of a search: from a config and a space to a registered model.
 
 One MLflow run owns the search; the runs of trials and final fits are nested in it. The images are
-read, split and decoded once. A flow run that resumes a search continues every trial where it was.
+read, split and decoded once. The trials are Prefect tasks, one after the other or several at once.
+A flow run that resumes a search continues every trial where it was.
 """
 
 from __future__ import annotations
 
+import contextvars
 import hashlib
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from prefect import flow
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
+from prefect.states import Completed
+from prefect.utilities.annotations import quote
 
 from patchline.flows.closing import close_runs
 from patchline.flows.prefect_api.failures import failed
@@ -24,13 +31,14 @@ from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages
 from patchline.flows.training.chosen_launcher import chosen_launcher, reporting
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
-from patchline.flows.training.stage_tasks import as_task
-from patchline.pipeline import quiet_libraries, redaction
+from patchline.flows.training.stage_tasks import as_task, training_tags, watched_slots
+from patchline.pipeline import redaction
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.errors import DataError, RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
@@ -48,33 +56,45 @@ from patchline.pipeline.stages.train import Train
 from patchline.pipeline.training.machine import cached_machine, choose_device
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers import worker_process
+from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workspace.run_memory import interrupted_runs, live_runs
+from patchline.pipeline.workspace.run_memory import interrupted_runs
 from patchline.pipeline.workspace.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun
 from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedStageMemory
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.pipeline.workspace.tracking import nested_runs, provenance, tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun, TrackedRun
-from patchline.plugins.tools.sweep import final_fits, search, sweep_pages, trial_tasks
+from patchline.plugins.tools.sweep import final_fits, search, sweep_pages
 from patchline.plugins.tools.sweep.config import COMMAND, SWEEP, SweepConfig, SweepRequest
-from patchline.plugins.tools.sweep.final_fits import PlannedFit, TestedFit
+from patchline.plugins.tools.sweep.final_fits import (
+    PlannedFit,
+    SweepResult,
+    SweepSummary,
+    TestedFit,
+    best_trial,
+    summary_of,
+)
 from patchline.plugins.tools.sweep.outline import SearchOutline, check_test_labels, whole_fit
-from patchline.plugins.tools.sweep.result import SweepResult, SweepSummary, best_trial, summary_of
-from patchline.plugins.tools.sweep.search import SearchClock, TrialInputs
+from patchline.plugins.tools.sweep.search import (
+    SearchClock,
+    TrialInputs,
+    epochs_words,
+    trial_name,
+)
 from patchline.plugins.tools.sweep.space import SearchSpace
 from patchline.plugins.tools.sweep.study import (
     JOURNAL_FILE,
     Study,
     StudyIdentity,
     StudyOptions,
+    Trial,
     TrialRecord,
     best_of,
     open_study,
 )
 from patchline.plugins.tools.sweep.tool import SWEEP_FINISHED, SWEEP_STARTED
-from patchline.plugins.tools.sweep.trial_tasks import TrialTasks
 
 _DESCRIPTION = """\
 Search for better settings than the plan's: many trials, stopped early unless they are among the
@@ -86,9 +106,8 @@ Space = dict[str, Any]
 
 def flow_name() -> str:
     """Return the name of a new flow run: its data."""
-    config = flow_run.parameters.get("config")
-    checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
-    return f"{checked.name or data_name(checked)} sweep"
+    config = outcome_pages.flow_config()
+    return f"{config.name or data_name(config)} sweep"
 
 
 @flow(
@@ -114,17 +133,11 @@ def sweep_flow(
         resume: id of a search that failed or was killed, which is continued.
         fresh: compute every stage instead of reusing results of earlier runs.
     """
-    quiet_libraries.apply()
-    redaction.install()
-    workspace = WORKSPACE.resolve()
-    with (
-        live_runs.alive(workspace, str(flow_run.id), "search"),
-        worker_start.prepared_workers(),
-    ):
+    with outcome_pages.flow_process("search"):
         try:
             interrupted = _interrupted(resume)
             if interrupted and interrupted.finished:
-                return _saved_summary(interrupted)
+                return SweepSummary.from_file(interrupted.folder / SUMMARY_FILE)
             with interrupted_runs.resuming(interrupted) if interrupted else nullcontext():
                 found = interrupted.request if interrupted else None
                 if isinstance(found, SweepRequest):
@@ -233,11 +246,17 @@ class _Sweep:
         search_seconds = clock.seconds
         if identity.parent_run_id != run.run_id:
             return _joined(run, study, identity)
-        trial_tasks.wait_for_others(study)
+        wait_for_others(study)
         records = study.records()
         best = best_of(records)
         if best is None:
-            raise RunError(_why_no_best(records, self.settings))
+            reasons = [each.reason for each in records if each.reason]
+            why: Any = {
+                "records": records,
+                "reasons": reasons,
+                "limit": self.settings.time_limit,
+            }
+            raise RunError(render_markdown("no_best.md.j2", __package__, **why))
         began = time.monotonic()
         tested, chosen_context = self._final_fits(run, space, best)
         final_seconds = time.monotonic() - began
@@ -398,29 +417,15 @@ class _Sweep:
                 "cannot be compared with new ones. Start a new search."
             )
 
-    @contextmanager
-    def _opened(self) -> Iterator[TrackedRun]:
+    def _opened(self) -> AbstractContextManager[TrackedRun]:
         """Open the MLflow run of the search, or reopen the interrupted one."""
-        context = self.context
-        tags = engine.early_tags(self.line.before_run, context)
+        context, line = self.context, self.line
         if self.interrupted:
-            flow_runs = f"{self.interrupted.flow_runs},{flow_run.id}"
-            opened = tracked_run.continued_run(
-                self.interrupted.run_id,
-                self.interrupted.folder,
-                context.config.flat(),
-                {**tags, tracked_run.FLOW_RUNS_TAG: flow_runs},
-            )
+            opened = outcome_pages.reopened(self.interrupted, line, context)
         else:
+            tags = engine.early_tags(line.before_run, context)
             opened = tracked_run.open_run(self._new_run(tags), context.workspace / "runs")
-        with opened as run:
-            engine.enter(run, self.line.before_run, context)
-            launching.log_config(context.config, run)
-            outcome_pages.update_flow_run(f"{context.config.name} sweep", run)
-            data = context.get(IngestedData).fingerprint
-            started = {"name": str(context.config.name), "run_id": run.run_id, "data": data}
-            emit(SWEEP_STARTED, f"run.{run.run_id}", **started)
-            yield run
+        return outcome_pages.entered(opened, line, context, "sweep", SWEEP_STARTED)
 
     def _new_run(self, tags: dict[str, str]) -> NewRun:
         context = self.context
@@ -503,18 +508,6 @@ def _digest(config: RunConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _why_no_best(records: list[TrialRecord], settings: SweepConfig) -> str:
-    if settings.time_limit:
-        return (
-            f"No trial was complete within sweep.time_limit {settings.time_limit}; "
-            f"{len(records)} had begun. Give the search more time, or set fewer "
-            "--training.epochs."
-        )
-    reasons = [each.reason for each in records if each.reason]
-    last = f" The last one ended because: {reasons[-1]}" if reasons else ""
-    return f"No trial was complete, so there are no best settings.{last}"
-
-
 def _final_title(planned: list[PlannedFit], seeds: int) -> str:
     if len(planned) == 1:
         return "Training the best settings, which are the plan, with a new seed"
@@ -533,5 +526,125 @@ def _champion_words(name: str, metric: str) -> str:
     return f"the champion stays {name}/{version}, with {figure} {metric}"
 
 
-def _saved_summary(finished: InterruptedRun) -> SweepSummary:
-    return SweepSummary.from_file(finished.folder / SUMMARY_FILE)
+_FAILURES = 3
+"""The search ends if so many trials have failed, and no other outcome is known."""
+_OTHERS_SECONDS = 5.0
+"""Between two looks at the trials of other machines."""
+_STATE_NAMES = {"complete": "Completed", "stopped": "Stopped", "failed": "Trial failed"}
+
+
+@dataclass(frozen=True)
+class TrialTasks:
+    """The trials of a search that this process trains.
+
+    Args:
+        study: of the search.
+        inputs: shared by all trials.
+        clock: of the search.
+        workers: trials at a time.
+        after: called after each trial.
+    """
+
+    study: Study
+    inputs: TrialInputs
+    clock: SearchClock
+    workers: int
+    after: Callable[[], None]
+
+    def run(self) -> None:
+        """Train trials until there are enough, or the time is over.
+
+        Raises:
+            RunError: if the first trials all fail.
+        """
+        if self.workers == 1:
+            self._until_the_end()
+            return
+        with worker_process.cancellable() as cancelled, ThreadPoolExecutor(self.workers) as pool:
+            loops = [
+                pool.submit(contextvars.copy_context().run, self._until_the_end)
+                for _ in range(self.workers)
+            ]
+            try:
+                for loop in as_completed(loops):
+                    loop.result()
+            except BaseException:
+                cancelled.set()
+                raise
+
+    def _until_the_end(self) -> None:
+        while not self.clock.is_over:
+            worker_process.check_cancelled()
+            trial = self.study.next()
+            if trial is None:
+                return
+            self._train(trial)
+
+    def _train(self, trial: Trial) -> None:
+        number = trial.record.number
+        tags = training_tags(self.inputs.plan)
+        name = trial_name(trial.record)
+        run: Any = task(
+            name="Train a trial",
+            task_run_name=name,
+            description="Train one choice of settings from rung to rung.",
+            cache_policy=NO_CACHE,
+            tags=tags,
+        )
+        display().note(name)
+        with trial.alive(), watched_slots(tags) as begun:
+            run(self._function(begun.set))(quote(trial))
+        record = self.study.record(number)
+        self._check_failures()
+        display().note(f"trial {number}: {outcome_words(record, self.study.records())}")
+        self.after()
+
+    def _function(self, begin: Callable[[], None]) -> Callable[[Trial], State[Any]]:
+        def train_a_trial(trial: Trial) -> State[Any]:
+            begin()
+            search.train_trial(trial, self.inputs, self.clock, self._show)
+            record = trial.record
+            words = outcome_words(record, self.study.records())
+            return Completed(name=_STATE_NAMES.get(record.state), message=words)
+
+        return train_a_trial
+
+    def _show(self, event: Event) -> None:
+        """Show warnings, and the progress of a trial that trains alone."""
+        if event["kind"] == "warning" and not launching.resumes(event):
+            display().note(event["message"])
+        elif event["kind"] == "progress" and event["unit"] == "step" and self.workers == 1:
+            beside = f"epoch {event['epoch']:,}, {event['images_per_second']:,.0f} images/s"
+            display().advance("Training", event["done"], event["total"], beside, unit="steps")
+
+    def _check_failures(self) -> None:
+        ended = [each for each in self.study.records() if each.state != "unfinished"]
+        if len(ended) >= _FAILURES and all(each.state == "failed" for each in ended):
+            raise RunError(
+                f"The first {len(ended)} trials failed, the last one because: {ended[-1].reason} "
+                "Change the settings or the search space."
+            )
+
+
+def wait_for_others(study: Study) -> None:
+    """Wait for the trials that other machines still train; one that has fallen silent has none."""
+    said = False
+    while study.alive_elsewhere():
+        if not said:
+            display().note("waiting for the trials of other machines")
+            said = True
+        time.sleep(_OTHERS_SECONDS)
+
+
+def outcome_words(record: TrialRecord, records: list[TrialRecord]) -> str:
+    """Return the outcome of a trial, for a line in the terminal.
+
+    Args:
+        record: of the trial.
+        records: of all trials.
+    """
+    best = best_of(records)
+    is_best = best is not None and best.number == record.number
+    return render_markdown(
+        "outcome.md.j2", __package__, record=record, is_best=is_best, epochs=epochs_words
+    )

@@ -9,12 +9,12 @@ validating come on top, so short fits take longer than that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from patchline.flows.commands.switches import terminal_lines
 from patchline.flows.training.dry_run import dry_run
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
@@ -25,14 +25,12 @@ from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system.plugin_loader import load_objective
-from patchline.pipeline.terminal_words import by_number, counted, duration
+from patchline.pipeline.terminal_words import by_number
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.record import TrainingRecord
-from patchline.plugins.tools.sweep.config import SweepConfig
-from patchline.plugins.tools.sweep.rungs import expected_epochs, rungs
+from patchline.plugins.tools.sweep.config import SweepConfig, expected_epochs, rungs
 from patchline.plugins.tools.sweep.space import (
     Dimension,
-    NumberRange,
     SearchSpace,
     Value,
     check_given,
@@ -231,80 +229,9 @@ class SearchOutline(FrozenModel):
             notes=notes,
         )
 
-    @property
-    def whole_fit_seconds(self) -> float | None:
-        """Of training a whole fit."""
-        return self.seconds_per_epoch and self.seconds_per_epoch * self.rungs[-1]
-
-    def lines(self) -> Iterator[str]:
-        """Yield the space as a table, then how, and about how long is searched."""
-        rows = [
-            ("Setting", "Searched", "Scale", "Plan"),
-            *(
-                (key, _values(dimension), _scale(dimension), shown(self.plan[key]))
-                for key, dimension in self.space.items()
-            ),
-        ]
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        for row in rows:
-            cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-            yield "  ".join(cells).rstrip()
-        if self.outside:
-            are = by_number(len(self.outside), "is", "are")
-            yield (
-                f"the plan's {' and '.join(self.outside)} {are} outside of the space, so the plan "
-                "is no trial; the final fits compare with it all the same"
-            )
-        yield from (self._length(), self._stops(), self._final_fits(), self._time())
-
-    def _length(self) -> str:
-        parts = [counted(self.trials, "trial")] if self.trials else []
-        parts += [f"at most {self.time_limit}"] if self.time_limit else []
-        expected = f", about {counted(round(self.epochs), 'epoch')} together" if self.epochs else ""
-        epochs = counted(self.rungs[-1], "epoch")
-        return f"{' and '.join(parts)}, of at most {epochs} each{expected}"
-
-    def _stops(self) -> str:
-        if len(self.rungs) == 1:
-            return "each trial is a whole fit"
-        places = " and ".join(map(str, self.rungs[:-1]))
-        word = by_number(len(self.rungs) - 1, "epoch", "epochs")
-        return f"at {word} {places}, one trial in {self.reduction} continues"
-
-    def _final_fits(self) -> str:
-        return (
-            f"then {2 * self.seeds} final fits of {counted(self.rungs[-1], 'epoch')}: the best "
-            f"settings and the plan, with {self.seeds} new seeds each"
-        )
-
-    def _time(self) -> str:
-        fit = self.whole_fit_seconds
-        if fit is None or self.seconds_per_epoch is None:
-            return (
-                "how long it takes is not known, because no plan measured the speed; "
-                "`patchline run --rehearse` with the same settings estimates a whole fit"
-            )
-        finals = 2 * self.seeds * fit
-        search = f"up to {self.time_limit}" if self.time_limit else ""
-        if self.epochs is not None:
-            trained = duration(self.epochs * self.seconds_per_epoch)
-            search = f"about {trained}{f', {search},' if search else ''}"
-        return (
-            f"training takes {search} for the trials and about {duration(finals)} for the final "
-            "fits; starting a process for each and validating come on top"
-        )
-
-
-def _values(dimension: Dimension) -> str:
-    if isinstance(dimension, NumberRange):
-        return f"{dimension.low:g}..{dimension.high:g}"
-    return dimension.text()
-
-
-def _scale(dimension: Dimension) -> str:
-    if isinstance(dimension, NumberRange):
-        return "log" if dimension.log else "linear"
-    return "choice"
+    def lines(self) -> list[str]:
+        """Return the space as a table, then how, and about how long is searched."""
+        return terminal_lines("outline.txt.j2", __package__, outline=self, shown=shown)
 
 
 def search_dry_run(

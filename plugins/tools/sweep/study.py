@@ -37,7 +37,7 @@ from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.file_locks import acquire
 from patchline.pipeline.workspace.files.json_lines import AppendLog, DamagedLineError
-from patchline.plugins.tools.sweep.rungs import continues
+from patchline.plugins.tools.sweep.config import continues
 from patchline.plugins.tools.sweep.space import Dimension, NumberRange, SearchSpace, Value
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,6 @@ warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to b
 JOURNAL_FILE, STUDY = "study.jsonl", "study"
 """Of the run's folder, and the name of the study in it."""
 State = Literal["complete", "stopped", "failed", "unfinished"]
-_RUN, _SECONDS, _LOSS, _REASON, _EPOCHS, _OWNER, _IS_PLAN, _DECISIONS = (
-    *("run_id", "seconds", "validation_loss", "reason", "epochs"),
-    *("owner", "is_plan", "decisions"),
-)
 _HEARTBEAT_SECONDS, _SILENT_SECONDS = 20, 120
 """Between two signs of life of a machine in the database; and until one without any is gone."""
 _IDENTITY = "patchline"
@@ -141,7 +137,7 @@ class Trial:
 
     def started(self, run_id: str) -> None:
         """Record its MLflow run."""
-        self._trial.set_user_attr(_RUN, run_id)
+        self._trial.set_user_attr("run_id", run_id)
 
     def report(self, epoch: int, value: float, seconds: float) -> bool:
         """Record what it has reached at a rung, and return whether it continues.
@@ -151,26 +147,27 @@ class Trial:
             value: of the validation; larger is better.
             seconds: of its training so far.
         """
-        decisions = self._trial.user_attrs.get(_DECISIONS, {})
+        decisions = self._trial.user_attrs.get("decisions", {})
         if str(epoch) in decisions:
             return bool(decisions[str(epoch)])
         if epoch not in self.record.rungs:
-            self._trial.set_user_attr(_SECONDS, seconds)
-            self._trial.set_user_attr(_EPOCHS, float(epoch))
+            self._trial.set_user_attr("seconds", seconds)
+            self._trial.set_user_attr("epochs", float(epoch))
             self._trial.report(value, epoch)
         decision = self._study.continues_after(epoch, self.record)
-        self._trial.set_user_attr(_DECISIONS, {**decisions, str(epoch): decision})
+        self._trial.set_user_attr("decisions", {**decisions, str(epoch): decision})
         return decision
 
     def complete(self, value: float, loss: float, epochs: float, seconds: float) -> None:
         """Record the result of a whole fit."""
-        for key, each in ((_LOSS, loss), (_EPOCHS, epochs), (_SECONDS, seconds)):
+        result = {"validation_loss": loss, "epochs": epochs, "seconds": seconds}
+        for key, each in result.items():
             self._trial.set_user_attr(key, each)
         self._study.tell(self._trial, TrialState.COMPLETE, value)
 
     def stop(self, reason: str) -> None:
         """Record that it was stopped at a rung, or by the end of the search."""
-        self._trial.set_user_attr(_REASON, reason)
+        self._trial.set_user_attr("reason", reason)
         self._study.tell(self._trial, TrialState.PRUNED)
 
     def fail(self, reason: str) -> None:
@@ -179,7 +176,7 @@ class Trial:
         A failed trial of Optuna would say nothing to the sampler, which then tries the same again;
         one that is pruned without a value counts as the worst.
         """
-        self._trial.set_user_attr(_REASON, reason)
+        self._trial.set_user_attr("reason", reason)
         self._trial.set_user_attr("failed", True)
         self._study.tell(self._trial, TrialState.PRUNED)
 
@@ -199,7 +196,7 @@ class Study:
         """Make the plan's own settings the first trial, unless the study has trials already."""
         with self._lock:
             if plan_values is not None and not self._study.get_trials(deepcopy=False):
-                self._study.enqueue_trial(dict(plan_values), user_attrs={_IS_PLAN: True})
+                self._study.enqueue_trial(dict(plan_values), user_attrs={"is_plan": True})
 
     def next(self) -> Trial | None:
         """Return an unfinished trial of this owner, or a new one; None if there are enough."""
@@ -219,7 +216,7 @@ class Study:
             if self._limit is not None and asked.number >= self._limit:
                 self._study.tell(asked, state=TrialState.FAIL)  # another machine took the last one
                 return None
-            asked.set_user_attr(_OWNER, self._options.owner)
+            asked.set_user_attr("owner", self._options.owner)
             return self._entered(asked.number)
 
     def records(self) -> list[TrialRecord]:
@@ -249,7 +246,7 @@ class Study:
             record_of(each)
             for each in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
             if each._trial_id not in silent  # noqa: SLF001
-            and each.user_attrs.get(_OWNER) not in (None, self._options.owner)
+            and each.user_attrs.get("owner") not in (None, self._options.owner)
         ]
 
     def record(self, number: int) -> TrialRecord:
@@ -273,7 +270,7 @@ class Study:
     def _unfinished(self) -> int | None:
         """Return a trial of this owner that a killed process has left."""
         for each in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            owner = each.user_attrs.get(_OWNER)
+            owner = each.user_attrs.get("owner")
             if owner is None and self._options.storage is None:
                 owner = self._options.owner  # killed before it was noted
             if owner == self._options.owner and each.number not in self._taken:
@@ -286,7 +283,7 @@ class Study:
         self._study.sampler = self._sampler(number)
         trial_id = self._study.get_trials(deepcopy=False)[number]._trial_id  # noqa: SLF001
         trial = optuna.Trial(self._study, trial_id)
-        trial.set_user_attr(_OWNER, self._options.owner)
+        trial.set_user_attr("owner", self._options.owner)
         if self.database is not None:
             self.database.record_heartbeat(trial_id)
         for key, distribution in self._distributions.items():
@@ -372,15 +369,9 @@ def record_of(trial: FrozenTrial) -> TrialRecord:
         number=trial.number,
         settings=dict(trial.params),
         state=state,
-        is_plan=bool(attributes.get(_IS_PLAN)),
-        epochs=attributes.get(_EPOCHS, 0.0),
         validation=trial.value if trial.state is TrialState.COMPLETE else last,
-        validation_loss=attributes.get(_LOSS),
         rungs=rungs,
-        seconds=attributes.get(_SECONDS, 0.0),
-        run_id=attributes.get(_RUN, ""),
-        reason=attributes.get(_REASON, ""),
-        owner=attributes.get(_OWNER, ""),
+        **{key: attributes[key] for key in attributes.keys() & TrialRecord.model_fields.keys()},
     )
 
 

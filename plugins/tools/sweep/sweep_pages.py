@@ -39,7 +39,7 @@ from patchline.pipeline.workspace.tracking import addresses, tracked_run
 from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workspace.tracking.tracking_store import client
-from patchline.plugins.tools.sweep.result import SweepResult
+from patchline.plugins.tools.sweep.final_fits import SweepResult
 from patchline.plugins.tools.sweep.search import table_of
 from patchline.plugins.tools.sweep.space import (
     Dimension,

@@ -13,7 +13,7 @@ from prefect.flow_engine import run_flow
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Crashed, Pending
 
-from patchline.flows.approval import opening, requests
+from patchline.flows.approval import approval_flow, requests
 from patchline.flows.approval.approval_flow import approve_promotion
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.notifications import events
@@ -36,7 +36,7 @@ def versions(name: str, folder: Path, *wrong: range) -> list[ModelReference]:
 def start(reference: ModelReference, config: PromotionConfig = QUICK) -> ApprovalRequest:
     """Open a request; its flow has not run yet."""
     others = [each for each in requests.open_requests() if each.name == reference.name]
-    opening._open(reference, config, others)
+    approval_flow._open(reference, config, others)
     return open_request(reference)
 
 

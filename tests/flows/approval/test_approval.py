@@ -15,7 +15,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
-from patchline.flows.approval import opening, requests
+from patchline.flows.approval import approval_flow, requests
 from patchline.flows.schedules import deployments
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.registry.aliases import CHAMPION
@@ -128,9 +128,9 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
         requests.clear_answer(prefect, asked.flow_run_id, requests.key_against("1"))
     assert requests.submit_answer(asked, YES)
     kill(asked)
-    opening.expire_overdue()
+    approval_flow.expire_overdue()
     assert requests.refreshed(asked).state == "Crashed"  # not at once
-    opening.retry_interrupted(requests.refreshed(asked), soon)
+    approval_flow.retry_interrupted(requests.refreshed(asked), soon)
     assert requests.refreshed(asked).state == "Resuming"
     done = Request(better, QUICK, answer=YES, answered_against="1")
     promote(done, here / "killed")  # what the process had done
@@ -141,7 +141,7 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
     assert [entry.to_version for entry in model.history if entry.alias == CHAMPION] == ["1", "2"]
     again = asked_about(best)
     kill(again)
-    opening.retry_interrupted(requests.refreshed(again), soon)
+    approval_flow.retry_interrupted(requests.refreshed(again), soon)
     again = carry_on(again)
     assert again.waits
     assert requests.submit_answer(again, NO)
@@ -169,23 +169,25 @@ def test_one_request_counts_until_it_is_closed(here: Path) -> None:
     newer = start(third, QUICK.model_copy(update={"approval_hours": 1e-6}))
     assert start(third).flow_run_id == newer.flow_run_id
     assert carry_on(older).state == "Not promoted: superseded by a newer version"
-    assert "the newer version daisies/3 is pending" in str(opening.request_approval(second, QUICK))
+    assert "the newer version daisies/3 is pending" in str(
+        approval_flow.request_approval(second, QUICK)
+    )
     overdue = carry_on(newer)
-    opening.expire_overdue()
+    approval_flow.expire_overdue()
     ended = carry_on(overdue)
     assert (ended.state, champion("daisies")) == ("Not promoted: no answer in time", "1")
     assert ended.message == "nobody answered within 1e-06 hours"
     assert approval_of(third)["state"] == "expired"
     waiting = asked_about(third)
-    opening.expire_overdue()
+    approval_flow.expire_overdue()
     assert requests.refreshed(waiting).waits
     with get_client(sync_client=True) as prefect:
         prefect.set_flow_run_state(waiting.flow_run_id, Cancelled())
-    opening.expire_overdue()
+    approval_flow.expire_overdue()
     assert approval_of(third)["state"] == "cancelled"
     asked = asked_about(third)
     assert asked.flow_run_id != waiting.flow_run_id
-    opening.expire_overdue()
+    approval_flow.expire_overdue()
     assert approval_of(third)["state"] == "asked"
     given = [YES, NO, YES, NO]
     told: dict[int, bool] = {}
@@ -216,9 +218,9 @@ def test_what_cannot_be_requested_or_answered_is_said(here: Path, run_here: Comm
     The message lists pending versions, and how to request approval.
     """
     first, better = versions("crocuses", here, range(60), range(10))
-    assert opening.request_approval(first, QUICK) is None
+    assert approval_flow.request_approval(first, QUICK) is None
     assert not deployments.runner_is_up()
-    sentence = str(opening.request_approval(better, QUICK))
+    sentence = str(approval_flow.request_approval(better, QUICK))
     assert "`patchline up`" in sentence
     assert "`patchline promote crocuses --version 2 --ask`" in sentence
     start(better)

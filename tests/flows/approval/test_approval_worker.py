@@ -14,10 +14,10 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 
-from patchline.flows.approval import opening, requests
+from patchline.flows.approval import approval_flow, requests
 from patchline.flows.approval.requests import ApprovalRequest
 from patchline.flows.prefect_api.failures import was_interrupted
-from patchline.flows.schedules import deployment_runs, deployments, work_pools
+from patchline.flows.schedules import deployments, work_pools
 from patchline.pipeline.registry.registered_models import ModelReference
 from tests.flows.approval.approval_parts import (
     YES,
@@ -66,7 +66,7 @@ def served(
 
 def _suspended(reference: ModelReference) -> ApprovalRequest:
     """Request approval through the worker; return the request once it waits without a process."""
-    assert "Approval requested" in str(opening.request_approval(reference, QUICK))
+    assert "Approval requested" in str(approval_flow.request_approval(reference, QUICK))
     asked = open_request(reference)
     until(lambda: requests.refreshed(asked).waits, "no question", seconds=180, pause=1)
     until(lambda: not _flow_processes(asked), "the process stays", pause=1)
@@ -96,10 +96,10 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     assert champion("violets") == "1"
 
     def promoted() -> bool:
-        opening.expire_overdue()
+        approval_flow.expire_overdue()
         return requests.refreshed(asked).state == "Promoted"
 
     until(promoted, "no promotion", seconds=180, pause=1)
     assert champion("violets") == "2"
     with get_client(sync_client=True) as prefect:
-        assert deployment_runs.count_failures(prefect, asked.flow_run_id, was_interrupted) == 1
+        assert deployments.count_failures(prefect, asked.flow_run_id, was_interrupted) == 1

@@ -22,7 +22,7 @@ from prefect.states import Completed, Crashed, Failed, Running
 from patchline.flows.new_data import watch_flow, watched_folders
 from patchline.flows.notifications import events
 from patchline.flows.prefect_api import folder_labels
-from patchline.flows.schedules import deployment_runs, deployments
+from patchline.flows.schedules import deployments
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.config import DataConfig
@@ -165,7 +165,7 @@ def test_a_killed_run_is_resumed_and_a_failed_one_is_not(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same run is resumed: images that were there when it was killed are not forgotten."""
-    monkeypatch.setattr(deployment_runs, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(deployments, "_FIRST_PAUSE_SECONDS", 0.0)
     [first] = watched.runs(1)
     failed: State[Any] = Failed(message="The images are of one class.")
     for state, expected in ((Crashed(), "Resuming"), (failed, "Failed")):

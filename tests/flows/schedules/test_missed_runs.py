@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
 from patchline.flows.prefect_api.failures import failed
-from patchline.flows.schedules import deployment_runs, deployments, missed_runs
+from patchline.flows.schedules import deployments
 from patchline.pipeline.errors import ServerAwayError
 from tests.flows.schedules.schedule_parts import (
     PREDICTING,
@@ -37,7 +37,7 @@ def test_after_a_long_sleep_one_run_is_left_of_those_that_were_missed(
     let_pass(client, deployment_id, minutes=10)
     assert len(runs_of(client, deployment_id)) >= 12
     for _ in range(2):
-        missed_runs.drop_missed()
+        deployments.drop_missed()
         runs = runs_of(client, deployment_id)
         now = dt.datetime.now(dt.UTC)
         due = [run for run in runs if run.expected_start_time and run.expected_start_time < now]
@@ -54,13 +54,13 @@ def test_a_missed_run_that_was_started_already_stands_for_all_of_them(
     let_pass(client, deployment_id, minutes=10, ahead=0)
     oldest = runs_of(client, deployment_id)[0]
     client.set_flow_run_state(oldest.id, Pending())
-    missed_runs.drop_missed()
+    deployments.drop_missed()
     states = [run.state_name for run in runs_of(client, deployment_id)]
     assert states == ["Pending"] + ["Cancelled"] * (len(states) - 1)
     client.set_flow_run_state(oldest.id, Running())
     client.set_flow_run_state(oldest.id, Completed())
     let_pass(client, deployment_id, minutes=10, ahead=0)  # the scheduler looks again
-    missed_runs.drop_missed()
+    deployments.drop_missed()
     names = {run.state_name for run in runs_of(client, deployment_id)}
     assert names == {"Completed", "Cancelled"}
 
@@ -92,11 +92,11 @@ def test_a_place_that_a_killed_server_forgot_is_given_back(client: SyncPrefectCl
     blocked = deployments.start(deployment_id)
     client.set_flow_run_state(blocked, Pending())
     assert client.read_flow_run(blocked).state_name == "Cancelled"
-    missed_runs.drop_missed()
+    deployments.drop_missed()
     free = deployments.start(deployment_id)
     client.set_flow_run_state(free, Pending())
     assert client.read_flow_run(free).state_name == "Pending"
-    missed_runs.drop_missed()  # a run stands behind this one
+    deployments.drop_missed()  # a run stands behind this one
     other = deployments.start(deployment_id)
     client.set_flow_run_state(other, Pending())
     assert client.read_flow_run(other).state_name == "Cancelled"
@@ -120,7 +120,7 @@ def test_a_paused_schedule_starts_nothing_that_was_due(client: SyncPrefectClient
 @pytest.fixture
 def killed(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> tuple[UUID, UUID]:
     """Return a schedule and a run of it that was killed; it may be resumed at once."""
-    monkeypatch.setattr(deployment_runs, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(deployments, "_FIRST_PAUSE_SECONDS", 0.0)
     schedule = every_minute("killed")
     flow_run_id = deployments.start(schedule)
     client.set_flow_run_state(flow_run_id, Running(), force=True)
@@ -133,15 +133,15 @@ def test_a_killed_run_is_resumed_but_not_for_ever(
 ) -> None:
     """The same run, three times; one that failed by itself would fail again and is left alone."""
     _, flow_run_id = killed
-    for _ in range(deployment_runs.MAX_FAILURES - 1):
-        missed_runs.continue_interrupted()
+    for _ in range(deployments.MAX_FAILURES - 1):
+        deployments.continue_interrupted()
         assert client.read_flow_run(flow_run_id).state_name == "Resuming"
         client.set_flow_run_state(flow_run_id, Crashed(), force=True)
-    missed_runs.continue_interrupted()
+    deployments.continue_interrupted()
     assert client.read_flow_run(flow_run_id).state_name == "Crashed"
     wrong = deployments.start(killed[0])
     client.set_flow_run_state(wrong, Failed(), force=True)
-    missed_runs.continue_interrupted()
+    deployments.continue_interrupted()
     assert client.read_flow_run(wrong).state_name == "Failed"
 
 
@@ -153,7 +153,7 @@ def test_a_run_that_failed_because_of_a_server_is_resumed(
     away = failed(ServerAwayError("The MLflow store cannot be used (it refuses connections)."))
     client.set_flow_run_state(flow_run_id, away.model_copy(update={"data": None}), force=True)
     assert client.read_flow_run(flow_run_id).state_name == "Server unavailable"
-    missed_runs.continue_interrupted()
+    deployments.continue_interrupted()
     state = client.read_flow_run(flow_run_id).state
     assert state
     assert state.name == "Resuming"
@@ -172,6 +172,6 @@ def test_a_killed_run_gives_way(
         later = deployments.start(schedule)
         state: State = Cancelled() if "cancelled" in what else Running()
         client.set_flow_run_state(later, state, force=True)
-    missed_runs.continue_interrupted()
+    deployments.continue_interrupted()
     expected = "Resuming" if "cancelled" in what else "Crashed"
     assert client.read_flow_run(flow_run_id).state_name == expected

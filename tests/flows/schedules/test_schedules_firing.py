@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
-from patchline.flows.schedules import missed_runs, work_pools
+from patchline.flows.schedules import deployments, work_pools
 from patchline.pipeline.workers.worker_start import stop_group
 from tests.conftest import Run, write_photos
 from tests.flows.schedules.schedule_parts import every_minute, let_pass, runs_of
@@ -72,7 +72,7 @@ def test_a_worker_starts_the_schedules_of_a_minute_and_one_run_after_a_long_slee
         return sorted(str(run.state_name) for run in runs_of(client, deployment_id))
 
     def settled() -> bool:
-        missed_runs.drop_missed()
+        deployments.drop_missed()
         runs = [run for each in ids for run in runs_of(client, each)]
         return all(run.state is not None and run.state.is_final() for run in runs)
 

@@ -28,8 +28,11 @@ from patchline.pipeline.registry.serving.__main__ import main
 from patchline.pipeline.registry.serving.interfaces.answering import MEMORY_FACTOR
 from patchline.pipeline.web.config import ServingConfig
 from patchline.plugins.tools.export.comparison import ComparisonImages
-from patchline.plugins.tools.export.container_files import ServedVersion
-from patchline.plugins.tools.export.container_form import check_server, running_server
+from patchline.plugins.tools.export.container_form import (
+    ServedVersion,
+    check_server,
+    running_server,
+)
 from patchline.plugins.tools.export.exporting import export
 from tests.conftest import draw_photo
 from tests.environments import environment_of_wheel
@@ -194,7 +197,7 @@ def _confined(python: Path, public: Path) -> Path:
 _WRITE = """
 import sys
 from pathlib import Path
-from patchline.plugins.tools.export.container_files import ServedVersion, write_container
+from patchline.plugins.tools.export.container_form import ServedVersion, write_container
 out = Path(sys.argv[2])
 out.mkdir()
 write_container(ServedVersion("stripes", "1"), Path(sys.argv[1]), out)

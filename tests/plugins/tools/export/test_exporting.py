@@ -24,7 +24,7 @@ from patchline.pipeline.registry.serving.checked_package import PackageRefusedEr
 from patchline.pipeline.workers.host.processors import Processor
 from patchline.plugins.tools.export import exporting
 from patchline.plugins.tools.export.comparison import ComparisonImages
-from patchline.plugins.tools.export.export_record import ExportRecord
+from patchline.plugins.tools.export.export_pages import ExportRecord
 from patchline.plugins.tools.export.exporting import Form, export
 from tests.pipeline.conftest import CLASSES, Exported
 

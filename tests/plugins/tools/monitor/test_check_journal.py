@@ -15,11 +15,11 @@ from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.plugins.tools.monitor.check_journal import (
     CheckJournal,
+    Period,
     StreamCheck,
     period_of,
 )
 from patchline.plugins.tools.monitor.drift_tests import DriftTest, DriftTests
-from patchline.plugins.tools.monitor.level_spending import Period
 from patchline.plugins.tools.monitor.shifts import ConfidenceShift
 
 

@@ -16,7 +16,7 @@ from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace.tracking import nested_runs, tracked_run
 from patchline.pipeline.workspace.tracking.nested_runs import NestedRun
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun
-from patchline.plugins.tools.sweep.rungs import continues, expected_epochs, rungs
+from patchline.plugins.tools.sweep.config import continues, expected_epochs, rungs
 from patchline.plugins.tools.sweep.search import CLOCK_FILE, SearchClock, check_nothing_lost
 from patchline.plugins.tools.sweep.space import SearchSpace, Value, parsed
 from patchline.plugins.tools.sweep.study import (
