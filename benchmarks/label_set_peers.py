@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.measured_runs import machine
-from patchline.pipeline.data.labels.label_pairs import LabelPairs
+from patchline.pipeline.data.labels.label_sets import LabelPairs
 from patchline.pipeline.data.splits.stratification import NEW, Stratum, stratified
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import multi_label_metrics
 

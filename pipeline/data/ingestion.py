@@ -26,8 +26,7 @@ from patchline.pipeline.data.ingestion_notes import (
     notes_on_sets,
     notes_on_size,
 )
-from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, label_pairs
 from patchline.pipeline.data.manifests import earlier_manifests, left_out, scanning
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, no_labels, one_class

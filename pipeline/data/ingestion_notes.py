@@ -10,8 +10,13 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.labels.class_names import suspicions
-from patchline.pipeline.data.labels.label_pairs import LabelPairs, label_pairs
-from patchline.pipeline.data.labels.label_sets import Task, by_task, decoded
+from patchline.pipeline.data.labels.label_sets import (
+    LabelPairs,
+    Task,
+    by_task,
+    decoded,
+    label_pairs,
+)
 from patchline.pipeline.data.manifests.left_out import left_out, note
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, units_of
 from patchline.pipeline.data.manifests.source_listing import task_of

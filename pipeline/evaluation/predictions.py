@@ -23,8 +23,12 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, by_task
+from patchline.pipeline.data.labels.label_sets import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    by_task,
+    label_pairs,
+)
 from patchline.pipeline.data.manifests.manifest import own_columns
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.metrics.intervals import ImageGroups

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.data.labels.label_pairs import are_known
+from patchline.pipeline.data.labels.label_sets import are_known
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.errors import ModelReferenceError

@@ -18,8 +18,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingestion import ScannedData
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.data.labels.label_pairs import are_known, label_pairs
-from patchline.pipeline.data.labels.label_sets import by_task
+from patchline.pipeline.data.labels.label_sets import are_known, by_task, label_pairs
 from patchline.pipeline.data.labels.reading_rules import AUTO
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.manifest import check_slices, own_columns

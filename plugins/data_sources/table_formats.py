@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -301,16 +302,24 @@ def _sheet_rows(sheet: Any) -> Iterator[list[str]]:
     """Yield the rows of a sheet that are not empty, without the empty cells at their ends."""
     sheet.reset_dimensions()  # what a file says about its size may be 16,384 columns of nothing
     for row in sheet.iter_rows(values_only=True):
-        cells = [_text(cell) for cell in row]
+        cells = [cell_text(cell) for cell in row]
         while cells and not cells[-1].strip():
             cells.pop()
         if cells:
             yield cells
 
 
-def _text(cell: Any) -> str:
-    if cell is None:
+def cell_text(value: Any) -> str:
+    """Return a value as text; a missing one is the empty text, a whole number has no fraction."""
+    if value is None:
         return ""
-    if isinstance(cell, float) and cell.is_integer():
-        return str(int(cell))
-    return str(cell)
+    if isinstance(value, float):
+        if value != value:  # noqa: PLR0124 - not a number
+            return ""
+        return str(int(value)) if value.is_integer() else str(value)
+    if isinstance(value, list | dict):
+        try:
+            return json.dumps(value, ensure_ascii=False, default=str)
+        except (ValueError, RecursionError):
+            return str(type(value))
+    return value if isinstance(value, str) else str(value)

@@ -29,6 +29,7 @@ from patchline.plugin_api import (
     table_parts,
 )
 from patchline.plugins.data_sources.table_formats import (
+    cell_text,
     csv_columns,
     opened_text,
     shown,
@@ -134,7 +135,7 @@ class ParquetTable:
                     column = column.field(_PATH)
                 if types.is_float32(column.type) or types.is_float16(column.type):
                     column = column.cast("string").cast("double")  # 0.1, not 0.10000000149
-                values += map(_text, column.to_pylist())
+                values += map(cell_text, column.to_pylist())
                 self._check_rows(name, len(values))
         return values
 
@@ -314,28 +315,13 @@ def _columns_of(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
         for name, value in row.items():
             values = columns.setdefault(name, [])
             values += [""] * (count - len(values))
-            values.append(_text(value))
+            values.append(cell_text(value))
         count += 1
     return {name: [*values, *[""] * (count - len(values))] for name, values in columns.items()}
 
 
 def _list_types(schema: pa.Schema) -> str:
     return ", ".join(map(shown, schema.names))
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        if value != value:  # noqa: PLR0124 - not a number
-            return ""
-        return str(int(value)) if value.is_integer() else str(value)
-    if isinstance(value, list | dict):
-        try:
-            return json.dumps(value, ensure_ascii=False, default=str)
-        except (ValueError, RecursionError):
-            return str(type(value))
-    return value if isinstance(value, str) else str(value)
 
 
 def _is_binary(kind: pa.DataType) -> bool:

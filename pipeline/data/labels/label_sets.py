@@ -1,4 +1,4 @@
-"""Sets of labels as text and as numbers, and what the labels of a task are called in sentences.
+"""Labels of images as text and as numbers, and what the labels of a task are called in sentences.
 
 An image of multi-label data has a set of labels, which may be empty. The manifest's column `label`
 holds it as a JSON list of the sorted names, `["circle", "red"]`, so that equal sets are equal
@@ -10,11 +10,13 @@ Shapes: N images, K classes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
+
+    Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 Task = Literal["single_label", "multi_label"]
@@ -67,7 +69,7 @@ def matrix(texts: Sequence[str], classes: Sequence[str]) -> np.ndarray[Any, np.d
     return found
 
 
-def strata(sets_NK: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def strata(sets_NK: np.ndarray[Any, Any]) -> Integers:
     """Return for each image (N) its rarest label, as a number from 0; K for an image without any.
 
     Images with the same number are alike enough to be divided as images of one class are.
@@ -81,7 +83,7 @@ def strata(sets_NK: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]
     return first_N
 
 
-def by_label(sets_NK: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def by_label(sets_NK: np.ndarray[Any, Any]) -> Integers:
     """Return all images (N), first one with each label that some image has, rare labels first.
 
     Each following round has another image of each stratum. So the first few images are as varied as
@@ -114,3 +116,63 @@ class LabelWords(NamedTuple):
 def by_task(task: Task) -> LabelWords:
     """Return `class` where an image has one, and `label` where it has a set."""
     return LabelWords("label", "labels") if task == MULTI_LABEL else LabelWords("class", "classes")
+
+
+class LabelPairs(NamedTuple):
+    """One entry for each label of each image, in the order of the images."""
+
+    images: Integers
+    """Number of the image (P,)."""
+    labels: Integers
+    """Number of the label (P,), an index of `names`."""
+    names: tuple[str, ...]
+    """All labels, sorted."""
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of images with each label."""
+        import numpy as np
+
+        images = np.bincount(self.labels, minlength=len(self.names)).tolist()
+        return dict(zip(self.names, images, strict=True))
+
+    def images_of(self, name: str) -> Integers:
+        """Return the numbers of the images with a label."""
+        import numpy as np
+
+        if name not in self.names:
+            return np.zeros(0, np.int64)
+        own: Integers = self.images[self.labels == self.names.index(name)]
+        return own
+
+
+def label_pairs(texts: Iterable[str], task: Task) -> LabelPairs:
+    """Return the labels of images.
+
+    Args:
+        texts: the column `label` of a manifest.
+        task: whether a text is the name of a class, or a set of labels.
+    """
+    import numpy as np
+    import pandas as pd
+
+    codes, unique = pd.factorize(np.array(list(texts), dtype=object))
+    sets = [labels_in(text, task) for text in unique.tolist()]
+    names = sorted({name for each in sets for name in each})
+    number_of = {name: number for number, name in enumerate(names)}
+    sizes = np.array([len(each) for each in sets], np.int64)
+    flat = np.array([number_of[name] for each in sets for name in each], np.int64)
+    starts = np.cumsum(sizes) - sizes
+    own = sizes[codes] if sets else np.zeros(0, np.int64)
+    images = np.repeat(np.arange(len(codes)), own)
+    within = np.arange(len(images)) - np.repeat(np.cumsum(own) - own, own)
+    labels = flat[np.repeat(starts[codes] if sets else own, own) + within]
+    return LabelPairs(images, labels, tuple(names))
+
+
+def are_known(
+    texts: Iterable[str], names: Collection[str], task: Task
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return of which images (N) all labels are among the names."""
+    import numpy as np
+
+    return np.array([set(names).issuperset(labels_in(text, task)) for text in texts], np.bool_)

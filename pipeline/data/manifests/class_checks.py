@@ -10,8 +10,13 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.data.labels.class_names import identifiers, numbers
-from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, by_task
+from patchline.pipeline.data.labels.label_sets import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    Task,
+    by_task,
+    label_pairs,
+)
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.left_out import STATUS
 from patchline.pipeline.errors import DataError

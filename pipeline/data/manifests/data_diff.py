@@ -10,13 +10,13 @@ from collections import defaultdict
 
 import pandas as pd
 
-from patchline.pipeline.data.labels.label_pairs import label_pairs
 from patchline.pipeline.data.labels.label_sets import (
     MULTI_LABEL,
     SINGLE_LABEL,
     Task,
     by_task,
     decoded,
+    label_pairs,
 )
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from patchline.pipeline.data.manifests.describing import OnImage, Row
-from patchline.pipeline.data.manifests.describing_processes import (
+from patchline.pipeline.data.manifests.describing import (
     Files,
     KeptImageArray,
+    OnImage,
+    Row,
     rows_in_process,
 )
 from patchline.pipeline.data.reading.child_processes import FEWEST_FILES

@@ -18,7 +18,7 @@ import pandas as pd
 
 from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import label_pairs
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.workspace.files.atomic_files import replacing

@@ -22,8 +22,13 @@ import pandas as pd
 
 from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.data.manifests.describing import OnImage, Row, empty_row
-from patchline.pipeline.data.manifests.describing_processes import Files, KeptImageArray
+from patchline.pipeline.data.manifests.describing import (
+    Files,
+    KeptImageArray,
+    OnImage,
+    Row,
+    empty_row,
+)
 from patchline.pipeline.data.manifests.describing_worker import rows_of
 from patchline.pipeline.data.manifests.manifest import COLUMNS, Progress
 from patchline.pipeline.data.manifests.source_listing import is_labelled

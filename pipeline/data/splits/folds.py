@@ -11,18 +11,22 @@ fold.
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, LabelWords, Task, by_task
+from patchline.pipeline.data.labels.label_sets import (
+    MULTI_LABEL,
+    LabelWords,
+    Task,
+    by_task,
+    label_pairs,
+)
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, column_of, units_of
 from patchline.pipeline.data.splits.class_coverage import NEW, Parts, spread
-from patchline.pipeline.data.splits.stratification import Stratum, stratified
+from patchline.pipeline.data.splits.stratification import Stratum, chance_of, stratified
 from patchline.pipeline.errors import DataError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -52,7 +56,7 @@ def folds_of(rows: pd.DataFrame, folds: int, seed: int, task: Task | None = None
     pairs = label_pairs(own["label"], task)
     keys = column_of(own, GROUP).where(column_of(own, GROUP) != "", column_of(own, FILE))
     first = pd.Series(keys.to_numpy(object)).groupby(units).min()
-    numbers = np.array([_number(f"{seed}:{key}") for key in first])
+    numbers = np.array([chance_of(f"fold:{seed}:{key}") for key in first])
     names = np.array(pairs.names, dtype=object)[pairs.labels]
     table = pd.DataFrame({"unit": units[pairs.images], "label": names})
     table["number"] = numbers[table["unit"]]
@@ -103,14 +107,9 @@ def _assigned(table: pd.DataFrame, folds: int, seed: int) -> Integers:
         sizes = images[ordered].to_numpy(np.float64)
         middles = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
         # A class with fewer units than folds starts at a fold of its own.
-        first = int(_number(f"{seed}:class:{label}") * folds)
+        first = int(chance_of(f"fold:{seed}:class:{label}") * folds)
         of_unit[ordered] = (np.floor(middles * folds).astype(np.int64) + first) % folds
     return of_unit
-
-
-def _number(text: str) -> float:
-    """Return a number in [0, 1)."""
-    return int.from_bytes(hashlib.sha256(f"fold:{text}".encode()).digest()[:7]) / 2**56
 
 
 def _check(table: pd.DataFrame, of_unit: Integers, folds: int, words: LabelWords) -> None:

@@ -11,7 +11,6 @@ never change, however the data grows.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,8 +18,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.data.labels.label_pairs import LabelPairs, label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, by_task
+from patchline.pipeline.data.labels.label_sets import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    LabelPairs,
+    Task,
+    by_task,
+    label_pairs,
+)
 from patchline.pipeline.data.manifests.same_images import (
     FILE,
     GROUP,
@@ -39,7 +44,7 @@ from patchline.pipeline.data.splits.class_coverage import (
     notes_on_gaps,
     too_few,
 )
-from patchline.pipeline.data.splits.stratification import Stratum, ranked, stratified
+from patchline.pipeline.data.splits.stratification import Stratum, chance_of, ranked, stratified
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.terminal_words import by_number, counted, few_names
 
@@ -362,13 +367,8 @@ class _NewUnits:
     def _numbers(self, units: Array, names: list[str], fixed: Array) -> Array:
         numbers = np.zeros(len(names))
         for unit in np.unique(units[fixed == NEW]).tolist():
-            numbers[unit] = _number(names[unit], self.seed)
+            numbers[unit] = chance_of(f"{self.seed}:{names[unit]}")
         return numbers
-
-
-def _number(name: str, seed: int) -> float:
-    """Return a number in [0, 1)."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]) / 2**56
 
 
 def _check_no_split_is_empty(rows: pd.DataFrame, splits: Iterable[str]) -> None:

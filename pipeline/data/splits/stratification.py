@@ -13,13 +13,14 @@ A label with hardly any units left fills the parts that have none of it, the mos
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from patchline.pipeline.data.labels.label_pairs import LabelPairs
+from patchline.pipeline.data.labels.label_sets import LabelPairs
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -52,6 +53,11 @@ class Stratum:
         images, labels = place_N[self.pairs.images[own]], self.pairs.labels[own]
         pairs = LabelPairs(images, labels, self.pairs.names)
         return Stratum(self.units[rows], pairs, self.fixed[rows], self.numbers)
+
+
+def chance_of(text: str) -> float:
+    """Return a number in [0, 1) that a text, such as a seed and the key of a unit, determines."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2**56
 
 
 def ranked(stratum: Stratum, shares: Sequence[float], order: Sequence[int]) -> Integers:

@@ -23,10 +23,11 @@ from patchline.pipeline.data.store.store_builds import (
     DecodedBuild,
     PackedBuild,
     StoreBuild,
+    StreamedBuild,
+    is_on,
     lock_of,
 )
 from patchline.pipeline.data.store.store_shards import StoreSpec
-from patchline.pipeline.data.store.streamed_build import StreamedBuild, is_on
 from patchline.pipeline.data.store.streamed_records import StreamedIndex
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files import file_locks

@@ -19,8 +19,7 @@ import pandas as pd
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.image_size import are_grey, default_image_size
-from patchline.pipeline.data.manifests.describing import Row
-from patchline.pipeline.data.manifests.describing_processes import Files, KeptImageArray
+from patchline.pipeline.data.manifests.describing import Files, KeptImageArray, Row
 from patchline.pipeline.data.manifests.scanning import digest_of_root
 from patchline.pipeline.data.pixel_values.file_summary import FileSummary
 from patchline.pipeline.data.reading.child_processes import threads

@@ -25,8 +25,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtrc, stdtr
 
-from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task, label_pairs
 from patchline.pipeline.data.manifests.same_images import FILE, column_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import Answer
 

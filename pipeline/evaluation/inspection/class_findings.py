@@ -10,13 +10,14 @@ import pandas as pd
 
 from patchline.pipeline.data.ingestion_notes import FEW_POSITIVES, dominant_groups, few_negatives
 from patchline.pipeline.data.labels.class_names import suspicions
-from patchline.pipeline.data.labels.label_pairs import LabelPairs, label_pairs
 from patchline.pipeline.data.labels.label_sets import (
     MULTI_LABEL,
     SINGLE_LABEL,
+    LabelPairs,
     LabelWords,
     Task,
     by_task,
+    label_pairs,
 )
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
 from patchline.pipeline.data.symmetry.assumed_symmetries import MirrorSymmetry

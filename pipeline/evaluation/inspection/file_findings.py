@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.data.labels.label_pairs import LabelPairs
+from patchline.pipeline.data.labels.label_sets import LabelPairs
 from patchline.pipeline.data.manifests.left_out import LeftOut, left_out, remedies
 from patchline.pipeline.data.reading.color_profile import UNREADABLE
 from patchline.pipeline.data.reading.image_quality import (

@@ -15,8 +15,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion, unlabelled_images
 from patchline.pipeline.data.ingestion import ScannedData
 from patchline.pipeline.data.ingestion_notes import notes_on_held_out, notes_on_size
-from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, label_pairs
 from patchline.pipeline.data.manifests import left_out
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, unreadable_classes

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, label_pairs
 from patchline.pipeline.evaluation.inspection.findings import Finding, finding_on_files
 from patchline.pipeline.terminal_words import by_number, counted, few_names
 

@@ -9,7 +9,7 @@ import pytest
 from patchline.flows.training.dry_run import _subset, dry_run
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.ingestion import ingest
-from patchline.pipeline.data.labels.label_pairs import label_pairs
+from patchline.pipeline.data.labels.label_sets import label_pairs
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import ConfigError
 from tests.flows.training.runs import ran, refused

@@ -17,8 +17,12 @@ from patchline.pipeline.data.ingestion_notes import (
     notes_on_held_out,
     notes_on_sets,
 )
-from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, encoded
+from patchline.pipeline.data.labels.label_sets import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    encoded,
+    label_pairs,
+)
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.inspection.class_findings import findings_on_classes
 from tests.pipeline.data.splits.made_tables import assigned, table

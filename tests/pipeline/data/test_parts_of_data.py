@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from patchline.pipeline.data.manifests import describing_worker
-from patchline.pipeline.data.manifests.describing_processes import KeptImageArray
+from patchline.pipeline.data.manifests.describing import KeptImageArray
 from patchline.pipeline.data.manifests.describing_worker import rows_of
 from patchline.pipeline.data.store import decoding_worker
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config_files import requested
-from patchline.pipeline.data.manifests.describing_processes import rows_in_process
+from patchline.pipeline.data.manifests.describing import rows_in_process
 from patchline.pipeline.data.manifests.describing_worker import DescribingJob, describe_part
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import DataError, StorageError

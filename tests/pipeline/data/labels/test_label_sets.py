@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.preprocessing import MultiLabelBinarizer
 
 from patchline.pipeline.data.labels import label_sets
-from patchline.pipeline.data.labels.label_pairs import are_known, label_pairs
+from patchline.pipeline.data.labels.label_sets import are_known, label_pairs
 
 SETS = [("red", "circle"), (), ("circle",), ("ré, d", 'a"b', "circle")]
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from patchline.pipeline.data.manifests.describing_processes import KeptImageArray
+from patchline.pipeline.data.manifests.describing import KeptImageArray
 from patchline.pipeline.data.manifests.describing_worker import rows_of
 from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
@@ -63,7 +63,7 @@ def test_killed_processes_cost_no_row() -> None:
     files = files_of(root, times=100)
     rows = rows_of(root, files, fewest=1)
     first = next(rows)
-    for child in _children("describing_processes"):
+    for child in _children("manifests.describing"):
         child.kill()
     found = [first, *rows]
     assert [row["path"] for row in found] == [image.path for image, _ in files]
@@ -110,7 +110,7 @@ def test_a_reader_that_stops_early_leaves_no_process() -> None:
     root = two_classes(3)
     rows = rows_of(root, files_of(root, times=300), fewest=1)
     assert len(list(itertools.islice(rows, 3))) == 3
-    mine = _children("describing_processes")
+    mine = _children("manifests.describing")
     assert mine
     rows.close()  # type: ignore[attr-defined]
     assert not any(map(_lives, mine))

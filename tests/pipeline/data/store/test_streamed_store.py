@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from patchline.pipeline.data.batches.batch_order import BatchOrder, ShuffleWindows, StreamedOrder
-from patchline.pipeline.data.store import streamed_build
+from patchline.pipeline.data.store import store_builds
 from patchline.pipeline.data.store.opened_images import JoinedImages, open_stores
 from patchline.pipeline.data.store.prepared_store import (
     StoreKind,
@@ -24,7 +24,7 @@ from patchline.pipeline.data.store.prepared_store import (
     open_images,
     prepare,
 )
-from patchline.pipeline.data.store.streamed_build import StreamedBuild
+from patchline.pipeline.data.store.store_builds import StreamedBuild
 from patchline.pipeline.data.store.streamed_images import KeptImages, PagesFolder, StreamedImages
 from patchline.pipeline.data.store.streamed_records import StreamedRecords
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
@@ -61,7 +61,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a shard hold 20 images, and a page 16."""
-    monkeypatch.setattr(streamed_build, "SHARD_BYTES", 20 * IMAGE)
+    monkeypatch.setattr(store_builds, "SHARD_BYTES", 20 * IMAGE)
     monkeypatch.setenv("PATCHLINE_CACHE_LIMIT", "100kB")
 
 

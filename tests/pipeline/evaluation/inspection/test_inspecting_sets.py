@@ -13,8 +13,7 @@ from rich.console import Console
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.labels.label_pairs import label_pairs
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encoded
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encoded, label_pairs
 from patchline.pipeline.data.manifests import source_listing
 from patchline.pipeline.evaluation.inspection.class_findings import findings_on_sets
 from patchline.pipeline.evaluation.inspection.findings import Finding
