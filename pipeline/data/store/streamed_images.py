@@ -158,12 +158,12 @@ class _HeldRows:
 
     def find(self, rows: Rows) -> dict[int, memoryview]:
         """Return what is held of some rows, by row."""
-        places, known = self._known(rows)
-        known_places = zip(rows[known].tolist(), places[known].tolist(), strict=True)
+        places, known = self._held_places(rows)
+        pairs = zip(rows[known].tolist(), places[known].tolist(), strict=True)
         view = self._data.data
-        return {row: view[self._starts[at] : self._ends[at]] for row, at in known_places}
+        return {row: view[self._starts[at] : self._ends[at]] for row, at in pairs}
 
-    def _known(self, rows: Rows) -> tuple[Rows, Flags]:
+    def _held_places(self, rows: Rows) -> tuple[Rows, Flags]:
         return self._places(rows)
 
     def _places(self, rows: Rows) -> tuple[Rows, Flags]:
@@ -194,7 +194,7 @@ class KeptImages(_HeldRows):
             data: Bytes = np.memmap(file, np.uint8, "w+", shape=size)
         super().__init__(rows, np.concatenate(([0], ends[:-1])), ends, data)
 
-    def _known(self, rows: Rows) -> tuple[Rows, Flags]:
+    def _held_places(self, rows: Rows) -> tuple[Rows, Flags]:
         places, known = self._places(rows)
         return places, known & self._is_there[places]
 
