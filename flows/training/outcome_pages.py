@@ -180,9 +180,9 @@ def outcome_of(context: Context) -> Outcome | EncoderOutcome:
     page, config = flow_page(), context.config
     if evaluated is None:
         tested = context.get(PretrainingEvaluated)
-        return EncoderOutcome(run, config, data, trained, tested, registered, aliases, page)
+        return EncoderOutcome(run, config, data, trained, registered, aliases, page, tested)
     decision = context.get(Promoted).promotion
-    return Outcome(run, config, data, trained, evaluated, registered, aliases, decision, page)
+    return Outcome(run, config, data, trained, registered, aliases, page, evaluated, decision)
 
 
 def _write_artifacts(outcome: Outcome | EncoderOutcome) -> None:

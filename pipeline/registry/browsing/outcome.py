@@ -23,7 +23,7 @@ from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinishedRun:
     """A finished run whose pages are not written yet."""
 
     run: TrackedRun
@@ -31,13 +31,19 @@ class Outcome:
     """Resolved."""
     data: IngestedData
     trained: TrainResult
-    evaluated: Evaluated
     registered: Registered
     aliases: tuple[str, ...]
+    flow_page: str
+    """Address of the flow run in the Prefect UI; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class Outcome(FinishedRun):
+    """A finished run of a classifier."""
+
+    evaluated: Evaluated
     promotion: Promotion | None
     """None where the run made none."""
-    flow_page: str = ""
-    """Address of the flow run in the Prefect UI; empty if there is none."""
 
     @property
     def run_name(self) -> str:
@@ -46,19 +52,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class EncoderOutcome:
-    """A finished run without labels, whose pages are not written yet."""
+class EncoderOutcome(FinishedRun):
+    """A finished run without labels."""
 
-    run: TrackedRun
-    config: RunConfig
-    """Resolved."""
-    data: IngestedData
-    trained: TrainResult
     evaluated: PretrainingEvaluated
-    registered: Registered
-    aliases: tuple[str, ...]
-    flow_page: str = ""
-    """Address of the flow run in the Prefect UI; empty if there is none."""
 
     @property
     def run_name(self) -> str:
@@ -72,41 +69,29 @@ def recipe(config: RunConfig) -> str:
     return "+".join(name for name in config.model.names if name != AUTO)
 
 
-def _explanations(outcome: Outcome | EncoderOutcome) -> dict[str, str]:
-    """Return the pages that explain a prediction; they are missing if they could not be made."""
-    folder = outcome.evaluated.folder / EXPLANATIONS
-    return {
-        f"{title}, explained": addresses.artifact_path(
-            outcome.run, f"report/{EXPLANATIONS}/{page}.html"
-        )
-        for page, title in TITLES.items()
-        if (folder / f"{page}.html").is_file()
-    }
-
-
 def links(outcome: Outcome | EncoderOutcome, base: str = "") -> str:
-    """Return links to the related pages.
+    """Return links to the related pages; those that explain a prediction may not have been made.
 
     Args:
         outcome: of the run.
         base: prefix for paths in the MLflow UI; empty on MLflow's own pages.
     """
-    run, registered = outcome.run, outcome.registered
-    paths = {
-        "Report": addresses.report_path(run),
-        **_explanations(outcome),
-        "Curves and images, compared with other runs": saved_views.path(
-            run.experiment_id, saved_views.CURVES
-        ),
-        "Model version": addresses.model_path(registered.name, registered.version),
-        "All runs, best first": saved_views.path(run.experiment_id),
-    }
-    urls = {label: f"{base}{path}" for label, path in paths.items()}
-    if base:
-        urls = {"Run in MLflow": f"{base}{addresses.run_path(run)}", **urls}
-    elif outcome.flow_page:
-        urls["Flow run in Prefect"] = outcome.flow_page
-    return " · ".join(f"[{label}]({address})" for label, address in urls.items())
+    explained = [
+        (f"{title}, explained", f"{EXPLANATIONS}/{page}.html") for page, title in TITLES.items()
+    ]
+    return render_markdown(
+        "links.md.j2",
+        __package__,
+        outcome=outcome,
+        base=base,
+        explanations=[
+            (label, addresses.artifact_path(outcome.run, f"report/{file}"))
+            for label, file in explained
+            if (outcome.evaluated.folder / file).is_file()
+        ],
+        addresses=addresses,
+        views=saved_views,
+    )
 
 
 def outcome_text(outcome: Outcome | EncoderOutcome, links: str) -> str:
