@@ -84,7 +84,7 @@ def close(workspace: Path, work_of: WorkOf) -> list[str]:
     records = {record.flow_run_id: record for record in live_runs.records(workspace)}
     with get_client(sync_client=True) as client:
         closer = _Closer(client, work_of, records)
-        working = _working(client)
+        working = flow_runs(client, {"state": {"type": {"any_": _WORKING}}})
         for flow_run in working:
             closer.check_run(flow_run)
         for flow_run in closer.without_record:
@@ -232,10 +232,6 @@ class _Closer:
             record.remove()
         elif record.sought is None:
             record.mark_sought()
-
-
-def _working(client: SyncPrefectClient) -> list[FlowRun]:
-    return flow_runs(client, {"state": {"type": {"any_": _WORKING}}})
 
 
 def _final_state(now: State, work: NewestRun | None) -> State:

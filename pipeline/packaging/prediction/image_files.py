@@ -19,7 +19,7 @@ from patchline.pipeline.workspace.files.data_kinds import DataKind, data_kind, t
 from patchline.pipeline.workspace.files.data_names import ARCHIVE_SUFFIXES, may_be_image
 from patchline.pipeline.workspace.files.folder_walk import DEFAULT_IGNORED
 from patchline.pipeline.workspace.files.table_cells import printable
-from patchline.pipeline.workspace.remote_index import file_state
+from patchline.pipeline.workspace.remote_data import file_state
 
 if TYPE_CHECKING:
     import numpy as np

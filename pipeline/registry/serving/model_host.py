@@ -151,6 +151,11 @@ class ModelHost:
         return self._served is not None and not self.is_stopping
 
     @property
+    def ready_status(self) -> HTTPStatus:
+        """The status with which the server says whether it is ready."""
+        return HTTPStatus.OK if self.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+
+    @property
     def threads(self) -> int:
         """Threads that compute."""
         return self.config.threads or cores()
@@ -158,15 +163,17 @@ class ModelHost:
     @property
     def pending(self) -> int:
         """Images that were taken and are not answered."""
-        self._forget_retired()
-        engines = [*self._retired, *([self._served.engine] if self._served else [])]
-        return sum(engine.pending for engine in engines)
+        self._retired = [each for each in self._retired if each.pending]
+        return sum(engine.pending for engine in self._engines)
 
     @property
     def waiting(self) -> int:
         """Images that no thread has taken yet."""
-        engines = [*self._retired, *([self._served.engine] if self._served else [])]
-        return sum(engine.waiting for engine in engines)
+        return sum(engine.waiting for engine in self._engines)
+
+    @property
+    def _engines(self) -> list[Engine]:
+        return [*self._retired, *([self._served.engine] if self._served else [])]
 
     def switch_to(self, version: str, checked: Checked) -> None:
         """Answer the next request with another version; the old one answers what it has taken."""
@@ -177,8 +184,7 @@ class ModelHost:
         if before is not None:
             self.metrics.switches.inc()
             before.engine.retire()
-            self._retired.append(before.engine)
-        self._forget_retired()
+            self._retired = [each for each in (*self._retired, before.engine) if each.pending]
         self.metrics.serving(self.name, version)
 
     async def close(self) -> None:
@@ -188,9 +194,6 @@ class ModelHost:
             self._retired.append(self._served.engine)
         for engine in self._retired:
             await asyncio.to_thread(engine.wait)
-
-    def _forget_retired(self) -> None:
-        self._retired = [each for each in self._retired if each.pending]
 
     def check_name(self, name: str, version: str | None = None) -> Served:
         """Return the version that a request names.

@@ -13,7 +13,7 @@ import logging
 import resource
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import metadata
@@ -254,11 +254,8 @@ def _page(name: str) -> Any:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)  # noqa: S101 - it is registered for this class
-    headers = dict(error.headers)
-    if await left_unread(request):
-        headers["connection"] = "close"
     server_of(request).host.metrics.refused.labels(error.status.phrase.lower()).inc()
-    return json_response({"error": error.sentence}, status=error.status, headers=headers)
+    return await _error(request, error.sentence, error.status, error.headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -267,11 +264,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
         HTTPStatus.NOT_FOUND: "There is nothing at this path. /docs lists what there is.",
         HTTPStatus.METHOD_NOT_ALLOWED: "This path does not accept this method. See /docs.",
     }
-    headers = dict(error.headers or {})
-    if await left_unread(request):
-        headers["connection"] = "close"
     sentence = words.get(HTTPStatus(error.status_code), str(error.detail))
-    return json_response({"error": sentence}, status=error.status_code, headers=headers)
+    return await _error(request, sentence, error.status_code, error.headers or {})
+
+
+async def _error(
+    request: Request, sentence: str, status: int, headers: Mapping[str, str]
+) -> Response:
+    closing = {"connection": "close"} if await left_unread(request) else {}
+    return json_response({"error": sentence}, status=status, headers={**headers, **closing})
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import parsed
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
-from patchline.pipeline.workspace.remote_index import RemoteIndex
+from patchline.pipeline.workspace.remote_data import RemoteIndex
 from patchline.plugin_api import ImageListing
 from patchline.plugins.stores.objects import RemoteStore
 from tests.conftest import write_photos

@@ -14,7 +14,6 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from importlib import metadata
 from typing import Any
 
@@ -340,9 +339,8 @@ async def live() -> Response:
 @router.get("/health/ready")
 async def ready(request: Request) -> Response:
     """Tell whether requests are answered."""
-    is_ready = server_of(request).host.is_ready
-    status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-    return json_response({"ready": is_ready}, status=status)
+    host = server_of(request).host
+    return json_response({"ready": host.is_ready}, status=host.ready_status)
 
 
 @router.get(f"{_MODEL}/ready")
@@ -350,9 +348,9 @@ async def ready(request: Request) -> Response:
 async def model_ready(request: Request, name: str, version: str | None = None) -> Response:
     """Tell whether the model, or this version of it, answers."""
     host = server_of(request).host
+    content = {"name": name, "ready": host.is_ready}
     served = host.check_name(name, version)
-    status = HTTPStatus.OK if host.is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-    return json_response({"name": name, "ready": host.is_ready}, served.version, status=status)
+    return json_response(content, served.version, status=host.ready_status)
 
 
 @router.get(_MODEL)

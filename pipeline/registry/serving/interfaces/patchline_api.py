@@ -139,9 +139,9 @@ async def healthz() -> Response:
 @status_router.get("/readyz")
 async def readyz(request: Request) -> Response:
     """Tell whether requests are answered."""
-    is_ready = server_of(request).host.is_ready
-    status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-    return json_response({"status": "ready" if is_ready else "not ready"}, status=status)
+    host = server_of(request).host
+    said = "ready" if host.is_ready else "not ready"
+    return json_response({"status": said}, status=host.ready_status)
 
 
 @status_router.get("/status")
