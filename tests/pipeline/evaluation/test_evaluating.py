@@ -19,7 +19,7 @@ from patchline.pipeline.evaluation.metrics.paired_test import paired_difference
 from patchline.pipeline.evaluation.metrics.temperature import by_member, fit_temperature
 from patchline.pipeline.evaluation.prediction_job import EvaluationJob, ExplanationJob
 from patchline.pipeline.evaluation.predictions import Predictions, image_groups
-from patchline.pipeline.evaluation.slices import slices
+from patchline.pipeline.evaluation.report import slices
 from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging, decided
 from patchline.pipeline.models.model_files import load_model
