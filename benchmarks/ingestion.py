@@ -51,12 +51,12 @@ from patchline.pipeline.data.splits.leakage import given_splits
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.store.prepared_store import StoreKind, StoreSpec
 from patchline.pipeline.evaluation.inspection.class_findings import findings_on_classes
-from patchline.pipeline.evaluation.inspection.file_findings import (
+from patchline.pipeline.evaluation.inspection.image_findings import (
+    findings_on_duplicates,
     findings_on_size,
     findings_on_status,
 )
 from patchline.pipeline.evaluation.inspection.inspecting import summary_of
-from patchline.pipeline.evaluation.inspection.same_image_findings import findings_on_duplicates
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 _SMALL, _FOLDERS = 20_000, 10

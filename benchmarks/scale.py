@@ -42,7 +42,7 @@ from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
 from patchline.pipeline.data.splits import split
 from patchline.pipeline.evaluation.comparison import ComparisonSubject, compare
 from patchline.pipeline.evaluation.inspection.class_findings import findings_on_classes
-from patchline.pipeline.evaluation.inspection.same_image_findings import findings_on_duplicates
+from patchline.pipeline.evaluation.inspection.image_findings import findings_on_duplicates
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.registry import registered_models
 from patchline.pipeline.workspace.tracking.tracking_store import client

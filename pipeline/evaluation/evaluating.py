@@ -60,7 +60,6 @@ from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import OnEvent
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workspace.files.sealed_files import digest_of
-from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients, result_files
 
@@ -94,23 +93,19 @@ class Evaluated(FrozenModel):
 def ingredients(run: TrainedRun) -> Ingredients:
     """Return everything that determines the report; it lists all settings, so it depends on all."""
     held_out = [file for each in _held_out(run) for file in result_files(each.model_folder)]
+    own: Ingredients = {}
+    if columns := own_columns(run.config.evaluation.slices):  # which the data's digest lacks
+        values = pd.read_parquet(run.data.manifest_file, columns=columns)
+        hashed = pd.util.hash_pandas_object(values).to_numpy()
+        own = {"columns": hashlib.sha256(hashed.tobytes()).hexdigest()}
     return {
         **run.ingredients,
         **stage_keys.all_settings(run.config),
         "held out": ", ".join(digest_of(file).sha256 for file in held_out),
         "notes": "\n".join((run.data.split_origin, *run.data.notes, run.data.taught_by)),
         "training": run.trained.model_dump_json(exclude=_PATHS),
-        **_own_values(run.config, run.data),
+        **own,
     }
-
-
-def _own_values(config: RunConfig, data: IngestedData) -> Ingredients:
-    """Return a digest of the columns that the images are sliced by, which the data's lacks."""
-    columns = own_columns(config.evaluation.slices)
-    if not columns:
-        return {}
-    values = pd.util.hash_pandas_object(pd.read_parquet(data.manifest_file, columns=columns))
-    return {"columns": hashlib.sha256(values.to_numpy().tobytes()).hexdigest()}
 
 
 def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
@@ -165,44 +160,24 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
     report = task.report(tested, subject, fit, config.evaluation).model_copy(update=beside)
     for note in report.notes:
         on_event({"kind": "note", "message": note})
-    in_words = task.validated(trained, table, classes)
-    facts = about_run(run, in_words, averaging)
-    html = write_report(task.parts, report, _contents(run, facts, table, images, predicted), folder)
-    return Evaluated(report=report, folder=folder, html=html)
-
-
-def _contents(
-    run: TrainedRun,
-    facts: dict[str, str],
-    table: pd.DataFrame,
-    images: StoredImages,
-    predicted: PredictionResult,
-) -> ReportContents:
-    """Return what the report has besides the metrics.
-
-    Args:
-        run: with the best weights.
-        facts: about it.
-        table: all predictions.
-        images: the prepared store.
-        predicted: has the explanations.
-    """
-    rows = table["row"].to_numpy()
-    preview = run.trained.best.parent / "augmentation_preview.png"
-    return ReportContents(
-        page=ReportPage(
-            title=f"{run.config.name}: test report",
-            lead=about_test_images(run.data.seen_before),
-            facts=facts,
-            notes=run.data.notes,
-            settings=stage_keys.all_settings(run.config),
-        ),
+    page = ReportPage(
+        title=f"{config.name}: test report",
+        lead=about_test_images(data.seen_before),
+        facts=about_run(run, task.validated(trained, table, classes), averaging),
+        notes=data.notes,
+        settings=stage_keys.all_settings(config),
+    )
+    preview = trained.best.parent / "augmentation_preview.png"
+    contents = ReportContents(
+        page=page,
         table=table,
         pixels_of=lambda position: images[rows[position]],
-        history=[record.model_dump() for record in run.trained.history],
+        history=[record.model_dump() for record in trained.history],
         preview=preview if preview.exists() else None,
         explanations=predicted.explanations,
     )
+    html = write_report(task.parts, report, contents, folder)
+    return Evaluated(report=report, folder=folder, html=html)
 
 
 def _reference_images(

@@ -45,8 +45,7 @@ from patchline.pipeline.evaluation.plots import (
     training_curves,
 )
 from patchline.pipeline.evaluation.prediction_job import Explanations
-from patchline.pipeline.evaluation.report import EvaluationReport, ModelReport
-from patchline.pipeline.evaluation.slices import ImageSubset
+from patchline.pipeline.evaluation.report import EvaluationReport, ImageSubset, ModelReport
 from patchline.pipeline.evaluation.visual_guide.covering_result import MapKind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import few_names

@@ -59,17 +59,15 @@ from patchline.pipeline.evaluation.plots import (
 )
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import (
+    ImageSubset,
     ModelReport,
     ReportSubject,
     check_images,
+    groups_within,
+    measured_parts,
     shared_fields,
 )
 from patchline.pipeline.evaluation.robustness import LabelSetRobustness
-from patchline.pipeline.evaluation.slices import (
-    ImageSubset,
-    groups_within,
-    measured_parts,
-)
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import AnswerRules

@@ -198,33 +198,6 @@ def _fitted_temperature(
     return fit_temperature(logits_NK, labels_N, groups=groups, class_images=class_images)
 
 
-def _paired_accuracy(
-    labels_N: Array, a_NK: Array, b_NK: Array, groups: ImageGroups | None
-) -> PairedDifference:
-    """Compare the accuracy of two classifiers by their scores."""
-    a_right_N, b_right_N = (each.argmax(axis=1) == labels_N for each in (a_NK, b_NK))
-    return paired_difference(a_right_N, b_right_N, groups)
-
-
-def _remedy(common: int) -> str:
-    """Return what to do if the data and the model have so many classes in common, not all."""
-    if common == 0:
-        return "Rename the folders to the model's class names."
-    return f"Add --common-classes to evaluate on the {common} in common, or rename the folders."
-
-
-def _checked_sets(
-    rules: AnswerRules,
-    tested: Predictions,
-    images: PredictedImages,
-    reference: ReferenceFeatures | None,
-    config: EvaluationConfig,
-) -> dict[str, Any]:
-    """Return how often sets hold the true class and images are warned of, as a report has it."""
-    measured = images.of(tested, reference, rules.far_split)
-    return {"answers": checked_answers(rules, tested, measured, config)}
-
-
 def _accuracy_interval(accuracy: float, images: int, validated: pd.DataFrame) -> MetricEstimate:
     """Return a validation accuracy on some images with its interval.
 
@@ -332,7 +305,11 @@ SINGLE = Task[TemperatureFit](
     gives="one label",
     does="classifies the images",
     lacking=("its class", "their class"),
-    remedy=_remedy,
+    remedy=lambda common: (
+        f"Add --common-classes to evaluate on the {common} in common, or rename the folders."
+        if common
+        else "Rename the folders to the model's class names."
+    ),
     labels=class_numbers,
     class_images=class_images,
     fitted=_fitted_temperature,
@@ -343,11 +320,17 @@ SINGLE = Task[TemperatureFit](
     table=lambda rows, classes, chances_NK, _: with_probabilities(rows, classes, chances_NK),
     predictions=lambda table, _: Predictions.of(table),
     has_sets=True,
-    checked=_checked_sets,
+    checked=lambda rules, tested, images, reference, config: {
+        "answers": checked_answers(
+            rules, tested, images.of(tested, reference, rules.far_split), config
+        )
+    },
     report=evaluate,
     parts=parts_of_classes,
     robustness=measured_robustness,
-    paired=_paired_accuracy,
+    paired=lambda labels_N, a_NK, b_NK, groups: paired_difference(
+        a_NK.argmax(axis=1) == labels_N, b_NK.argmax(axis=1) == labels_N, groups
+    ),
     answers=lambda _package, probabilities_NK, _classes: probabilities_NK,
     compare=compare,
     validated=_validated_accuracy,

@@ -43,14 +43,6 @@ from patchline.pipeline.evaluation.inspection.class_findings import (
     findings_on_classes,
     findings_on_sets,
 )
-from patchline.pipeline.evaluation.inspection.file_findings import (
-    findings_on_format,
-    findings_on_frames,
-    findings_on_light,
-    findings_on_profiles,
-    findings_on_size,
-    findings_on_status,
-)
 from patchline.pipeline.evaluation.inspection.findings import (
     KINDS,
     SEVERITIES,
@@ -60,14 +52,20 @@ from patchline.pipeline.evaluation.inspection.findings import (
     Sizes,
     finding_on_files,
 )
+from patchline.pipeline.evaluation.inspection.image_findings import (
+    finding_on_unlabelled,
+    findings_on_duplicates,
+    findings_on_format,
+    findings_on_frames,
+    findings_on_light,
+    findings_on_profiles,
+    findings_on_size,
+    findings_on_status,
+)
 from patchline.pipeline.evaluation.inspection.label_errors import (
     Judgement,
     findings_on_label_sets,
     findings_on_labels,
-)
-from patchline.pipeline.evaluation.inspection.same_image_findings import (
-    finding_on_unlabelled,
-    findings_on_duplicates,
 )
 from patchline.pipeline.terminal_words import counted
 

@@ -249,40 +249,31 @@ def _fitted(
 ) -> TemperatureFit:
     """Return the temperature beside a bias that is known."""
     images, classes = len(labels_N), len(np.unique(labels_N))
+    fit = TemperatureFit(temperature=1.0, state="not fitted", images=images)
     if images == 0:
-        return _unfitted(0, "there is no validation image")
+        return fit.model_copy(update={"reason": "there is no validation image"})
     likelihood = _Likelihood.of(logits_NK, labels_N, bias)
     peak, interval = _profile(likelihood.value)
     if groups is not None:
         likelihood = likelihood._replace(inflation=groups.inflation(likelihood.scores(peak)))
         peak, interval = _profile(likelihood.value)
-    low, high = interval.ends()
-    bounds = {"low": low, "high": high, "images": images}
     if classes == 1 and logits_NK.shape[1] > 1:
-        return _unfitted(images, "all validation images are of one class")
+        return fit.model_copy(update={"reason": "all validation images are of one class"})
+    low, high = interval.ends()
+    fit = fit.model_copy(update={"low": low, "high": high})
     wide = low is None or high is None or high / low > WIDEST
     if wide and interval.start <= 0 <= interval.stop:
-        flat = TemperatureFit(temperature=1, state="unknown", **bounds)
-        reason = _flat(logits_NK, labels_N, flat, groups, bias)
-        return _unfitted(images, reason, low, high)
+        return fit.model_copy(update={"reason": _flat(logits_NK, labels_N, fit, groups, bias)})
     narrow = low is not None and high is not None and high / low < _NARROW
     if not narrow:
         peak = _least_expected_loss(likelihood, interval, prior_deviation)
     stop = 0.0 if wide else interval.stop  # nothing but the prior limits confidence without errors
     best = float(np.exp(np.clip(peak, interval.start, max(stop, interval.stop))))
     if not wide:
-        return TemperatureFit(temperature=best, state="fitted", **bounds)
+        return fit.model_copy(update={"temperature": best, "state": "fitted"})
     direction = "overconfident" if interval.start > 0 else "underconfident"
     reason = f"{images:,} validation images show that the model is {direction}, but not by how much"
-    return TemperatureFit(temperature=best, state="uncertain", reason=reason, **bounds)
-
-
-def _unfitted(
-    images: int, reason: str, low: float | None = None, high: float | None = None
-) -> TemperatureFit:
-    return TemperatureFit(
-        temperature=1.0, state="not fitted", low=low, high=high, images=images, reason=reason
-    )
+    return fit.model_copy(update={"temperature": best, "state": "uncertain", "reason": reason})
 
 
 def _flat(

@@ -116,7 +116,11 @@ class Model:
                 if errors == "raise":
                     raise DataError(_unreadable(each.name, str(error))) from None
                 decoded.append(str(error))
-        return self._package.answers_to(decoded, 1, coverage=coverage)
+        answers = self._package.answers_to(decoded, 1, coverage=coverage)
+        for answer in answers:
+            if not answer["error"]:  # the features of many images take much memory
+                answer["outputs"] = answer["outputs"][:1]
+        return answers
 
     def _pixels(self, image: object) -> np.ndarray[Any, Any]:
         if isinstance(image, ImageFile):

@@ -8,16 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import softmax
+from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.evaluation.__main__ import predict
+from patchline.pipeline.evaluation.__main__ import explain_predictions, predict
 from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.galleries import chosen_images, confident_errors
 from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.metrics.paired_test import paired_difference
 from patchline.pipeline.evaluation.metrics.temperature import by_member, fit_temperature
-from patchline.pipeline.evaluation.prediction_job import EvaluationJob
+from patchline.pipeline.evaluation.prediction_job import EvaluationJob, ExplanationJob
 from patchline.pipeline.evaluation.predictions import Predictions, image_groups
-from patchline.pipeline.evaluation.slices import slices
+from patchline.pipeline.evaluation.report import slices
 from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging, decided
 from patchline.pipeline.models.model_files import load_model
@@ -28,6 +30,8 @@ from patchline.pipeline.training.train_result import EnsembleResult
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import places, predicted_rows
+from tests.pipeline.evaluation.visual_guide.made_guides import CLASSES as FLOWERS
+from tests.pipeline.evaluation.visual_guide.made_guides import SIDE, make_model
 
 CLASSES = ("across", "down", "rising", "falling")
 
@@ -166,3 +170,54 @@ def test_the_package_does_as_was_decided(finished_run: Run) -> None:
     assert description.model.settings["test_time_flip"] is True
     assert getattr(model, "test_time_flip") is True  # noqa: B009 - a plugin's own attribute
     assert "test-time flip" in (job.folder / "model_card.md").read_text(encoding="utf-8")
+
+
+def test_the_surest_right_and_the_worst_wrong_test_image_are_chosen() -> None:
+    """Images of other splits do not count; without an error there is one page."""
+    rows = {
+        "split": ["validation", *["test"] * 4],
+        "path": [f"{n}.png" for n in range(5)],
+        "label": "rose",
+        "predicted": ["rose", "rose", "tulip", "rose", "tulip"],
+        "probability": [0.99, 0.6, 0.9, 0.7, 0.8],
+        "row": range(10, 15),
+    }
+    mixed = chosen_images(pd.DataFrame(rows), ())
+    assert [(each.page, each.row) for each in mixed] == [("surest_right", 13), ("worst_wrong", 12)]
+    right = chosen_images(pd.DataFrame({**rows, "predicted": "rose"}), ())
+    assert [(each.page, each.row) for each in right] == [("surest_right", 12)]
+
+
+def test_the_average_of_calibrated_models_gets_no_other_temperature() -> None:
+    """Only the members of an ensemble have temperatures; a model has its own."""
+    rows = predicted_rows(FLOWERS, per_class=40)
+    fit = SINGLE.calibrated(rows, FLOWERS)[1]
+    assert fit.temperature != 1
+    ensemble = EnsembleResult(weights=Path("none"), calibrations=(fit, fit), seconds=1)
+    table, of_both = SINGLE.calibrated(rows, FLOWERS, ensemble)
+    assert SINGLE.described(of_both)["temperature"] == 1
+    expected = softmax(np.stack(list(rows["logits"])), axis=1)
+    assert np.stack(list(table["probabilities"])) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log says why. A model that can be gets two pages, a test, and a map of each error."""
+    table, _ = SINGLE.calibrated(predicted_rows(FLOWERS), FLOWERS)
+    model, description = make_model({"name": "vit", "depth": 1})
+    images = np.zeros((len(table), SIDE, SIDE, 3), np.uint8)
+    job = ExplanationJob(name="flowers", errors=5, seed=0, folder=Path("no"))
+    nothing = explain_predictions(job, nn.Linear(1, 1), description, images, table)
+    assert (nothing.maps(), nothing.test) == ({}, None)
+    assert "The maps of where the model looked could not be computed" in caplog.text
+    assert not Path("no").exists()
+
+    job = job.model_copy(update={"folder": Path("yes")})
+    found = explain_predictions(job, model, description, images, table)
+    pages = {file.name for file in job.folder.glob("*.html")}
+    assert pages == {"surest_right.html", "worst_wrong.html"}
+    test = Predictions.of(table[table["split"] == "test"])
+    assert list(found.maps()) == test.positions[confident_errors(test)[:5]].tolist()
+    assert found.test is not None
+    assert found.test.images == len(test.labels)

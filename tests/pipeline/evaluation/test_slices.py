@@ -13,7 +13,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import SLICE_COLUMNS, EvaluationConfig
 from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.evaluation.slices import Slice, slices, undivided
+from patchline.pipeline.evaluation.report import Slice, slices, undivided
 from tests.pipeline.evaluation.conftest import made_of, random_predictions
 
 

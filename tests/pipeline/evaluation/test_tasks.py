@@ -24,7 +24,7 @@ from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, 
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject
 from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE, TASKS, Task
 from tests.pipeline.evaluation.conftest import predicted_rows
-from tests.pipeline.evaluation.multi_label.label_set_data import LABELS, logits_table
+from tests.pipeline.evaluation.label_set_data import LABELS, logits_table
 
 Array = np.ndarray[Any, Any]
 CLASSES = ("bad", "fair", "good")

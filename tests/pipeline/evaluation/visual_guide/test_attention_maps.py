@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,17 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from patchline.pipeline.evaluation.visual_guide.attention_maps import (
+    attention_maps,
     attribute,
+    covering_test,
     mean_distances,
     rank_correlation,
+    rollout,
 )
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.layers.intermediate_values import recorded
+from patchline.pipeline.models.model_description import ModelDescription
+from tests.pipeline.evaluation.visual_guide.made_guides import SIDE, make_model
 
 
 class Corner(nn.Module):
@@ -52,3 +61,55 @@ def test_equal_values_share_their_rank() -> None:
     expected = spearmanr(first.ravel(), second.ravel()).statistic
     assert rank_correlation(first, second) == pytest.approx(expected)
     assert rank_correlation(first, np.ones((6, 6))) is None
+
+
+class _OneCorner(nn.Module):
+    """Its answer depends on the upper left quarter of the image alone."""
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        corner_B = images_BCHW[:, :, : SIDE // 2, : SIDE // 2].mean(dim=(1, 2, 3))
+        return torch.stack([8 * corner_B, -8 * corner_B], dim=1)
+
+
+def _images(number: int) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+    generator = np.random.default_rng(3)
+    return list(generator.integers(0, 256, (number, SIDE, SIDE, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def description() -> ModelDescription:
+    """Return the description of some model for these images."""
+    return make_model({"name": "vit", "depth": 1})[1]
+
+
+def test_a_map_of_what_the_answer_depends_on_beats_random_parts(
+    description: ModelDescription,
+) -> None:
+    """Covering the strongest fifth, all in the corner, costs more than covering any fifth."""
+    assert covering_test(_OneCorner(), description, _images(1), seed=0) is None
+    found = covering_test(_OneCorner(), description, _images(12), seed=0)
+    assert found is not None
+    [gradient] = found.maps
+    assert gradient.kind == "gradient"
+    assert gradient.holds
+    assert gradient.probability < found.random < found.before
+    assert (found.images, found.covered_cells) == (12, round(found.cells / 5))
+    assert covering_test(_OneCorner(), description, _images(12), seed=0) == found
+
+
+@pytest.mark.parametrize("pooling", ["class_token", "average"])
+def test_the_attention_map_is_the_rollout_of_what_is_classified(pooling: str) -> None:
+    """Of the class token, or the mean over the patches; the same alone and in a batch."""
+    model, description = make_model({"name": "vit", "depth": 2, "pooling": pooling})
+    images = _images(3)
+    maps = attention_maps(model, description, images)
+    assert maps.kind == "attention"
+    for image, map_hw in zip(images, maps.maps_Bhw, strict=True):
+        with torch.inference_mode(), recorded(model) as values:
+            model(normalised(torch.from_numpy(image[None]), description.image))
+        blocks = [block.attention.weights_BHNN[0].numpy() for block in values.blocks]
+        flow_NN = rollout(np.stack(blocks))
+        patches = map_hw.size
+        row = flow_NN[0] if pooling == "class_token" else flow_NN.mean(axis=0)
+        np.testing.assert_allclose(map_hw.ravel(), row[-patches:], rtol=1e-4)
+    assert covering_test(model, description, images, seed=1) is not None

@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch import nn
 
+from benchmarks.visual_guide_chapter import PICTURES, write_chapter
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.evaluation.metrics.label_calibration import (
+    LabelCalibration,
+    LabelThresholds,
+)
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.evaluation.visual_guide import explaining
+from patchline.pipeline.evaluation.visual_guide.attention_maps import covering_test
 from patchline.pipeline.evaluation.visual_guide.explaining import (
     ImageToExplain,
+    explain,
     pack,
     stored_queries,
     subject_of,
     write_guide,
 )
+from patchline.pipeline.evaluation.visual_guide.steps import steps_of
+from patchline.pipeline.evaluation.visual_guide.traced_image import Pixels
 from patchline.pipeline.models.calibrated_models import Ensemble
 from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, recorded
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_files import save_model
+from patchline.plugins.models.vit import VitConfig
+from tests.conftest import draw_photo
 from tests.pipeline.evaluation.visual_guide.made_guides import (
+    CLASSES,
     SIDE,
     Guide,
     make_guide,
@@ -29,6 +47,7 @@ from tests.pipeline.evaluation.visual_guide.made_guides import (
     rows_of,
     unpack,
 )
+from tests.structure.pages import blocks
 
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("vit", "conv_stem"): {"layer_scale": 0.5, "embedding_norm": True, "qk_norm": True},
@@ -206,3 +225,106 @@ def test_masked_scores_can_be_stored() -> None:
     rows = np.array([[-np.inf, 1.0, 3.0], [2.0, -np.inf, -2.0]])
     restored = unpack(pack(rows))
     np.testing.assert_allclose(restored, [[1, 1, 3], [2, -2, -2]], atol=0.02)
+
+
+FITS = LabelCalibration(
+    scales=(0.5, 0.8, 1.0, 1.0), shifts=(0.3, -0.2, 0.0, 0.0), determined=(True, True, True, False)
+)
+VIT = {"name": "vit", "depth": 2}
+
+
+def _sets(
+    thresholds: tuple[float, ...] = (0.4, 0.5, 0.6, 0.5),
+) -> tuple[nn.Module, ModelDescription]:
+    model, description = make_model(VIT)
+    values = LabelThresholds(values=thresholds, fitted=(True, True, True, False))
+    sets = {"task": "multi_label", "label_calibration": FITS, "thresholds": values}
+    return model, description.model_copy(update={**sets, "temperature": 1.0})
+
+
+def _pixels() -> Pixels:
+    return np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+
+
+def test_every_probability_is_a_sigmoid_of_its_own() -> None:
+    """Those after each block too; the labels at or above their thresholds are given."""
+    model, description = _sets()
+    image = ImageToExplain("a", _pixels(), _pixels(), None)
+    subject = subject_of(model, description, image, occlusion=False)
+    traced = subject.traced
+    expected = FITS.probabilities(traced.logits_K[None])[0]
+    np.testing.assert_allclose(traced.probabilities_K, expected, atol=1e-6)
+    readouts = subject.inside.readouts_LK
+    assert readouts is not None
+    np.testing.assert_allclose(readouts[-1], expected, atol=1e-5)
+    given = {k for k in range(4) if expected[k] >= (0.4, 0.5, 0.6, 0.5)[k]}
+    assert set(subject.labels) == given
+    assert subject.attributions.label == int(expected.argmax())
+    covered = covering_test(model, description, [_pixels()] * 2, seed=0)
+    assert covered is not None
+    assert covered.before == pytest.approx(float(expected.max()), abs=1e-5)
+
+
+@pytest.mark.parametrize(("label", "thresholds"), [("tulip", (0.4,) * 4), (None, (1.0,) * 4)])
+def test_the_page_explains_a_chosen_label(
+    tmp_path: Path, label: str | None, thresholds: tuple[float, ...]
+) -> None:
+    """By default the most probable one; the page tells of sigmoids and thresholds, not softmax."""
+    model, description = _sets(thresholds)
+    save_model(tmp_path / "model", model, description)
+    (tmp_path / "rose").mkdir()
+    Image.fromarray(draw_photo(1, 1, SIDE)).save(tmp_path / "rose" / "photo.png")
+    page = tmp_path / "page.html"
+    [answer] = explain(
+        tmp_path / "model", [(tmp_path / "rose" / "photo.png", label)], page, "flowers/3"
+    )
+    html = page.read_text(encoding="utf-8")
+    assert answer.labels is not None
+    assert answer.true_label is None
+    assert answer.label == (answer.labels[0]["label"] if answer.labels else None)
+    assert answer.explained == (label or answer.explained)
+    assert answer.explained in CLASSES
+    assert "A sigmoid turns each logit into a probability of its own" in html
+    assert "probabilities that sum to 1" not in html
+    assert f"The model gives this image {len(answer.labels) or 'no'} label" in html
+    assert ("below its threshold" in html) is (label is None)
+
+
+CHAPTER = Path(__file__).resolve().parents[4] / "docs" / "visual_guide.md"
+
+
+def test_its_command_trains_the_model_that_it_explains() -> None:
+    """The ViT of the paper: a class token, learned positions, a head of one linear layer."""
+    [command] = [block for block in blocks(CHAPTER, "text") if block.startswith("patchline run")]
+    assert "--preset none" in command
+    names = {
+        word.removeprefix("--model.") for word in command.split() if word.startswith("--model")
+    }
+    assert names.isdisjoint({"name", "pooling", "positions", "head"})
+    plain = VitConfig()
+    assert (plain.pooling, plain.positions, plain.head) == ("class_token", "learned", "linear")
+    assert RunConfig().model.name == "vit"
+
+
+def test_every_step_of_the_chapter_is_filled_in(tmp_path: Path) -> None:
+    """All pictures that the page shows are there, and the shapes are those of this model."""
+    embedding = {"name": "linear", "patch_size": 4}
+    model, description = make_model({"name": "vit", "depth": 2, "patch_embedding": embedding})
+    pixels = np.random.default_rng(3).integers(0, 256, (16, 16, 3), np.uint8)
+    image = ImageToExplain("image 0", pixels, pixels, "rose")
+    page = tmp_path / "visual_guide.md"
+    shutil.copy(CHAPTER, page)
+    subject = subject_of(model, description, image)
+    write_chapter(subject, page)
+    text = page.read_text(encoding="utf-8")
+    assert "image 0" in text
+    titles = re.findall(r"^## \d+\. (.+)$", text, re.MULTILINE)
+    for title, step in zip(titles, steps_of(subject), strict=True):
+        assert step.title.startswith(title)
+    times = text.replace(" \N{MULTIPLICATION SIGN} ", " x ")
+    assert "Shapes: patches **16 x 4 x 4 x 3** (n x p x p x C)." in times
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert len(shown) > 25
+    for name in shown:
+        assert min(Image.open(tmp_path / name).size) >= 16
+    assert len(list((tmp_path / PICTURES).iterdir())) == len(shown)
