@@ -265,7 +265,7 @@ def _trial(job: MeasuringJob, candidate: MeasuredCandidate) -> tuple[Trial, int]
             )
 
         return steps, max(2, min(_BATCH, job.images))
-    model = _features_model(job, candidate, _CPU)
+    model = _model(job, candidate, _CPU).eval()
     return partial(trial_predictions, image, model, "float32"), _FEWEST_PREDICTED
 
 
@@ -344,12 +344,8 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     device = _device(candidate)
     most = min(most_images, job.images)
     batch = max(2, min(_BATCH, most) if device == _CPU else most)
-    torch.manual_seed(0)
-    model = build_model(config.model, image, job.num_classes).to(device)
-    seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
-    chooser = Chooser(config, image, job.num_classes, model, job.workspace, again=True)
-    precision = chooser.choose(seconds)
-
+    model = _model(job, candidate, device)
+    precision = _precision(job, candidate, model)
     settings = TrialSettings(config, image, job.num_classes, precision.name)
 
     def steps_of(images: int, scale: float = 1.0) -> Iterator[float]:
@@ -412,33 +408,33 @@ def _epoch_end(
 
 def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
     """Measure an image's pass without gradients."""
-    config, image = candidate.config, _image(candidate)
     device = _device(candidate)
-    model = _features_model(job, candidate, device)
-    seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
-    chooser = Chooser(
-        config,
-        image,
-        job.num_classes,
-        model,
-        job.workspace,
-        is_frozen=True,
-        folds=config.training.folds,
-        again=True,
-    )
-    precision = chooser.choose(seconds)
-    each = _seconds_per_image(model, image, device, precision.name)
+    model = _model(job, candidate, device).eval()
+    precision = _precision(job, candidate, model)
+    each = _seconds_per_image(model, _image(candidate), device, precision.name)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return _Step(1, each, precision, parameters=parameters)
 
 
-def _features_model(
-    job: MeasuringJob, candidate: MeasuredCandidate, device: torch.device
-) -> nn.Module:
-    """Return a model like that whose features are computed, with random weights."""
+def _model(job: MeasuringJob, candidate: MeasuredCandidate, device: torch.device) -> nn.Module:
+    """Return a model like that which is trained, with random weights."""
     torch.manual_seed(0)
-    config = candidate.config.model
-    return build_model(config, _image(candidate), job.num_classes).to(device).eval()
+    return build_model(candidate.config.model, _image(candidate), job.num_classes).to(device)
+
+
+def _precision(job: MeasuringJob, candidate: MeasuredCandidate, model: nn.Module) -> Precision:
+    """Measure which precision is faster, in a share of the budget."""
+    chooser = Chooser(
+        candidate.config,
+        _image(candidate),
+        job.num_classes,
+        model,
+        job.workspace,
+        is_frozen=candidate.features_only,
+        folds=candidate.config.training.folds,
+        again=True,
+    )
+    return chooser.choose(min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds))
 
 
 def _teacher_per_second(job: MeasuringJob) -> float:

@@ -10,12 +10,12 @@ from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.training.distillation.class_columns import class_columns
 from patchline.pipeline.training.distillation.job import (
     TEACHING,
     ImagesToTeach,
     Taught,
     TeachingJob,
+    class_columns,
     launcher_for,
     write_list,
 )

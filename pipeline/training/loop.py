@@ -43,7 +43,7 @@ from patchline.pipeline.training.recipe.weight_averaging import (
 from patchline.pipeline.training.run_length import RunLength
 from patchline.pipeline.training.speed.compilation import compile_model
 from patchline.pipeline.training.speed.training_speed import ComputeShare, RecentRate
-from patchline.pipeline.training.start import initial_step, log_history, take_over
+from patchline.pipeline.training.start import initial_step, take_over
 from patchline.pipeline.training.train_result import (
     AverageRecord,
     EpochRecord,
@@ -132,7 +132,8 @@ class Training:
             self.last_weights.forget_after(state.step)
         if self.job.extends and state.step == 0:
             take_over(self.job, self.job.extends, state, self.validator)
-            log_history(state, self.events)
+            for record in state.history:
+                self.events.write("metrics", step=record.step, values=record.metric_values())
             self.checkpoints.mark(state)
         self.step.retry.resume(self.step)
         self.compiled = compile_model(self.step, self.own_order, self.validator, self.events)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.training.config import duration_seconds
@@ -39,19 +38,6 @@ _TRAINING_TO_VALIDATION = 3
 """Estimated cost of a training image in validation images, before it is measured."""
 
 
-class ValidationPlan(Protocol):
-    """Decides when to validate, besides the end of the training, and on how many images."""
-
-    def is_due(self, step: int, elapsed_seconds: float) -> bool:
-        """Return whether to validate after that step."""
-
-    def images(self, step: int, *, last: bool) -> int:
-        """Return the number of images of the validation after that step."""
-
-    def compared(self) -> int:
-        """Return the number of images that are part of every validation."""
-
-
 class EachEpoch:
     """The whole split after each epoch."""
 
@@ -59,15 +45,15 @@ class EachEpoch:
         self._steps_per_epoch, self._images = steps_per_epoch, images
 
     def is_due(self, step: int, elapsed_seconds: float) -> bool:  # noqa: ARG002 - no clock
-        """Return whether an epoch ends with the step."""
+        """Return whether to validate after the step: whether an epoch ends with it."""
         return step % self._steps_per_epoch == 0
 
     def images(self, step: int, *, last: bool) -> int:  # noqa: ARG002 - always the whole split
-        """Return the size of the split."""
+        """Return the number of images of the validation after the step: the whole split."""
         return self._images
 
     def compared(self) -> int:
-        """Return the size of the split."""
+        """Return the number of images that are part of every validation."""
         return self._images
 
 
@@ -335,6 +321,10 @@ class TimePlanner:
 
         most = max(0, int(seconds / max(step_seconds, 1e-9)))
         return max(0, bisect.bisect_right(range(most + 1), seconds, key=cost) - 1)
+
+
+ValidationPlan = EachEpoch | Recorded | Timed
+"""Decides when to validate, besides the end of the training, and on how many images."""
 
 
 @dataclass

@@ -190,9 +190,3 @@ def take_over(
             metrics = validator.metrics(model, validator.images, validator.images)
             compared = dict.fromkeys(("compared_accuracy", "compared_map", "compared_loss"))
             state.best = state.best.model_copy(update={**metrics, **compared})
-
-
-def log_history(state: TrainState, events: EventWriter) -> None:
-    """Report the validations of the finished training, so that the run's curves are whole."""
-    for record in state.history:
-        events.write("metrics", step=record.step, values=record.metric_values())

@@ -16,11 +16,11 @@ from patchline.pipeline.evaluation.metrics.mean_average_precision import mean_av
 from patchline.pipeline.models.calibrated_models import CalibratedModel
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.device import make_repeatable
-from patchline.pipeline.training.distillation.class_columns import class_columns
 from patchline.pipeline.training.distillation.job import (
     TEACHING,
     Taught,
     TeachingJob,
+    class_columns,
     rows_of,
     views_of,
 )

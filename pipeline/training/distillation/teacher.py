@@ -28,7 +28,7 @@ from patchline.pipeline.models.model_description import (
 from patchline.pipeline.models.provenance import Provenance, provenance_of, together
 from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
 from patchline.pipeline.training.config import with_changes
-from patchline.pipeline.training.distillation.class_columns import class_columns
+from patchline.pipeline.training.distillation.job import class_columns
 from patchline.pipeline.training.initial_weights import finding, recipe
 from patchline.pipeline.training.initial_weights.record import (
     InitialWeights,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,40 +92,6 @@ class PretrainingReport(FrozenModel):
         return ""
 
 
-def write_report(
-    report: PretrainingReport,
-    page: ReportPage,
-    folder: Path,
-    history: Sequence[Mapping[str, Any]],
-    preview: Path | None,
-) -> Path:
-    """Write the report as JSON and as a self-contained page, and return the page's path.
-
-    Args:
-        report: the metrics.
-        page: the text.
-        folder: has the pictures, and receives the files.
-        history: of the training.
-        preview: picture of the augmentation.
-    """
-    report.to_file(folder / JSON_FILE)
-    images = [
-        (image.path, [(view.title, picture(folder / view.file)) for view in image.views])
-        for image in report.pictures
-    ]
-    text = render(
-        "pretraining.html.j2",
-        package="patchline.pipeline.training.pretraining",
-        report=report,
-        page=page,
-        images=images,
-        curves=vector_graphic(training_curves(history, ("loss",))) if history else "",
-        preview=picture(preview) if preview else "",
-    )
-    write_text(folder / HTML_FILE, text)
-    return folder / HTML_FILE
-
-
 TESTING = Worker("patchline.pipeline.training.pretraining", PretrainingJob, PretrainingResult)
 _PATHS: dict[str, Any] = {"best": True}
 _UNLIMITED = (0.0, float("inf"))
@@ -193,9 +158,21 @@ def evaluate_encoder(run: TrainedRun, folder: Path, on_event: OnEvent) -> Pretra
         settings=stage_keys.all_settings(config),
     )
     history = [record.model_dump() for record in trained.history]
-    shown = preview if preview.exists() else None
-    html = write_report(report, page, folder, history, shown)
-    return PretrainingEvaluated(report=report, folder=folder, html=html)
+    report.to_file(folder / JSON_FILE)
+    text = render(
+        "pretraining.html.j2",
+        package=__package__,
+        report=report,
+        page=page,
+        images=[
+            (image.path, [(view.title, picture(folder / view.file)) for view in image.views])
+            for image in report.pictures
+        ],
+        curves=vector_graphic(training_curves(history, ("loss",))) if history else "",
+        preview=picture(preview) if preview.exists() else "",
+    )
+    write_text(folder / HTML_FILE, text)
+    return PretrainingEvaluated(report=report, folder=folder, html=folder / HTML_FILE)
 
 
 def _mean(losses: tuple[float, ...]) -> MetricEstimate:

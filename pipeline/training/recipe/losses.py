@@ -36,32 +36,14 @@ def training_loss(
         config: chooses the loss and its settings.
         class_weights_K: weight of each class; None for equal weights.
     """
-    loss = _binary_cross_entropy if config.loss == "bce" else _cross_entropy
-    return loss(logits_BK.float(), targets, config.label_smoothing or 0.0, class_weights_K)
-
-
-def _cross_entropy(
-    logits_BK: torch.Tensor,
-    targets: torch.Tensor,
-    smoothing: float,
-    class_weights_K: torch.Tensor | None,
-) -> torch.Tensor:
-    total = functional.cross_entropy(
-        logits_BK, targets, class_weights_K, label_smoothing=smoothing, reduction="sum"
-    )
-    return total / len(logits_BK)
-
-
-def _binary_cross_entropy(
-    logits_BK: torch.Tensor,
-    targets: torch.Tensor,
-    smoothing: float,
-    class_weights_K: torch.Tensor | None,
-) -> torch.Tensor:
+    logits_BK, smoothing = logits_BK.float(), config.label_smoothing or 0.0
+    if config.loss != "bce":
+        total = functional.cross_entropy(
+            logits_BK, targets, class_weights_K, label_smoothing=smoothing, reduction="sum"
+        )
+        return total / len(logits_BK)
     classes = logits_BK.shape[1]
-    if targets.ndim == 1:
-        targets = one_hot(targets, classes)
-    targets_BK = targets.float()
+    targets_BK = one_hot(targets, classes) if targets.ndim == 1 else targets.float()
     weights_B1 = None if class_weights_K is None else (targets_BK @ class_weights_K)[:, None]
     smoothed_BK = targets_BK * (1 - smoothing) + smoothing / classes
     return functional.binary_cross_entropy_with_logits(logits_BK, smoothed_BK, weights_B1)

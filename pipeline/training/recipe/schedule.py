@@ -10,37 +10,18 @@ from collections.abc import Callable
 
 from patchline.pipeline.training.config import OptimizerConfig
 
-Fall = Callable[[float], float]
-"""From the fraction of the time after the warm-up to the fraction of the peak rate."""
-
-
-def _cosine(_decay: float) -> Fall:
-    """A half cosine to zero (arXiv 1608.03983, without restarts)."""
-    return lambda done: 0.5 * (1 + math.cos(math.pi * done))
-
-
-def _linear(_decay: float) -> Fall:
-    """A straight line to zero (arXiv 2310.07831)."""
-    return lambda done: 1 - done
-
-
-def _wsd(decay: float) -> Fall:
-    """Warm-up, stable, decay: constant, then a straight line to zero (arXiv 2405.18392)."""
-    return lambda done: min(1.0, (1 - done) / decay)
-
-
-def _constant(_decay: float) -> Fall:
-    """The peak rate to the end."""
-    return lambda _: 1.0
-
-
-SCHEDULES: dict[str, Callable[[float], Fall]] = {
-    "cosine": _cosine,
-    "linear": _linear,
-    "wsd": _wsd,
-    "constant": _constant,
+SCHEDULES: dict[str, Callable[[float, float], float]] = {
+    # a half cosine to zero (arXiv 1608.03983, without restarts)
+    "cosine": lambda done, _: 0.5 * (1 + math.cos(math.pi * done)),
+    # a straight line to zero (arXiv 2310.07831)
+    "linear": lambda done, _: 1 - done,
+    # warm-up, stable, decay: constant, then a straight line to zero (arXiv 2405.18392)
+    "wsd": lambda done, decay: min(1.0, (1 - done) / decay),
+    # the peak rate to the end
+    "constant": lambda _done, _decay: 1.0,
 }
-"""What follows the warm-up, by the names that `OptimizerConfig.schedule` accepts."""
+"""What follows the warm-up, by the names that `OptimizerConfig.schedule` accepts: the fraction of
+the peak rate, given the fraction of the time after the warm-up, and that of the decay."""
 
 
 def learning_rate_factor(
@@ -58,7 +39,7 @@ def learning_rate_factor(
         return progress / warmup_fraction
     after_warmup = 1 - warmup_fraction
     done = min(1.0, (progress - warmup_fraction) / after_warmup)
-    return SCHEDULES[schedule](min(1.0, decay_fraction / after_warmup))(done)
+    return SCHEDULES[schedule](done, min(1.0, decay_fraction / after_warmup))
 
 
 def learning_rate(config: OptimizerConfig, progress: float) -> float:

@@ -21,7 +21,7 @@ from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.models.provenance import Provenance
-from patchline.pipeline.training.distillation.class_columns import class_columns
+from patchline.pipeline.training.distillation.job import class_columns
 from patchline.pipeline.training.distillation.teacher import (
     check_teacher,
     find_teacher,
