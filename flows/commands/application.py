@@ -108,7 +108,7 @@ COMMANDS = (
     ),
     Command(
         "models",
-        "models:models",
+        "promote:models",
         "List registered models with their versions, aliases and metrics.",
     ),
     Command(
@@ -119,7 +119,7 @@ COMMANDS = (
     Command("rollback", "promote:rollback", "Roll back to the previous champion."),
     Command(
         "clean",
-        "clean:clean",
+        "workspace:clean",
         "List files that no version, resumed run or repeated run needs; --yes removes them.",
     ),
     Command(
@@ -130,7 +130,7 @@ COMMANDS = (
     ),
     Command(
         "worker",
-        "worker:worker",
+        "up:worker",
         "Execute scheduled runs of a work pool in this folder, until Ctrl-C.",
     ),
     Command("down", "up:down", "Stop the services once active runs finish."),
@@ -161,24 +161,24 @@ COMMANDS = (
     ),
     Command(
         "data inspect",
-        "data_inspect:build",
+        "data:build_inspect",
         "Report on the data alone: counts, damage, duplicates, leakage, imbalance.",
         composed=True,
     ),
     Command(
         "data diff",
-        "data_diff:diff",
+        "data:diff",
         "Show which images were added, removed, changed or relabelled from A to B.",
     ),
     Command(
         "data preview",
-        "data_preview:build",
+        "data:build_preview",
         "Draw training images before and after augmentation, as one picture.",
         composed=True,
     ),
     Command(
         "data watch",
-        "data_watch:watch",
+        "data:watch",
         "Watch a folder and train when it has enough new images; stop with `schedule remove`.",
     ),
     Command(
