@@ -17,13 +17,11 @@ from patchline.flows.commands.application import application, command_tools
 from patchline.flows.commands.switches import each_with_its_flag, value_of_switch
 from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline import quiet_libraries, redaction
-from patchline.pipeline.errors import ConfigError, PipelineError
+from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.terminal_words import protect_terminal, visible
 from patchline.pipeline.workers.host import interpreter, interruption
-from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files import workspace_folder
-from patchline.pipeline.workspace.files.atomic_files import full_disk
 
 _LEFT_RUNNING = (
     "Stopped by Ctrl-C: servers and active runs keep running. `patchline down --now` stops both."
@@ -64,8 +62,6 @@ def run_command_line(arguments: list[str]) -> int:
             result = application(arguments)(
                 arguments, exit_on_error=False, print_error=False, result_action="return_value"
             )
-    except PipelineError as error:
-        return _failed(str(_cause(error)), error.exit_code, debug=debug)
     except CycloptsError as error:
         return _failed(_usage_sentence(error, arguments), ConfigError.exit_code, debug=debug)
     except KeyboardInterrupt:
@@ -117,21 +113,11 @@ def _other_end(error: BaseException, *, debug: bool) -> int:
         if code in interruption.SENTENCES:
             return _failed(interruption.SENTENCES[code], code, debug=debug)
         return code
-    if full := full_disk(Path()):
-        return _failed(str(full), full.exit_code, debug=debug)
-    if wrong := prefect_settings.sentence(error):
-        return _failed(str(wrong), wrong.exit_code, debug=debug)
-    if known := system_error(error):
+    if known := prefect_settings.explained(error):
         return _failed(str(known), known.exit_code, debug=debug)
     sentence = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
     hint = "" if debug else " Run again with --debug for the traceback."
     return _failed(f"Unexpected failure. {sentence}{hint}", 1, debug=debug)
-
-
-def _cause(error: PipelineError) -> PipelineError:
-    """Return the error to report: a failing server does not say that the disk is full."""
-    at_run_time = error.exit_code == PipelineError.exit_code
-    return (full_disk(Path()) if at_run_time else None) or error
 
 
 def _failed(sentence: str, code: int, *, debug: bool) -> int:

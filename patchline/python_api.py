@@ -169,7 +169,7 @@ def inspect_data(
         DataError: if the data cannot be read at all.
     """
     with session():
-        from patchline.flows.commands.data_inspect import inspected, names_preset
+        from patchline.flows.commands.data import inspected, names_preset
 
         check_sections(settings, Settings.__annotations__)
         request = new_run(data, settings, preset=preset, config=config)

@@ -1,4 +1,4 @@
-"""The commands `patchline promote`, `rollback`, `approve` and `reject`."""
+"""The commands `patchline models`, `promote`, `rollback`, `approve` and `reject`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from patchline.pipeline.registry.registered_models import (
     champion_of,
     check_name,
     resolve,
+    summaries,
     was_made_by,
 )
 
@@ -336,3 +337,22 @@ def _print(request: ApprovalRequest, answer: ApprovalAnswer, *, as_json: bool) -
         as_json=as_json,
     )
     return 0 if promoted == answer.approves and not request.waits else REFUSED
+
+
+def models(name: str | None = None, /, *, as_json: Json = False) -> None:
+    """List registered models with their versions, aliases and metrics.
+
+    Parameters
+    ----------
+    name
+        List one model only, with the origin of its versions and the history of its aliases.
+    """
+    tell_closed()
+    listed = summaries(name)
+    from patchline.pipeline.registry.terminal_text import models_text
+
+    emit(
+        {"models": [model.model_dump(mode="json") for model in listed]},
+        *models_text(listed, details=name is not None).split("\n"),
+        as_json=as_json,
+    )

@@ -70,11 +70,11 @@ def build(_: list[str]) -> Callable[..., None]:
             Flags of the installed tools.
         """
         scheduled_work.checked_name(name)
-        asked, given = options or ScheduleOptions(), given_flags(settings)
+        options, given = options or ScheduleOptions(), given_flags(settings)
         event = _starting_event(given)
-        times = _times(asked, event)
+        times = _times(options, event)
         work = scheduled_work.scheduled_work(
-            asked,
+            options,
             [
                 (tool, work, given[_field(work.flag)])
                 for tool, work in _tools().work()
@@ -84,7 +84,7 @@ def build(_: list[str]) -> Callable[..., None]:
         )
         if event is not None:
             event = event.checked(work)
-        _create(name, asked, times, work, event, as_json=as_json)
+        _create(name, options, times, work, event, as_json=as_json)
 
     return flattened(create, chosen)
 
@@ -157,12 +157,12 @@ def _starting_event(given: Mapping[str, str]) -> _StartingEvent | None:
     return None
 
 
-def _times(asked: ScheduleOptions, event: _StartingEvent | None) -> Times | None:
+def _times(options: ScheduleOptions, event: _StartingEvent | None) -> Times | None:
     """Return when a schedule runs; None if an event starts it."""
     if event is None:
-        return schedule_times.times(asked.cron, asked.interval, asked.timezone)
+        return schedule_times.times(options.cron, options.interval, options.timezone)
     for option in ("cron", "interval", "timezone"):
-        if getattr(asked, option) is not None:
+        if getattr(options, option) is not None:
             raise ConfigError(
                 f"{event.event.flag} and --{option} are mutually exclusive. Give only one."
             )
@@ -171,7 +171,7 @@ def _times(asked: ScheduleOptions, event: _StartingEvent | None) -> Times | None
 
 def _create(
     name: str,
-    asked: ScheduleOptions,
+    options: ScheduleOptions,
     times: Times | None,
     work: ScheduledWork,
     event: _StartingEvent | None,
@@ -183,9 +183,8 @@ def _create(
         from patchline.flows.schedules import deployments, schedule_listing, work_pools
         from patchline.flows.schedules.schedule_listing import prefect_schedule
 
-        pool = (
-            work_pools.checked_name(asked.work_pool) if asked.work_pool else work_pools.of_folder()
-        )
+        own_pool = options.work_pool
+        pool = work_pools.checked_name(own_pool) if own_pool else work_pools.of_folder()
         labels = {deployments.KIND: "schedule", **work.labels}
         ids = {each.id for each in deployments.deployments("schedule")}
         deployment_id = deployments.deploy(
@@ -196,8 +195,8 @@ def _create(
             triggers=[event.trigger(name)] if event else [],
             labels={**labels, **(event.label if event else {})},
             description=schedule_listing.description(work, times, event.label if event else {}),
-            paused=asked.paused,
-            work_pool=asked.work_pool,
+            paused=options.paused,
+            work_pool=options.work_pool,
         )
         made = next(each for each in deployments.deployments() if each.id == deployment_id)
         shown = schedule_listing.summary(made)

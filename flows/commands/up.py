@@ -1,7 +1,10 @@
-"""The commands `patchline up` and `patchline down`."""
+"""The commands `patchline up`, `down` and `worker`."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
@@ -11,17 +14,19 @@ from typing import Any
 from pydantic import Field, create_model
 
 from patchline.flows.commands.switches import Flat, Json, Switch, emit, flattened
+from patchline.flows.prefect_session import connected
 from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.services import starting, stopping
 from patchline.flows.services.service_programs import PlannedService, ServerOptions
 from patchline.flows.services.stopping import Supervised
 from patchline.pipeline import local_services
-from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.local_services import Services
 from patchline.pipeline.plugin_system.tools import Tool, tools
 from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.web import sign_in
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
+from patchline.pipeline.workspace.tracking.tracking_store import use_store
 from patchline.plugin_api import ToolService
 
 _OWN_FLAGS = (*ServerOptions.model_fields, *TeamStores.model_fields, "config", "json")
@@ -202,3 +207,39 @@ def _as_json(services: Services, *, already_running: bool) -> dict[str, object]:
         "logs": str(local_services.logs_folder(services.folder)),
         "notes": list(services.notes),
     }
+
+
+def worker(*, work_pool: str, max_concurrent_runs: int = 1) -> int:
+    """Execute scheduled runs of a work pool in this folder, until Ctrl-C.
+
+    Parameters
+    ----------
+    work_pool
+        Name of the work pool, as in `patchline schedule create --work-pool`; created if it does
+        not exist.
+    max_concurrent_runs
+        Maximum concurrent runs of this worker.
+    """
+    if max_concurrent_runs < 1:
+        raise ConfigError(
+            f"--max-concurrent-runs {max_concurrent_runs} allows no run. Choose 1 or more."
+        )
+    with connected():
+        from patchline.flows.schedules import work_pools
+        from patchline.flows.work_pools import pool_worker
+
+        work_pools.ensure(work_pools.checked_name(work_pool), served_here=True)
+        use_store()  # the runs use the same, and sign in
+        environment = dict(os.environ)
+        command = pool_worker.command(Path.cwd().resolve(), work_pool, max_concurrent_runs)
+    return _followed(command, environment)
+
+
+def _followed(command: list[str], environment: dict[str, str]) -> int:
+    """Run a process that ends with this one, pass signals on to it, and return its exit code."""
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, start_new_session=True
+    ) as process:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda received, _: process.send_signal(received))
+        return process.wait()

@@ -14,10 +14,12 @@ from traceback import walk_tb
 from typing import Any
 
 from patchline.pipeline import quiet_libraries
-from patchline.pipeline.errors import ConfigError, OrchestrationError, first_line
+from patchline.pipeline.errors import ConfigError, OrchestrationError, PipelineError, first_line
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.redaction import redacted
 from patchline.pipeline.workers.host import environment_variables
+from patchline.pipeline.workers.host.system_errors import system_error
+from patchline.pipeline.workspace.files.atomic_files import full_disk
 
 URL_VARIABLE = "PREFECT_API_URL"
 _WHERE = "`prefect config view` shows where it is set"
@@ -131,6 +133,17 @@ def sentence(error: BaseException) -> ConfigError | None:
         f"the variables PREFECT_..., .env, prefect.toml or pyproject.toml in {Path.cwd()}, or "
         "profiles.toml in PREFECT_HOME (~/.prefect)."
     )
+
+
+def explained(error: BaseException) -> PipelineError | None:
+    """Return the error to report; None for one that neither Patchline nor the machine explains.
+
+    What fails at run time does not say that the disk is full.
+    """
+    own = error if isinstance(error, PipelineError) else None
+    if own and own.exit_code != PipelineError.exit_code:
+        return own
+    return full_disk(Path()) or own or sentence(error) or system_error(error)
 
 
 def _reason() -> str:

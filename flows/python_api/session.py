@@ -23,14 +23,12 @@ from pydantic import BaseModel, ValidationError
 
 from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline import config_errors, quiet_libraries, redaction
-from patchline.pipeline.errors import ConfigError, PipelineError, RunError
+from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.local_services import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workers.host import environment_variables, interpreter, interruption
-from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace.files import workspace_folder
-from patchline.pipeline.workspace.files.atomic_files import full_disk
 from patchline.pipeline.workspace.relocation import following, read_only
 from patchline.pipeline.workspace.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
 
@@ -111,21 +109,15 @@ def _errors() -> Iterator[None]:
     """Raise what a command would print."""
     try:
         yield
-    except PipelineError as error:
-        at_run_time = error.exit_code == PipelineError.exit_code
-        if at_run_time and (full := full_disk(Path())):
-            raise full from error
-        raise
     except SystemExit as error:
         if error.code == interruption.CTRL_C:
             raise KeyboardInterrupt from error
         raise RunError(f"The call exited early with code {error.code}. Try again.") from error
     except Exception as error:
-        if full := full_disk(Path()):
-            raise full from error
-        if wrong := prefect_settings.sentence(error) or system_error(error):
-            raise wrong from error
-        raise
+        known = prefect_settings.explained(error)
+        if known is None or known is error:
+            raise
+        raise known from error
 
 
 def _use_the_store_of_the_caller() -> None:

@@ -74,14 +74,14 @@ def checked_name(name: str) -> str:
 
 
 def scheduled_work(
-    asked: ScheduleOptions,
+    options: ScheduleOptions,
     tool_work: Sequence[tuple[Tool, ToolWork, str]] = (),
     columns: Mapping[str, Any] | None = None,
 ) -> ScheduledWork:
     """Return the work that the options ask for, after checking all of it.
 
     Args:
-        asked: the options.
+        options: of the command.
         tool_work: what the flags of tools ask for, each with the flag's value.
         columns: of a table of images for a tool, as the settings of a run name them.
 
@@ -91,7 +91,7 @@ def scheduled_work(
         ModelReferenceError: if there is no such model.
         PluginError: if a plugin is unknown or broken.
     """
-    config, predict, images, out = asked.config, asked.predict, asked.images, asked.out
+    config, predict, images, out = options.config, options.predict, options.images, options.out
     core = {"--config": config, "--predict": predict}
     given = [option for option, value in core.items() if value is not None]
     given += [work.flag for _, work, _ in tool_work]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect.context import SettingsContext
@@ -13,6 +17,7 @@ from prefect.settings import Profile, Settings, load_profiles
 from patchline.flows import prefect_session
 from patchline.flows.prefect_api import prefect_settings
 from patchline.pipeline.errors import ConfigError, OrchestrationError
+from patchline.pipeline.workspace.run_memory import live_runs
 from tests.conftest import Run, patchline
 from tests.surroundings import recording_proxy
 
@@ -102,3 +107,30 @@ def test_a_damaged_file_of_settings_is_one_sentence(
 def test_neither_a_proxy_nor_settings_of_others_touch_a_run(finished_run: Run) -> None:
     """It was run with both: see the fixture. The proxy of every variable heard nothing."""
     assert (finished_run.folder / "heard_by_proxy.txt").read_text("utf-8") == ""
+
+
+def test_a_run_shows_stages_artifacts_and_the_way_to_mlflow(finished_run: Run) -> None:
+    """A run is completed in Prefect's database, stage by stage, and leads to MLflow."""
+    database = sqlite3.connect(f"file:{finished_run.folder / 'prefect.db'}?immutable=1", uri=True)
+
+    def rows(query: str) -> list[tuple[Any, ...]]:
+        return list(database.execute(query))
+
+    with contextlib.closing(database):
+        [(name, state, tags, config)] = rows(
+            "SELECT name, state_type, tags, parameters FROM flow_run"
+        )
+        tasks = rows("SELECT name, state_type FROM task_run ORDER BY expected_start_time")
+        artifacts = dict(rows("SELECT key, data FROM artifact"))
+    run_id = finished_run.summary["run_id"]
+    assert (state, name.split()[0]) == ("COMPLETED", "photos")
+    assert f"mlflow:{run_id}" in json.loads(tags)
+    assert [tag for tag in json.loads(tags) if tag.startswith(live_runs.OWNER)]
+    names = [name for name, _ in tasks]
+    assert names[:3] == ["Read photos", "Decode 120 images", "Train vit with conv for 12 epochs"]
+    assert [name.split()[0] for name in names[3:]] == ["Evaluate", "Package", "Register", "Assign"]
+    assert {state for _, state in tasks} == {"COMPLETED"}
+    assert "test-metrics" in artifacts
+    for key in ("summary", "mlflow-run"):
+        assert run_id in artifacts[key]
+    assert json.loads(config)["config"]["training"]["epochs"] == 12

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.flows.commands.data_inspect import inspected
+from patchline.flows.commands.data import inspected
 from patchline.pipeline.config_files import requested
 from patchline.pipeline.data.manifests.left_out import read_exclusion, with_exclusion
 from patchline.pipeline.evaluation.inspection.findings import write_table

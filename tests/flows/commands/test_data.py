@@ -1,4 +1,4 @@
-"""`patchline data inspect`: a table in the terminal, JSON, a page, and a table of findings."""
+"""The commands `patchline data`: in the terminal, as JSON, and what they write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import patchline
 from tests.conftest import Run, write_photos
@@ -102,3 +103,60 @@ def test_a_preset_adds_the_plan(tmp_path: Path) -> None:
     assert found.plan[0].startswith("model: ")
     assert any("training images of 32 pixels in 3 classes" in line for line in found.plan)
     assert "Suggested plan" in found.path.read_text("utf-8")
+
+
+def test_it_names_what_changed(run_here: Command, tmp_path: Path) -> None:
+    """A moved class label and a deleted file are in the JSON object and in the words."""
+    before = write_photos(tmp_path / "before", classes=2, images=4)
+    after = Path(shutil.copytree(before, tmp_path / "after"))
+    (after / "across/000.png").rename(after / "down/odd.png")
+    (after / "across/001.png").unlink()
+    answer = run_here.json("data", "diff", before, after)
+    assert not answer["same"]
+    assert answer["removed"] == ["across/001.png"]
+    assert [each["path"] for each in answer["relabelled"]] == ["down/odd.png"]
+    out = run_here.out("data", "diff", before, after)
+    assert "down/odd.png (across -> down)" in out
+    assert "no-such-run" in run_here.refusal("data", "diff", before, "no-such-run")
+    flag = ("--data.label-column", "b")
+    assert "--data.label-column has no effect" in run_here.refusal(
+        "data", "diff", before, after, *flag
+    )
+
+
+NONE = ("--preset", "none")
+"""Nothing is measured, which takes some seconds."""
+
+
+def test_it_writes_a_picture_and_prints_its_path(run_here: Command, tmp_path: Path) -> None:
+    """The picture has a column for each epoch; nothing else is left but the manifest.
+
+    JSON has every setting, also those that depend on the data.
+    """
+    photos = write_photos(tmp_path / "photos", images=8, side=32)
+    standard = ("data", "preview", str(photos), "--augmentation.name", "standard", *NONE)
+    columns = ("--training.cutmix", "1", "--images", "4", "--epochs", "3", "--picture", "seen.png")
+    assert run_here.out(*standard, *columns) == "seen.png\n"
+    with Image.open("seen.png") as picture:
+        assert min(picture.size) > 4 * 96
+    assert not list(Path.cwd().glob(".patchline/prepared/*"))
+    assert not list(Path.cwd().glob("mlflow.db"))
+    answer = run_here.json(*standard)
+    assert Path(answer["picture"]).parts[-2:] == (".patchline", "augmentation_preview.png")
+    assert Path(answer["picture"]).is_file()
+    assert answer["augmentation"]["name"] == "standard"
+    assert answer["augmentation"]["horizontal_flip"] is False  # too few images to measure it
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--images", "0"], "--images 0"),
+        (["--images", "100", "--epochs", "100"], "at most 1000"),
+        (["--augmentation.name", "custom", *NONE], "augmentation.file"),
+        (["--augmentation.name", "standart"], "standard"),
+    ],
+)
+def test_wrong_input_is_one_sentence(run_here: Command, arguments: list[str], words: str) -> None:
+    """Numbers that make no picture, a missing file and a misspelt name exit with code 2."""
+    assert words in run_here.refusal("data", "preview", *arguments)
