@@ -70,9 +70,8 @@ def version_judge(
     """
     import numpy as np
     import pandas as pd
-    from patchline.pipeline.data.labels.label_pairs import label_pairs
 
-    from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
+    from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, label_pairs
     from patchline.pipeline.data.manifests.manifest import task_of
     from patchline.pipeline.registry import version_evaluation
     from patchline.pipeline.registry.registered_models import resolve
