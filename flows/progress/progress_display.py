@@ -241,7 +241,8 @@ def show_event(event: Event) -> None:
     elif kind == "log":
         _log(event["message"])
     elif kind == "metrics" and {"validation/loss", "head/validation/loss"} & event["values"].keys():
-        display().note(_said("validated.md.j2", metrics=event["values"]))
+        of_head = "probe/regularization" in event["values"]
+        display().note((_head_row if of_head else _epoch_row)(event["values"]))
     elif kind == "progress" and event["unit"] == "step":
         _show_training(event)
     elif kind == "progress":
@@ -253,18 +254,63 @@ def show_event(event: Event) -> None:
 
 def _show_training(event: Event) -> None:
     """Show steps, or with a time limit seconds; the number of steps only once it has settled."""
-    beside, limit = _said("training.md.j2", event=event), event.get("limit_seconds")
+    done, total, epoch = event["done"], event["total"], f"epoch {event['epoch']:,}"
+    accuracy = f"accuracy {event['accuracy']:.1%}, " if "accuracy" in event else ""
+    if "mAP" in event:  # of sets of labels, as last validated
+        accuracy = f"validation mAP {event['mAP']:.1%}, "
+    losses = (
+        f"loss {event['loss']:.3f}, {accuracy}{event['images_per_second']:,.0f} images/s, "
+        f"learning rate {event['learning_rate']:.2g}"
+    )
+    limit = event.get("limit_seconds")
     if limit is None:
-        display().advance(_TRAINING, event["done"], event["total"], beside, unit="steps")
+        beside = f"{epoch}/{event['epochs']:,}, {losses}"
+        display().advance(_TRAINING, done, total, beside, unit="steps")
         return
-    whole = max(1, round(limit))
-    display().advance(_TRAINING, min(round(event["seconds"]), whole), whole, beside, unit="s")
+    if event["settled"]:
+        epoch += f"/{event['epochs']:,}, step {done:,}/{total:,}"
+    seconds, whole = round(event["seconds"]), max(1, round(limit))
+    display().advance(_TRAINING, min(seconds, whole), whole, f"{epoch}, {losses}", unit="s")
 
 
-def _said(template: str, **values: Any) -> str:
-    from patchline.pipeline.markdown import render_markdown
+def _epoch_row(values: dict[str, float]) -> str:
+    """Return a line whose columns stand below each other from validation to validation."""
+    if "validation/mAP" in values:
+        label = f"epoch {values['epoch']:.4g}: validation mAP"
+        return (
+            f"{label:<26} {values['validation/mAP']:>6.1%}, "
+            f"loss {values['validation/loss']:.4f}; training loss {values['train/loss']:.4f}; "
+            f"{values['images_per_second']:,.0f} images/s"
+        )
+    if "validation/accuracy" not in values:
+        label = f"epoch {values['epoch']:.4g}: validation loss"
+        return (
+            f"{label:<27} {values['validation/loss']:.4f}; training loss "
+            f"{values['train/loss']:.4f}; {values['images_per_second']:,.0f} images/s"
+        )
+    label = f"epoch {values['epoch']:.4g}: validation accuracy"
+    return (
+        f"{label:<31} {values['validation/accuracy']:>6.1%}, "
+        f"loss {values['validation/loss']:.3f}; training accuracy "
+        f"{values['train/accuracy']:>6.1%}, loss {values['train/loss']:.3f}; "
+        f"{values['images_per_second']:,.0f} images/s"
+    )
 
-    return render_markdown(template, __package__, **values)
+
+def _head_row(values: dict[str, float]) -> str:
+    """Return a line about a head that was fitted on frozen features."""
+    values = {name.removeprefix("head/"): value for name, value in values.items()}
+    chosen = (
+        f"regularization C {values['probe/regularization']:g}, selected on the validation images"
+    )
+    loss = f"loss {values['validation/loss']:.3f}"
+    if "validation/accuracy" in values:
+        return (
+            f"head: validation accuracy {values['validation/accuracy']:.1%}, {loss}; training "
+            f"accuracy {values['train/accuracy']:.1%}; {chosen}"
+        )
+    quality = f"mAP {values['validation/mAP']:.1%}, " if "validation/mAP" in values else ""
+    return f"head: validation {quality}{loss}; {chosen}"
 
 
 def _log(text: str) -> None:
