@@ -355,27 +355,6 @@ class Draft:
             epochs = length.epochs
         return replace(shorter, images_seen=epochs * self.fits[0], epochs=epochs)
 
-    most_beside_training = round(1 - MOST_TRAINING_SHARE, 2)
-
-    @property
-    def beside_training(self) -> float:
-        """The share of the time for validation and keeping weights."""
-        return round(1 - self.whole.training_share, 2)
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of an image in the chosen model, whose embedding is planned."""
-        side, patch = self.chosen.side, self.chosen.tier.patch_size
-        embedding = self.chosen.settings.get("model", {}).get("patch_embedding", {})
-        return (
-            (side // patch) ** 2 if patch else tiers.tokens(side, embedding.get("num_halvings", 0))
-        )
-
-    @property
-    def updates(self) -> float:
-        """How often the weights are updated."""
-        return math.ceil(self.fits[0] / self.batch) * self.length.epochs
-
     def length_settings(self) -> Settings:
         """Return whole epochs, or the steps that fit into the time, unless the length is set."""
         length, split = self.whole, self.facts.data.validation_images

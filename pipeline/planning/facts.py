@@ -8,6 +8,7 @@ from typing import Any
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.presets import PRESETS, PresetName
+from patchline.pipeline.terminal_words import counted
 
 SHARE_OF_EACH = 0.9
 """Of the speed of one process with a GPU of its own, what each of several reaches. An assumption:
@@ -71,6 +72,14 @@ class DataFacts(FrozenModel):
         return labelled < _MANY_TO_TRAIN_ON and 2 * self.validation_images >= labelled
 
     @property
+    def choosing_in_words(self) -> str:
+        """What chooses an epoch."""
+        known = counted(self.validation_images, "validation image")
+        if self.choosing_images == self.validation_images:
+            return known
+        return f"{known} with rare labels, whose mAP is that of {self.choosing_images:,} positives"
+
+    @property
     def class_word(self) -> str:
         """`class`, or `label` of sets."""
         return "class" if self.labels_per_image is None else "label"
@@ -79,6 +88,13 @@ class DataFacts(FrozenModel):
     def images_per_class(self) -> float:
         """Mean number of training images with each class or label."""
         return self.training_images * (self.labels_per_image or 1.0) / max(1, self.classes)
+
+    @property
+    def classes_in_words(self) -> str:
+        """The number of classes, or of labels."""
+        if self.labels_per_image is None:
+            return f"{self.classes:,} classes"
+        return f"{self.classes:,} labels, {self.labels_per_image:.1f} an image"
 
 
 class MachineFacts(FrozenModel):
@@ -117,6 +133,18 @@ class MachineFacts(FrozenModel):
         """
         together = self.machines if self.device == "cpu" else self.processes
         return SHARE_OF_EACH * together if together > 1 else 1.0
+
+    @property
+    def computes_on(self) -> str:
+        """The device in words: `cuda`, or `2 CPU threads`."""
+        threads = counted(self.threads, "CPU thread")
+        where = threads if self.device == "cpu" else self.device
+        if self.times_as_fast == 1:
+            return where
+        each = "machine" if self.device == "cpu" else "process"
+        number = counted(self.processes, "process", "processes")
+        share = f"{SHARE_OF_EACH:.0%}"
+        return f"{where}, {number}: assumed that each {each} reaches {share} of one alone"
 
 
 class Speed(FrozenModel):

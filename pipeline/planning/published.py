@@ -15,6 +15,8 @@ from typing import NamedTuple
 from patchline.pipeline.config_files import Settings, merged
 from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
 from patchline.pipeline.planning.facts import PlanFacts, UserSettings
+from patchline.pipeline.presets import PresetName
+from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.initial_weights import recipe
 
@@ -84,7 +86,6 @@ class Published:
     facts: PlanFacts
     user: UserSettings
     """What is set."""
-    fewest_updates = _FEWEST_UPDATES
 
     @cached_property
     def speed(self) -> float:
@@ -178,17 +179,17 @@ class Published:
         """What is trained; `training.trainable` lists the choices."""
         if is_set := self.user.get("training.trainable"):
             return str(is_set)
-        if self.needs_all:
+        if self._needs_all:
             return "all"
-        suits = bool(self.speed) and not self.forbidding and self._suits_blocks
+        suits = bool(self.speed) and not self._forbidding and self._suits_blocks
         otherwise, whole = "last_blocks" if suits else "head", self.all_weights
         enough = bool(self.speed) and whole.updates >= _FEWEST_UPDATES
         if suits and whole.is_limited:
             enough = False
         if "training.epochs" in self.user and self.speed:
             enough = whole.seconds <= self.seconds
-        suits_all = enough and not self.too_few and self.fits_memory
-        return "head_then_all" if suits_all and not self.repeated else otherwise
+        suits_all = enough and self._has_enough_images and self._fits_memory
+        return "head_then_all" if suits_all and not self._repeated else otherwise
 
     @property
     def part(self) -> Part | None:
@@ -228,13 +229,13 @@ class Published:
         return self.feature_seconds + tokens
 
     @property
-    def needs_all(self) -> str:
+    def _needs_all(self) -> str:
         """The setting that only a training run of all weights has, if there is one."""
         settings = (f"training.{name}" for name in recipe.OF_ALL_WEIGHTS)
         return next((name for name in settings if self.user.get(name)), "")
 
     @property
-    def repeated(self) -> str:
+    def _repeated(self) -> str:
         """The setting that repeats the training, if there is one.
 
         How far all weights go from the head is decided by one validation split.
@@ -243,7 +244,7 @@ class Published:
         return next((name for name in settings if self.user.get(name)), "")
 
     @property
-    def forbidding(self) -> list[str]:
+    def _forbidding(self) -> list[str]:
         """The settings that forbid to train the last blocks, `model.name` first."""
         get = self.user.get
         model = ["model.name"] if get("model.name", "vit") not in _DIVISIBLE else []
@@ -265,27 +266,102 @@ class Published:
         return length.updates >= _FEWEST_UPDATES_OF_BLOCKS
 
     @property
-    def training_gib(self) -> float:
+    def _training_gib(self) -> float:
         """The memory that training all weights takes, without images; 0 if it is not known."""
         return self.facts.parameters * _BYTES_OF_A_PARAMETER / 2**30
 
     @property
-    def fits_memory(self) -> bool:
-        """Whether all weights could be trained in the memory."""
-        return self.training_gib <= _SHARE_OF_MEMORY * self.facts.machine.memory_gib
+    def _fits_memory(self) -> bool:
+        return self._training_gib <= _SHARE_OF_MEMORY * self.facts.machine.memory_gib
 
     @property
-    def too_few(self) -> tuple[int, str] | None:
-        """The images of a class of which there are fewer, and what they are too few to train."""
-        reasons = (
-            (_FEWEST_IMAGES_OF_BLOCKS, "more than the head"),
-            (_FEWEST_IMAGES, "all weights"),
+    def _has_enough_images(self) -> bool:
+        return self.facts.data.images_per_class >= _FEWEST_IMAGES
+
+    # -- in words ------------------------------------------------------------------------------
+
+    def why_measured(self) -> str:
+        """Return the measured speed; empty if it decides nothing."""
+        if "training.trainable" in self.user or self._needs_all or not self.speed:
+            return ""
+        return (
+            f"measured {self.speed:.3g} images/s without gradients "
+            f"({self.facts.machine.computes_on}): the features of all "
+            f"{self.facts.data.images:,} images take about {duration(self.feature_seconds)}"
         )
-        return next((each for each in reasons if self.facts.data.images_per_class < each[0]), None)
+
+    def why_trainable(self) -> str:
+        """Return why the head, the last blocks or all weights are trained."""
+        data = self.facts.data
+        return f"{data.training_images:,} training images in {data.classes_in_words}: {self._why()}"
+
+    def _why(self) -> str:
+        whole, blocks = self.all_weights, self.last_blocks
+        if "training.trainable" in self.user:
+            return "training.trainable as set"
+        if self._needs_all:
+            return f"{self._needs_all} needs a training run of all weights"
+        if not self.speed:
+            return "the speed is not known, so only the head is trained"
+        if self.trainable == "last_blocks":
+            return (
+                f"the tokens of the last {counted(self.blocks, 'block')} take about "
+                f"{duration(blocks.token_seconds)} more, and training them about "
+                f"{duration(blocks.seconds)} ({blocks.updates:,.0f} updates)"
+                f"{self._what_ends(blocks)}"
+            )
+        if self.trainable == "head":
+            return self._why_head(whole)
+        return (
+            f"training all weights for {epochs_in_words(whole.epochs)} ({whole.updates:,.0f} "
+            f"updates) takes about {duration(whole.seconds)} more, and is kept as far as the "
+            f"validation images allow{self._what_ends(whole)}"
+        )
+
+    def _why_head(self, whole: Part) -> str:
+        user, data = self.user, self.facts.data
+        if repeated := self._repeated:
+            return f"with {repeated}, only the head is fitted unless training.trainable is set"
+        too_few = {_FEWEST_IMAGES_OF_BLOCKS: "more than the head", _FEWEST_IMAGES: "all weights"}
+        for fewest, more in too_few.items():
+            if data.images_per_class < fewest:
+                return f"fewer than {fewest} per {data.class_word}, too few to train {more}"
+        if not self._fits_memory:
+            return self._why_memory
+        budget = user.get("training.time_limit") or f"{self.facts.minutes:g} minutes"
+        if user.get("training.epochs"):
+            took = f"{epochs_in_words(whole.epochs)} would take about {duration(whole.seconds)}"
+            return f"training all weights for {took}, longer than {budget}"
+        left = "" if user.seconds else " beside the features"
+        return (
+            f"{budget} have time for about {whole.updates:,.0f} updates of all weights{left}, too "
+            f"few (at least {_FEWEST_UPDATES})"
+        )
+
+    def _what_ends(self, part: Part) -> str:
+        """Return what makes a training shorter, or what ends it before the limit that is set."""
+        user = self.user
+        if user.seconds and not part.is_limited and user.get("training.max_epochs", part.most):
+            epochs = counted(part.most, "epoch")
+            return f"; it ends after {epochs} (training.max_epochs), before training.time_limit"
+        return "" if user.length_is_set else f" ({shorter(self.facts.preset)})"
+
+    def why_no_more(self) -> str:
+        """Return why all weights are not trained where only the last blocks fit the memory."""
+        planned = "training.trainable" not in self.user and self.trainable == "last_blocks"
+        return "" if self._fits_memory or not planned else self._why_memory
+
+    @property
+    def _why_memory(self) -> str:
+        return (
+            f"training all {self.facts.parameters / 1e6:,.0f} million weights takes "
+            f"{self._training_gib:.2g} GiB besides the images of a step, too much for the "
+            f"{self.facts.machine.memory_gib:.3g} GiB of memory"
+        )
 
     def why_no_blocks(self) -> str:
         """Return which settings keep the last blocks from being trained; empty if none does."""
-        user, forbidding = self.user, self.forbidding
+        user, forbidding = self.user, self._forbidding
         if "training.trainable" in user or forbidding in ([], ["training.folds"]):  # has a reason
             return ""
         possible = UserSettings({**user.values, "model.name": "vit", **_NEEDED})
@@ -303,3 +379,9 @@ class Published:
             f"{listed}, and they are trained on stored tokens, without {them}; leave "
             f"{'all of them' if others else 'it'} out to train the last blocks"
         )
+
+
+def shorter(preset: PresetName) -> str:
+    """Return how a planned training is made shorter."""
+    by_preset = "" if preset == "quick" else "--preset quick or "
+    return f"for less, {by_preset}--training.time-limit"

@@ -121,7 +121,8 @@ def augmentation(draft: Draft) -> tuple[Settings, str]:
     """Return the augmentation with its settings, and why."""
     facts, data, tier = draft.facts, draft.facts.data, draft.chosen.tier
     if draft.is_plain:
-        return {"name": "light"}, ""
+        why = "thumbnails and greyscale images keep their shapes: light augmentation"
+        return {"name": "light"}, why
     epochs = draft.length.epochs / facts.length_share  # a warm start's weights have seen images
     # Between 5,000 and 10,000 images, the count falls to 1 without a step.
     epochs *= min(_FEW_IMAGES_COUNT, max(1.0, 2 * _FEW_IMAGES / data.training_images))
@@ -140,7 +141,11 @@ def augmentation(draft: Draft) -> tuple[Settings, str]:
     else:
         settings = {"name": "trivialaugment"}
         mixed += ", and no crops, which may lack what a label names" * bool(cropped)
-    return settings, f"{strength} augmentation ({settings['name']}){mixed}"
+    again = " more" if facts.length_share < 1 else ""
+    seen = f"each image is seen {_times(draft.length.epochs)}{again}"
+    if draft.length.epochs < 0.95:  # noqa: PLR2004 - as rounded
+        seen = f"{100 * draft.length.epochs:.2g}% of the images are seen, once"
+    return settings, f"{seen}: {strength} augmentation ({settings['name']}){mixed}"
 
 
 def regularisation(draft: Draft) -> Settings:
@@ -159,3 +164,8 @@ def regularisation(draft: Draft) -> Settings:
     if is_deep and length.epochs >= STRONGEST_EPOCHS:
         settings["model"] = {"stochastic_depth": 0.1}
     return settings
+
+
+def _times(epochs: float) -> str:
+    number = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"  # noqa: PLR2004 - two digits
+    return f"{number} time{'' if number == '1.0' else 's'}"

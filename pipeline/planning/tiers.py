@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from patchline.pipeline.planning.facts import MachineFacts, PlanFacts, Speed
+from patchline.pipeline.terminal_words import counted
 
 THUMBNAIL = 16
 """Images below this side are learned fast: of the scanned digits of 8 pixels, the tiny model has
@@ -375,6 +376,15 @@ def workers_for(machine: MachineFacts, rate: float, loaded_per_second: float) ->
         return 0
     cores = machine.threads // machine.local_processes
     return max(1, min(_MOST_WORKERS, cores - 1, math.ceil(_RESERVE * needed)))
+
+
+def why_workers(machine: MachineFacts, number: int, loaded_per_second: float) -> str:
+    """Return the reason for data-loader workers."""
+    each = " in each process" if machine.processes > 1 else ""
+    return (
+        f"{counted(number, 'data-loader worker')}{each}: a core augments "
+        f"{loaded_per_second:,.0f} images/s (data.workers)"
+    )
 
 
 def _alone(measured: Speed) -> float:
