@@ -11,7 +11,7 @@ from typing import Any
 
 from cyclopts import App, Group, Parameter
 
-from patchline.flows.commands.help_page import ALL, COMMON, HELP, HelpPage
+from patchline.flows.commands.help_page import ALL, COMMON, HEADINGS, HELP, HelpPage
 from patchline.pipeline.plugin_system.tools import Tool, Tools, imported, tools
 
 _EPILOGUE = """\
@@ -70,8 +70,6 @@ class Command:
         return imported(self.import_path)
 
 
-HEADINGS = ("Begin", "Train", "Use", "Improve", "Automate", "Extend")
-"""Of the list of commands, in this order."""
 GROUPS = {
     "plugins": "List, inspect, check and create plugins.",
     "schedule": "Manage schedules; requires `patchline up`.",

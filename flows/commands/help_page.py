@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ALL = "--help-all"
 HELP = ("--help", "-h", ALL)
 
+HEADINGS = ("Begin", "Train", "Use", "Improve", "Automate", "Extend")
+"""Of the list of commands, in this order."""
 COMMON = (
     *("--name", "--seed", "--data.label", "--data.label-column", "--data.task"),
     *("--data.image-size", "--data.validation-fraction", "--data.test-fraction"),
@@ -57,7 +59,8 @@ class HelpPage:
         shown = entries if self.is_whole else [each for each in entries if self._is_shown(each)]
         if not shown:
             return
-        _print(console, f"\n{panel.title}:")
+        blank = "" if panel.title in HEADINGS[1:] else "\n"  # one screen for all commands
+        _print(console, f"{blank}{panel.title}:")
         labels = [_label(each) for each in shown]
         column = len(_INDENT) + max(map(len, labels)) + 2
         if panel.format == "command":
