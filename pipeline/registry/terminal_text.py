@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from patchline.pipeline.evaluation.headline import MAIN_METRICS
 from patchline.pipeline.evaluation.promotion_decision import verdict
 from patchline.pipeline.markdown import render_markdown
-from patchline.pipeline.registry.promotion import Promotion
-from patchline.pipeline.registry.registered_models import ModelSummary
 from patchline.pipeline.terminal_words import short_path
+
+if TYPE_CHECKING:
+    from patchline.pipeline.registry.promotion import Promotion
+    from patchline.pipeline.registry.registered_models import ModelSummary
 
 
 def models_text(models: Sequence[ModelSummary], *, details: bool) -> str:
