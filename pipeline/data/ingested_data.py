@@ -25,7 +25,7 @@ class SeenBefore(FrozenModel):
     provenance: ProvenanceSummary = KNOWN
     """Whether all images that they have seen are recorded; random weights have seen none."""
     weights: str = "the initial weights"
-    """Which weights have seen them, for sentences."""
+    """The name of these weights, for sentences."""
     trained: int = 0
     """Number of training images that they are recorded to have been trained on."""
 
@@ -77,7 +77,7 @@ class IngestedData(FrozenModel):
     notes: tuple[str, ...]
     """What a person should know: files left out, small splits, leakage."""
     split_origin: str = ""
-    """Where the splits come from: `test and validation split off from train`."""
+    """The origin of the splits, such as `test and validation split off from train`."""
     exclude: Path | None = None
     """A copy of the table of excluded files, named by its content."""
     repeats: str | None = None

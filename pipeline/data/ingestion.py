@@ -496,7 +496,7 @@ def streams(config: RunConfig, data: IngestedData) -> bool:
 
     Args:
         config: resolved.
-        data: of the run.
+        data: the run's data, as ingested.
     """
     shared = workspace_of(data.manifest_file).uri
     return bool(shared) and decoded_bytes(config, data) > cache_limit.limit()

@@ -55,7 +55,7 @@ class IngestionMemory:
     Args:
         config: the settings of the data.
         listing: what the source lists.
-        facts: of each listed file, in the order of their paths (N, 4).
+        facts: size, times and inode of each listed file (N, 4), in the order of their paths.
         scan: looks at the files; nothing is recalled if it is to open all of them.
     """
 

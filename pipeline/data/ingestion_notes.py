@@ -168,7 +168,7 @@ def notes_on_sets(rows: pd.DataFrame, pairs: LabelPairs) -> list[str]:
 
     Args:
         rows: the usable images of multi-label data.
-        pairs: which of them has which label.
+        pairs: the labels of these images, one entry for each label of each image.
     """
     count = len(rows)
     sizes = np.bincount(pairs.images, minlength=count)
@@ -189,7 +189,7 @@ def few_positives(pairs: LabelPairs, images: int) -> Rare | None:
     """Return the labels that are on few images; None if there are none.
 
     Args:
-        pairs: which image has which label.
+        pairs: the labels of the images, one entry for each label of each image.
         images: the number of all images.
     """
     counts = pairs.counts()

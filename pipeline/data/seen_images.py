@@ -20,9 +20,9 @@ def count_seen_images(
     selection.
 
     Args:
-        manifest_file: of the run.
-        provenance: of the weights.
-        weights: which they are, for sentences.
+        manifest_file: the manifest of the run's data.
+        provenance: the record of the images that the weights have seen.
+        weights: the name of the weights, for sentences.
     """
     rows = manifests.usable(manifests.load(manifest_file))
     counts = {}
@@ -56,7 +56,7 @@ def seen_images_notes(before: SeenBefore, counts: Mapping[str, int]) -> list[str
     """Return how many images were seen, and what that means for the metrics.
 
     Args:
-        before: by which weights.
+        before: the counts of images that the weights have seen.
         counts: number of all images by split.
     """
     words = {

@@ -73,8 +73,9 @@ def without_copies(
     """Return the manifest of the unlabelled images with all copies excluded, each with its reason.
 
     Args:
-        unlabelled: of all files.
-        manifest: of the labelled images, with their splits, and of those that are excluded.
+        unlabelled: the manifest of all unlabelled files.
+        manifest: the manifest of the labelled images, with their splits, and of those that are
+            excluded.
         near: a number for each usable unlabelled image (U,) and for each usable labelled one (N,),
             equal for images that nearly show the same; None if that was not searched for.
     """
@@ -114,7 +115,7 @@ def copied_held_out(manifest: pd.DataFrame, labelled: pd.DataFrame) -> list[str]
     """Return the paths of the validation and test images that are among the unlabelled ones.
 
     Args:
-        manifest: as `without_copies` has returned it.
+        manifest: the manifest of the unlabelled images, as `without_copies` returns it.
         labelled: the usable rows of the other manifest, with their splits.
     """
     copies = manifest[manifest["reason"] == COPY]
@@ -183,7 +184,7 @@ def with_unlabelled(
 
     Args:
         data: the labelled images.
-        config: of the run.
+        config: the run's settings.
         workspace: the folder `.patchline`.
         on_progress: called while the images are read.
         fresh: open every file, also those that have not changed since they were last read.
@@ -249,9 +250,9 @@ def read_unlabelled(
     """Describe every unlabelled file, and leave out copies and what `data.exclude` names.
 
     Args:
-        config: of the run.
+        config: the run's settings.
         labelled: manifest of the labelled images, with their splits.
-        root: of the labelled images.
+        root: the folder or archive of the labelled images.
         mapping: what becomes of their values that are not of 8 bits.
         workspace: the folder `.patchline`.
         on_progress: called while the images are read.

@@ -68,8 +68,8 @@ class CounterRandom:
     """Random numbers of the images of a batch in one epoch; see `patchline.plugin_api.BatchRandom`.
 
     Args:
-        seed: of the run.
-        epoch: starts at 0.
+        seed: the run's seed.
+        epoch: the number of the epoch, from 0.
         rows_B: int64; the images' rows in the store. The numbers are on the device of this tensor.
     """
 

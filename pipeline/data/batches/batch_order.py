@@ -57,9 +57,9 @@ class ShuffleWindows:
         """Return the windows of a store; None if one holds all images.
 
         Args:
-            fraction: of the images that are shuffled together, at most.
-            stored: rows of the store.
-            image_bytes: of each row.
+            fraction: the largest fraction of the images that is shuffled together.
+            stored: the number of rows of the store.
+            image_bytes: the size of one decoded image in bytes.
         """
         count = int(np.ceil(1 / fraction - 1e-9))
         if count == 1:
@@ -98,11 +98,11 @@ class BatchOrder:
     because batch norm needs at least two.
 
     Args:
-        rows: of the training images in the store.
+        rows: the rows of the training images in the store.
         batch_size: images in a batch.
-        seed: of the run.
-        first_step: where to begin.
-        windows: in which the images are shuffled; by default all together.
+        seed: the run's seed.
+        first_step: the step to begin with.
+        windows: the windows in which the images are shuffled; by default all are shuffled together.
 
     Attributes:
         on_window: called with the draws of a window when the window before it begins, so that they
@@ -195,12 +195,12 @@ class BalancedOrder(BatchOrder):
     classes do not divide the epoch evenly, some have one draw more: others in each epoch.
 
     Args:
-        rows: of the training images in the store.
+        rows: the rows of the training images in the store.
         batch_size: images in a batch.
-        seed: of the run.
-        first_step: where to begin.
+        seed: the run's seed.
+        first_step: the step to begin with.
         labels: class index of every row of the store.
-        windows: in which the images are shuffled; by default all together.
+        windows: the windows in which the images are shuffled; by default all are shuffled together.
     """
 
     def __init__(
@@ -244,8 +244,8 @@ class StreamedOrder:
     Args:
         order: yields batches of (epoch, draw): all of `whole`, or a part of each.
         whole: says where windows begin.
-        images: of the stores.
-        pages: where the pages are written.
+        images: the images of the store, or of all stores as one.
+        pages: the folder that the pages are written to.
         last_step: returns the step before which the training ends, as far as it is known; nothing
             is fetched ahead beyond it.
     """

@@ -47,7 +47,7 @@ def one_ahead(
 
     Args:
         batches: loads a batch with each `next`, always in the same thread.
-        device: where the batches are needed, to which their pinned memory belongs.
+        device: the device that uses the batches; pinned memory belongs to it.
         needed: returns how many batches are needed, as far as it is known; no other is loaded
             ahead.
     """
@@ -119,7 +119,7 @@ class TrainingImages:
     rows: np.ndarray[Any, np.dtype[np.int64]]
     """Rows of the store that belong to the split."""
     targets: Targets
-    """Of every row of the store."""
+    """The targets of every row of the store."""
     augmentation: PluginChoice
     image: ImageSpec
     seed: int
@@ -187,11 +187,11 @@ def training_batches(
     """Yield the batches of the training split endlessly, starting at the order's first step.
 
     Args:
-        order: which images are in which batch, as (epoch, draw); see `batch_order`.
+        order: yields the images of each batch as (epoch, draw); see `batch_order`.
         source: the images and their augmentation.
         workers: number of data-loader workers; 0 loads in this process.
-        device: where the batches are needed, and where whole batches are augmented; by default the
-            CPU.
+        device: the device that gets the batches, and on which whole batches are augmented; by
+            default the CPU.
         needed: returns how many batches are needed, as far as it is known.
         ahead: whether a thread loads the next batch if there are no workers; by default for a GPU.
     """
@@ -284,7 +284,7 @@ class TrainingTokens:
 
     images: TokenImages
     targets: Targets
-    """Of every row of the store."""
+    """The targets of every row of the store."""
     seed: int
 
     def batches(
@@ -298,8 +298,8 @@ class TrainingTokens:
         """Yield batches of float16 tokens (B, N, D) and targets endlessly.
 
         Args:
-            order: which images are in which batch, as (epoch, draw); see `batch_order`.
-            device: where the batches are needed.
+            order: yields the images of each batch as (epoch, draw); see `batch_order`.
+            device: the device that gets the batches.
             needed: returns how many batches are needed, as far as it is known.
             ahead: whether a thread loads the next batch; by default for a GPU.
         """

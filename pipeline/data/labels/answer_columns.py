@@ -43,8 +43,8 @@ def answer_rules(rules: ReadingRules, cells: Sequence[str]) -> ReadingRules:
     """Return how the labels of a table of answers are read, where a person does not say otherwise.
 
     Args:
-        rules: of the person.
-        cells: of the column `label`.
+        rules: the rules that the person has set.
+        cells: the cells of the column `label`.
     """
     changed: dict[str, object] = {}
     if rules.label_separator == AUTO:
@@ -69,8 +69,8 @@ def answer_groups(own: Sequence[str], cells: Sequence[str], fixed: Sequence[bool
     """Return the groups of the images of a table of answers.
 
     Args:
-        own: those of another column, which a person has named; empty for an image in none.
-        cells: of the column `ANSWER_GROUP`.
+        own: the groups from another column that a person has named; empty for an image in none.
+        cells: the cells of the column `ANSWER_GROUP`.
         fixed: whether the table says which split an image is in; near duplicates in several are
             for an inspection to find.
     """

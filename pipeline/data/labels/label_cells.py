@@ -35,7 +35,7 @@ class LabelCells(NamedTuple):
     """The labels of a column."""
 
     labels: list[str]
-    """Of each row; empty where there is none."""
+    """The label of each row; empty where there is none."""
     notes: list[str]
     """What was read in another way than it is written."""
 
@@ -51,7 +51,7 @@ def read_label_cells(
     """Return the labels in the cells of a column.
 
     Args:
-        cells: of all rows.
+        cells: the cells of all rows.
         column: the name of the column, for the notes.
         no_label: cells that mean that there is no label, in any case; `default` stands for
             `NO_LABEL`.

@@ -53,7 +53,7 @@ def matrix(texts: Sequence[str], classes: Sequence[str]) -> np.ndarray[Any, np.d
     """Return the labels as zeros and ones (N, K).
 
     Args:
-        texts: as `encoded` makes them, of N images.
+        texts: the label sets of N images, each as `encoded` writes it.
         classes: names of the K columns.
 
     Raises:

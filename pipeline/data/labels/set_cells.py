@@ -38,8 +38,8 @@ def check_branches(paths: Iterable[TaxonomyPath], place: str) -> list[str]:
     """Return a note on a label that is a part of another label.
 
     Args:
-        paths: of all labels.
-        place: where they are from, for messages.
+        paths: the taxonomy paths of all labels.
+        place: the column or file that holds the labels, for messages.
 
     Raises:
         DataError: if one name is in two branches.
@@ -81,7 +81,7 @@ class SetCells(NamedTuple):
     """The labels in the cells of a column."""
 
     sets: list[tuple[str, ...]]
-    """Of each row, sorted; empty where there is none."""
+    """The sorted labels of each row; empty where there is none."""
     several: str
     """How several labels stand in a cell, in words; empty if each cell is one label."""
     notes: list[str]
@@ -100,11 +100,11 @@ def read_set_cells(
     """Return the labels in the cells of a column, and say how several of them are written.
 
     Args:
-        cells: of all rows.
+        cells: the cells of all rows.
         column: its name, for messages.
         rules: the separator, and the cells that mean no label.
         task: what is to be learned; with one label for each image, only lists are split.
-        names: of class numbers; a number without a name is no label.
+        names: the name of each class number; a number without a name is no label.
         table: the file, for messages.
 
     Raises:

@@ -34,8 +34,8 @@ def check_images(
     """Refuse a manifest without usable images, or with unusable or too few classes.
 
     Args:
-        manifest: of all files, split or not.
-        root: where they are.
+        manifest: the manifest of all files, split or not.
+        root: the folder or archive that holds the files.
         labelled: whether there have to be classes.
         task: whether an image has one class, or a set of labels.
 

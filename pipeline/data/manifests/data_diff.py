@@ -42,9 +42,9 @@ class Relabelled(FrozenModel):
     """The class, or a set of labels as JSON."""
     label_before: str
     added_labels: tuple[str, ...] = ()
-    """Of a set: labels that only B has."""
+    """The labels of a set that only B has."""
     removed_labels: tuple[str, ...] = ()
-    """Of a set: labels that only A has."""
+    """The labels of a set that only A has."""
 
 
 class DataDiff(FrozenModel):
@@ -168,7 +168,7 @@ class NewImages(FrozenModel):
         """Return a report on these counts.
 
         Args:
-            name: of the experiment.
+            name: the name of the experiment.
             verdict: what follows from the counts, in a sentence.
         """
         values = {"new": self, "name": name, "verdict": verdict, "one": by_task(self.task).one}

@@ -102,8 +102,9 @@ def manifest_of_run(run_id: str, folder: str = "data") -> pd.DataFrame | None:
     """Return the manifest of a run; None if it is missing from the store, or damaged.
 
     Args:
-        run_id: of the run.
-        folder: of its artifacts; `UNLABELLED_FOLDER` for its unlabelled images, if it had some.
+        run_id: the MLflow ID of the run.
+        folder: the folder among its artifacts; `UNLABELLED_FOLDER` for its unlabelled images, if it
+            had some.
 
     Raises:
         TrackingError: if the store does not respond.
@@ -218,7 +219,7 @@ def repeated(
     Args:
         config: says whether changes are accepted.
         earlier: the manifest.
-        root: where the images are now.
+        root: the folder or archive that holds the images now.
         workspace: receives a list of what has changed.
         on_progress: called after each image.
 

@@ -50,7 +50,7 @@ class LeftOut(NamedTuple):
 
     cause: Cause
     rows: pd.DataFrame
-    """Of the manifest, in its order."""
+    """Rows of the manifest, in its order."""
 
     @property
     def sentence(self) -> str:
@@ -251,7 +251,7 @@ def applied(
 
     Args:
         setting: the value of `data.exclude`; None excludes nothing.
-        manifest: of all files.
+        manifest: the manifest of all files.
         workspace: receives the copy of the table.
         alone: whether there are no unlabelled images, to which `excluded_unlabelled` applies the
             rest of the table.

@@ -77,7 +77,7 @@ def save(
 
     Args:
         manifest: the data.
-        file: to write.
+        file: the Parquet file to write.
         mapping: what becomes of values that are not of 8 bits; kept in the file's metadata.
         task: whether the labels are sets, which is kept there too; None leaves what is said there.
     """

@@ -91,8 +91,8 @@ class ScanMemory:
         """Return the columns `DESCRIBED` of the files that are unchanged; the index is theirs.
 
         Args:
-            paths: relative to the root.
-            facts: of each path.
+            paths: the paths of the files, relative to the root.
+            facts: the facts of each path (N, 4).
         """
         empty = pd.DataFrame(columns=DESCRIBED)
         if not self.fresh:
@@ -123,7 +123,7 @@ class ScanMemory:
 
         Args:
             manifest: its rows.
-            facts: of each row, from before it was described.
+            facts: the facts of each row (N, 4), from before its file was described.
         """
         kept_rows = self.settled(facts) & (manifest["status"] == "ok").to_numpy()
         table = manifest.loc[kept_rows, ["path", *DESCRIBED]]

@@ -42,7 +42,7 @@ def by_rules(listing: ImageListing, rules: ReadingRules, *, labelled: bool) -> I
     """Return a listing without the files to skip, with the labels that the rules choose.
 
     Args:
-        listing: of any source.
+        listing: what a data source lists.
         rules: the settings of a run.
         labelled: whether its objective uses labels.
 
@@ -243,7 +243,7 @@ def with_task(listing: ImageListing, task: Literal["auto"] | Task) -> ImageListi
     """Return a listing of the kind that `data.task` asks for.
 
     Args:
-        listing: with one label for each image, or with sets.
+        listing: a listing with one label for each image, or with sets of labels.
         task: `data.task`; auto leaves the listing as it is.
 
     Raises:

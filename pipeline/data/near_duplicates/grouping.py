@@ -32,7 +32,7 @@ def with_near_groups(
 
     Args:
         manifest: not yet split.
-        thumbnails: of all usable images.
+        thumbnails: the thumbnails of all usable images.
         on_progress: called while the images are compared.
         memory: knows the images that an earlier search has compared.
     """

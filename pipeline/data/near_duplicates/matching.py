@@ -33,9 +33,9 @@ class Search(NamedTuple):
     view: PictureView
     similarity: float
     shifts: tuple[float, ...]
-    """By how much the aligned part may begin elsewhere, in fractions of a side."""
+    """The shifts of the aligned part to try, as fractions of a side."""
     sides: tuple[float, ...]
-    """How long the sides of the aligned part may be."""
+    """The sides of the aligned part to try, as fractions of the image's side."""
 
 
 _FINE = (-0.045, -0.03, -0.015, 0.0, 0.015, 0.03, 0.045)
@@ -72,7 +72,7 @@ def matches(
     """Yield pairs of rows (2, P) that nearly show the same, and how well they match, by view.
 
     Args:
-        thumbnails: of the images.
+        thumbnails: the thumbnails of the images to compare.
         on_progress: called while the views are looked up.
         least: how well they have to match.
         new: rows of the images of which at least one is in each pair; by default all.
@@ -103,9 +103,9 @@ class _Lookup:
     """Some images, of which views are looked up among some others.
 
     Args:
-        thumbnails: of all images.
-        asked: rows of the images to look up.
-        held: rows of the images to find, in ascending order.
+        thumbnails: the thumbnails of all images.
+        queries: rows of the images to look up.
+        candidates: rows of the images to find, in ascending order.
     """
 
     def __init__(self, thumbnails: Thumbnails, queries: Array, candidates: Array) -> None:
@@ -127,10 +127,10 @@ def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -
     """Return how well parts of some images match other images: correlation, from -1 to 1.
 
     Args:
-        thumbnails: of the images.
+        thumbnails: the thumbnails of all images, whose rows `whole` and `part` name.
         whole: rows of the images that a part is taken of.
         part: rows of the images that the part is compared with.
-        search: where the part is.
+        search: the view that shows the part, and the shifts and sides of it to try.
     """
     similarity = np.full(len(whole), -1.0, np.float32)
     coarse = search._replace(shifts=search.shifts[::3], sides=(search.view.side,))

@@ -48,9 +48,9 @@ def near_duplicates(
     """Return a number for each image, equal for images that are nearly or exactly the same.
 
     Args:
-        thumbnails: of the images.
-        rows: of the manifest, to know exact copies, of which one is compared, and the sizes; images
-            below 16 pixels on a side are compared with none.
+        thumbnails: the thumbnails of the images, one for each of `rows`.
+        rows: the images' rows of the manifest. They tell exact copies, of which one is compared,
+            and sizes; images below 16 pixels on a side are compared with none.
         on_progress: called while the views are looked up.
         memory: knows which images an earlier search has compared; these are compared with new
             ones only.
@@ -88,7 +88,7 @@ class ComparedPictures:
 
         Args:
             key: identifies it.
-            pixels_HWC: of it, uint8.
+            pixels_HWC: the decoded image, uint8.
             size: height and width of its file, in pixels.
         """
         if key not in self._rows:
@@ -101,8 +101,8 @@ class ComparedPictures:
         """Return a number for each image, equal for near duplicates and for images of a group.
 
         Args:
-            keys: of the images; those without a picture are near duplicates of none.
-            groups: of the images; empty where there is none.
+            keys: the key of each image; those that were not added are near duplicates of none.
+            groups: the group of each image; empty where there is none.
             on_progress: called while the images are compared.
         """
         shown = [key for key in dict.fromkeys(keys) if key in self._rows]

@@ -115,7 +115,8 @@ class _TreeLevel(NamedTuple):
 
     centres_KD: Array
     starts: Array
-    """Of those below each centre of the level above; below none on the first level."""
+    """The first of the centres below each centre of the level above, and the end of the last; on
+    the first level, the first of all centres and their end."""
 
 
 class _Cells:

@@ -50,9 +50,9 @@ class FileValues(NamedTuple):
     no_data: float | None = None
     """The value that stands for a missing one."""
     pages: int = 1
-    """Of the file; these values are those of the first."""
+    """The number of pages in the file; these values are those of the first."""
     orientation: int = 1
-    """As in EXIF."""
+    """The orientation of the image, as EXIF numbers it; 1 is upright."""
 
     @property
     def kind(self) -> str:
@@ -104,7 +104,7 @@ class ValueFit(NamedTuple):
     kind: str = EIGHT_BITS
     """The type of its values."""
     share: float = 0.0
-    """Of its values outside of the range, 0 to 1."""
+    """The fraction of its values outside of the range, 0 to 1."""
     low: float = 0.0
     """Its smallest value; not measured if it has 8 bits per color."""
     high: float = float(_WHITE)
@@ -118,7 +118,8 @@ class PixelMapping:
     """The value ranges of a data set, and which bands of its images are used."""
 
     ranges: tuple[tuple[str, float, float], ...] = ()
-    """For each type of values, the value that becomes 0, and the one that becomes 255."""
+    """One entry for each type of values: the type, the value that becomes 0, and the value that
+    becomes 255."""
     bands: tuple[int, ...] = ()
     """The bands of each image that are used, from 1; empty for the colors of its format."""
     opacity: bool = True

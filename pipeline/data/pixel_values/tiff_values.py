@@ -66,19 +66,19 @@ class TiffPage(NamedTuple):
     order: ByteOrder
     """`<` or `>`: the order of bytes."""
     pages: int
-    """Of the file, without masks and smaller versions of an image."""
+    """The number of pages in the file, without masks and smaller versions of an image."""
     width: int
     height: int
     bits: tuple[int, ...]
-    """Of each sample of a pixel."""
+    """The bits of each sample of a pixel."""
     samples: int
-    """Per pixel."""
+    """The number of samples per pixel."""
     formats: tuple[int, ...]
     """1 for unsigned integers, 2 for signed ones, 3 for floating-point numbers."""
     photometric: int
     """0: grey, white is zero; 1: grey, black is zero; 2: RGB; -1 if it is not stated."""
     extra: tuple[int, ...]
-    """Of each sample beyond the colors; 1 and 2 are opacity, 0 is not specified."""
+    """The kind of each sample beyond the colors; 1 and 2 are opacity, 0 is not specified."""
     compression: int
     fill_order: int
     predictor: int

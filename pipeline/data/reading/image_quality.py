@@ -31,7 +31,7 @@ class ImageQuality(NamedTuple):
     contrast: Any
     """Their standard deviation."""
     entropy: Any
-    """In bits."""
+    """Entropy of the grey values, in bits."""
     sharpness: Any
     """How fine the details of the sharpest part are; it does not depend on contrast."""
 

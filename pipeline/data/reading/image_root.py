@@ -87,7 +87,7 @@ def example_on_disk(row: pd.Series[Any], root: Path, folder: Path) -> str:
     """Return the path of an image as a file, to try a model on.
 
     Args:
-        row: of the manifest.
+        row: the image's row of the manifest.
         root: what its path is relative to.
         folder: receives a copy of an image in an archive.
 
@@ -107,7 +107,7 @@ def image_on_disk(root: Path, path: str, copy: Path) -> Path:
 
     Args:
         root: the folder or archive.
-        path: of the image, relative to the root.
+        path: the path of the image, relative to the root.
         copy: the file to write if the root is an archive.
 
     Raises:

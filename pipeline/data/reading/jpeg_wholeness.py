@@ -60,9 +60,9 @@ class JpegFrame(NamedTuple):
     """Whether the last scan has only the first component."""
     restarts: bool
     data_start: int
-    """Where the last scan's data begins."""
+    """Offset of the last scan's data in the file."""
     data_end: int
-    """Where the last scan's data ends and the end marker begins."""
+    """Offset at which the last scan's data ends and the end marker begins."""
     exif: bytes
 
 

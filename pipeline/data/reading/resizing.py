@@ -79,8 +79,8 @@ def _cropped_source(
         image_HWC: the image.
         axis: 0 for rows, 1 for columns.
         scaled: the side of the enlarged image, in pixels.
-        first: where the crop begins in it.
-        count: length of the crop.
+        first: the row or column of the enlarged image that the crop begins with.
+        count: the length of the crop, in pixels.
 
     Returns:
         The part, the side to enlarge it to, and where the crop begins in the enlarged part.

@@ -56,11 +56,11 @@ def spread(
     """Move new units so that each class is in each part, or in as many as it has units.
 
     Args:
-        pairs: which class has images in which unit.
+        pairs: the classes that have images in each unit, sorted by class.
         part_of: the part of each unit, changed in place; those of units that were assigned before
             do not count.
-        numbers: of each unit; the lowest moves first, and to `train` the highest.
-        parts: to be filled.
+        numbers: a number for each unit; the lowest moves first, and to `train` the highest.
+        parts: the parts to fill.
         train: the part that each class needs before any other; None for folds, where it needs two.
 
     Returns:
@@ -200,9 +200,9 @@ def fill_gaps(pairs: Parts, codes: Array, numbers: Array, needed: Sequence[int])
     """Move new units so that each class has one in each split, as far as possible.
 
     Args:
-        pairs: which class has images in which unit.
+        pairs: the classes that have images in each unit, sorted by class.
         codes: the split of each unit, changed in place.
-        numbers: of the units; the lowest moves first.
+        numbers: a number for each unit; the lowest moves first.
         needed: splits for each class, training last.
 
     Returns:
@@ -260,7 +260,7 @@ def notes_on_gaps(
 
     Args:
         gaps: those of held-back splits.
-        names: of the classes.
+        names: the names of the classes, by number.
         task: whether they are classes, or labels of sets.
     """
     notes, words = [], by_task(task)

@@ -27,7 +27,7 @@ def check_leakage(manifest: pd.DataFrame) -> None:
     """Refuse data whose own splits share images or groups.
 
     Args:
-        manifest: with only the splits that the source gives.
+        manifest: a manifest with only the splits that the source gives.
 
     Raises:
         DataError: with the number of shared images and a few of them.
@@ -95,7 +95,7 @@ def augmented_photographs(rows: pd.DataFrame) -> pd.Series[str]:
     """Return the photographs that images are named after as augmented copies; others are left out.
 
     Args:
-        rows: of a manifest.
+        rows: the images' rows of a manifest.
     """
     names = rows["path"].str.rpartition("/")[2]
     return names.str.extract(_AUGMENTED, expand=False).dropna()

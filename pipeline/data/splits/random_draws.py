@@ -26,7 +26,7 @@ def chosen(rows: pd.DataFrame) -> pd.Series[bool]:
     image counts as this one.
 
     Args:
-        rows: of a manifest.
+        rows: the images' rows of a manifest.
     """
     sources = column_of(rows, _COLUMN)
     is_drawn = sources.isin(UNCHOSEN)

@@ -74,12 +74,12 @@ def assign(
     train. A remembered image stays in its split.
 
     Args:
-        manifest: with the splits that the source gives.
+        manifest: the manifest, with the splits that the source gives.
         validation_fraction: share of the images, if the source gives no such split.
         test_fraction: likewise for the test split.
-        seed: of the split.
+        seed: the split seed.
         remembered: columns `REMEMBERED` of images and groups that were assigned before.
-        scope: in which the names of groups are remembered, such as the name of the data.
+        scope: a prefix for the names of groups that are remembered, such as the name of the data.
         task: whether an image has one class, or a set of labels.
 
     Raises:
@@ -116,7 +116,7 @@ def origin(manifest: pd.DataFrame, missing_splits: Iterable[str]) -> str:
     """Return where the splits come from, in a few words.
 
     Args:
-        manifest: with the splits that the source gives.
+        manifest: the manifest, with the splits that the source gives.
         missing_splits: the splits that it does not give.
     """
     split_off = " and ".join(missing_splits)
@@ -139,7 +139,8 @@ def learned(rows: pd.DataFrame, scope: str = "") -> pd.DataFrame:
 
     Args:
         rows: images with their splits.
-        scope: of the names of groups; another dataset may call other groups the same.
+        scope: a prefix for the names of groups, because another dataset may call other groups the
+            same.
     """
     tables = []
     for kind in (FILE, PIXELS, GROUP):
@@ -270,9 +271,9 @@ class _NewUnits:
     """Decides the splits of units that have not been assigned.
 
     Args:
-        pairs: which image has which label.
+        pairs: the labels of the images, one entry for each label of each image.
         fractions: shares of the splits to split off.
-        seed: of the split.
+        seed: the split seed.
         task: whether an image has one class, or a set of labels.
         chosen_N: images that were chosen to be labelled; they are in the test split only if others
             do not suffice.

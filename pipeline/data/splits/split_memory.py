@@ -37,7 +37,7 @@ class SplitMemory:
 
     Args:
         file: holds them.
-        scope: of the names of groups, such as the name of the data.
+        scope: a prefix for the names of groups, such as the name of the data.
         shared: the file in the store of a shared workspace.
     """
 
@@ -96,7 +96,7 @@ def opened(
         fractions: shares of the splits to split off, by name.
         seed: the split seed.
         earlier: returns manifests of earlier runs for a new memory, the most trusted first.
-        scope: of the names of groups, such as the name of the data.
+        scope: a prefix for the names of groups, such as the name of the data.
 
     Raises:
         DataError: if the file is damaged.

@@ -36,10 +36,10 @@ class Stratum:
 
     Args:
         units: the number of each image's unit (N,), from 0.
-        pairs: which image has which label.
+        pairs: the labels of the images, one entry for each label of each image.
         fixed: the part of each image that was assigned before (N,), else `NEW`. All images of a
             unit are new, or none is.
-        numbers: of each unit, in [0, 1); they decide what is otherwise equal.
+        numbers: a number for each unit, in [0, 1); it decides what is otherwise equal.
     """
 
     units: Integers
@@ -69,7 +69,7 @@ def ranked(stratum: Stratum, shares: Sequence[float], order: Sequence[int]) -> I
 
     Args:
         stratum: the images.
-        shares: of the parts, which add up to 1.
+        shares: the share of each part; they add up to 1.
         order: the parts to fill one after the other; the last one gets the rest.
     """
     labels, is_new = stratum.pairs.labels, stratum.fixed == NEW
@@ -98,7 +98,7 @@ def stratified(
 
     Args:
         stratum: the images.
-        shares: of the parts, which add up to 1; a part without a share gets nothing.
+        shares: the share of each part; they add up to 1, and a part without a share gets nothing.
         important: the parts that a label with few units needs, the most important first; None if
             it needs them all alike.
     """

@@ -36,8 +36,8 @@ def open_images(
 
     Args:
         store: the folder.
-        threads: that decode packed images; by default one for each processor.
-        pages: with images of a streamed store, if there are some on this machine.
+        threads: the number of threads that decode packed images; by default one for each processor.
+        pages: the pages on this machine that hold images of a streamed store, if there are some.
     """
     if is_streamed(store):
         return StreamedImages(store, threads, pages)
@@ -80,7 +80,7 @@ def open_stores(
 
     Args:
         stores: their folders.
-        threads: as for `open_images`.
+        threads: the number of threads, as for `open_images`.
         pages: the folder with images of streamed stores on this machine, if there is one.
     """
     parts = [
@@ -105,7 +105,7 @@ class ReadAhead:
     """Reads rows ahead, in a thread; a later request replaces one that has not begun.
 
     Args:
-        images: of an opened store.
+        images: the images of an opened store.
     """
 
     def __init__(self, images: StoredImages) -> None:
@@ -154,8 +154,8 @@ def ranges_of(images: StoredImages, rows: Rows) -> Iterator[FileRange]:
     """Yield where the rows are kept, in the order of the files; neighbours together.
 
     Args:
-        images: of an opened store.
-        rows: sorted, each once.
+        images: the images of an opened store.
+        rows: the rows in ascending order, each once.
     """
     if isinstance(images, PackedImages):
         yield from (FileRange(*where) for where in images.ranges_of(rows))

@@ -94,7 +94,7 @@ class IndexedImages(ABC):
     """Images, uint8 (N, H, W, C), that are read when they are indexed.
 
     Args:
-        shape: of all images.
+        shape: the shape (N, H, W, C) of all images.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -123,9 +123,9 @@ class DecodedWhenUsed(IndexedImages):
     """Images that are kept as files.
 
     Args:
-        shape: of all images, decoded.
+        shape: the shape (N, H, W, C) of all images, decoded.
         resize: how an image becomes H x W.
-        threads: that decode; by default one for each processor.
+        threads: the number of threads that decode; None uses one for each processor.
     """
 
     def __init__(self, shape: Shape, resize: ResizePolicy, threads: int | None) -> None:
@@ -156,8 +156,8 @@ class PackedImages(DecodedWhenUsed):
     """The images of a packed store.
 
     Args:
-        folder: of the store.
-        threads: that decode; by default one for each processor.
+        folder: the folder of the store.
+        threads: the number of threads that decode; by default one for each processor.
     """
 
     def __init__(self, folder: Path, threads: int | None = None) -> None:
@@ -197,7 +197,7 @@ def packed(image: ReadImage, *, keep_file: bool = True) -> bytes:
     """Return the bytes to keep: the file, or a PNG file of the resized image if that is better.
 
     Args:
-        image: in both forms.
+        image: the image as a file and as resized pixels.
         keep_file: whether the file may be kept; not if its values are mapped to others.
     """
     pixels_HWC = image.resized_HWC
@@ -221,7 +221,7 @@ def unpacked(data: bytes, spec: StoreSpec, file: Path) -> Pixels:
     Args:
         data: the image file.
         spec: the format of the store.
-        file: that it is in, for an error.
+        file: the file that holds the image, for an error.
 
     Raises:
         DataError: if it is damaged.

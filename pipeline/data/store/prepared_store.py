@@ -66,7 +66,8 @@ def prepare(
             than nine tenths of the free space decoded.
         fresh: decode every image again, whatever exists.
         fewest: child processes are used for so many images or more.
-        shared: of the workspace whose object store holds the images, if they do not stay here.
+        shared: the shared files of the workspace whose object store holds the images, if they do
+            not stay on this machine.
 
     Returns:
         The store's folder, and whether it existed already.

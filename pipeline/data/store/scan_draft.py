@@ -123,10 +123,10 @@ class OpenScanDraft:
     """The images of one scan, a row for each file.
 
     Args:
-        folder: of the draft.
+        folder: the folder of the draft.
         spec: the format of the images.
         root: the folder or archive that is scanned.
-        images: gets them.
+        images: the array that receives the images.
     """
 
     def __init__(self, folder: Path, spec: StoreSpec, root: Path, images: KeptImageArray) -> None:

@@ -23,7 +23,7 @@ class StoredImage(NamedTuple):
     row: int
     path: str
     sha256: str
-    """Of its file when it was described."""
+    """The SHA-256 digest of its file when it was described."""
 
 
 class LargeImageError(Exception):

@@ -65,8 +65,8 @@ class StoreShards(ABC):
     """The shards of a store that is complete, being built, or damaged.
 
     Args:
-        folder: of the store.
-        shape: of all its images, decoded.
+        folder: the folder of the store.
+        shape: the shape (N, H, W, C) of all its images, decoded.
     """
 
     finished: FinishedPieces

@@ -69,10 +69,10 @@ class PagesFolder:
         """Write a page with some rows of a store.
 
         Args:
-            number: of the page.
-            part: which of the stores, if there are several.
-            records: of the store.
-            rows: each once.
+            number: the number of the page, from 0.
+            part: the number of the store among several; 0 if there is one.
+            records: the store's images on the object store.
+            rows: the rows of the images to write, each once.
             is_over: returns whether nobody needs the page any more.
 
         Raises:
@@ -110,8 +110,8 @@ class LocalPages:
     """The pages in a folder that hold images of one store, for a process that reads them.
 
     Args:
-        folder: of the pages.
-        part: which of the stores.
+        folder: the folder of the pages.
+        part: the number of the store among several; 0 if there is one.
     """
 
     def __init__(self, folder: Path, part: int) -> None:
@@ -147,10 +147,10 @@ class _HeldRows:
     """Rows of a store that are held on this machine.
 
     Args:
-        rows: in ascending order.
-        starts: where each begins in the data.
-        ends: where each ends.
-        data: of all rows.
+        rows: the rows in ascending order.
+        starts: the position in the data of each row's first byte.
+        ends: the position in the data after each row's last byte.
+        data: the bytes of all rows.
     """
 
     def __init__(self, rows: Rows, starts: Rows, ends: Rows, data: Bytes) -> None:
@@ -178,10 +178,10 @@ class KeptImages(_HeldRows):
     """Images that are kept from their first use on, such as those to validate on.
 
     Args:
-        rows: which may be kept.
-        records: of the store.
-        file: is created.
-        most_bytes: that are kept.
+        rows: the rows of the images that may be kept.
+        records: the store's images on the object store.
+        file: the file to create for the images.
+        most_bytes: the largest number of bytes that is kept.
     """
 
     def __init__(self, rows: Rows, records: StreamedRecords, file: Path, most_bytes: int) -> None:
@@ -233,9 +233,9 @@ class StreamedImages(DecodedWhenUsed):
     An image that is in none of the pages is read from the object store when it is indexed.
 
     Args:
-        folder: of the store.
-        threads: that decode; by default one for each processor.
-        pages: on this machine, if there are some.
+        folder: the folder of the store.
+        threads: the number of threads that decode; by default one for each processor.
+        pages: the pages on this machine that hold images of the store, if there are some.
 
     Attributes:
         kept: images that stay on this machine once they were read; none if it is None.

@@ -55,7 +55,7 @@ class StreamedIndex(FrozenModel):
     packed: bool
     """Whether images are kept as files, rather than as pixels."""
     rows_of_a_shard: int
-    """Of each shard but the last."""
+    """The number of rows of each shard but the last."""
     shards: tuple[FileDigest, ...]
 
     @classmethod
@@ -74,9 +74,9 @@ class Records(NamedTuple):
     """Images as they are kept, one after another."""
 
     rows: Rows
-    """Of the store, in the order in which they lie in the shards."""
+    """The images' rows of the store, in the order in which they lie in the shards."""
     starts: Rows
-    """Where each begins in `data`, and the end of the last."""
+    """The position in `data` at which each image begins, and the end of the last."""
     data: Bytes
 
 
@@ -95,7 +95,7 @@ class StreamedRecords:
     """The images of a streamed store, as they are kept, read from the workspace.
 
     Args:
-        folder: of the store.
+        folder: the folder of the store.
 
     Raises:
         ConfigError: if no shared workspace is in use.

@@ -88,7 +88,7 @@ def notes_on_mirroring_weights(
 
     Args:
         before: what the user has set.
-        config: with what follows from the weights.
+        config: the settings, with those that follow from the weights.
         mirror: the answer for the data.
     """
     assumptions = mirroring_settings(before)

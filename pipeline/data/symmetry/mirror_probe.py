@@ -81,13 +81,13 @@ class MeasuredSymmetry:
 
     answer: Answer
     images: int
-    """That were scored."""
+    """The number of images that were scored."""
     left_out: int
     """Images that no probe could be tested on, as their class is one image or one group."""
     accuracy: Share
-    """Of the class probe on held-out images."""
+    """The accuracy of the class probe on held-out images."""
     mirrored: Share
-    """Of the same probe on their mirror images."""
+    """The accuracy of the same probe on their mirror images."""
     told_apart: Share
     """Share of held-out images that a probe tells from their mirror images."""
     classes: tuple[ClassEvidence, ...]
@@ -347,8 +347,8 @@ def _at_most_zero(values_U: Array, size: int = 0) -> float:
     """Return the p-value of Student's t-test of a mean of at most 0.
 
     Args:
-        values_U: of units.
-        size: how many of them count; all unless given.
+        values_U: one value for each unit.
+        size: the number of units that count; all unless given.
     """
     size = size or len(values_U)
     if size < 4:  # noqa: PLR2004 - three values tell no deviation

@@ -61,7 +61,8 @@ def mirror_symmetry(
         config: may set it.
         declared: what the data source says; None if it does not know.
         rows: usable rows of a manifest with its splits.
-        files: where the images are, and how they are decoded.
+        files: the folder or archive of the images, and how values that are not of 8 bits are
+            mapped.
         workspace: the folder `.patchline`.
     """
     setting, key = config.data.mirror_symmetric, "data.mirror_symmetric"

@@ -52,7 +52,7 @@ class DataValues(NamedTuple):
     """What becomes of the values and the bands of a data set."""
 
     spec: PixelValues
-    """For the store, the package, and everything else that decodes an image."""
+    """The ranges and bands for the store, the package and everything else that decodes an image."""
     is_grey: bool
     """Whether all images are without color then."""
     notes: tuple[str, ...]
@@ -334,7 +334,7 @@ def chosen_values(
     """Decide what becomes of values and bands, then decode the images that had to wait for it.
 
     Args:
-        manifest: of all files.
+        manifest: the manifest of all files.
         root: the folder or archive that its paths are relative to.
         settings: may fix the range and the bands.
         on_image: called for these images, in a thread.
@@ -363,7 +363,7 @@ def decoded_each(
 
     Args:
         root: the folder or archive that the paths are relative to.
-        paths: of the images.
+        paths: the paths of the images.
         mapping: what becomes of their values.
         on_image: called in a thread with the path, the file and the decoded RGB image (H, W, 3).
 
@@ -394,7 +394,7 @@ def notes_on_fit(rows: pd.DataFrame, mapping: PixelMapping) -> list[str]:
 
     Args:
         rows: the usable images of a manifest.
-        mapping: of the model.
+        mapping: the value ranges and bands that the model was trained with.
 
     Raises:
         DataError: if the model cannot take some images.

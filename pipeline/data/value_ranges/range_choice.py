@@ -224,8 +224,8 @@ def value_sample(root: Path, files: Sequence[Listed], bands: tuple[int, ...]) ->
 
     Args:
         root: the folder or archive that the paths are relative to.
-        files: with values of one type; those whose digests come first are read.
-        bands: which count; empty for all but opacity.
+        files: files with values of one type; those whose digests come first are read.
+        bands: the bands that count, from 1; if empty, all but opacity.
     """
     chosen = sorted(files, key=lambda listed: listed[1])[:_FILES]
 
@@ -260,7 +260,7 @@ def notes_on_change(values: PixelValues, root: Path, workspace: Path) -> list[st
     """Say which ranges differ from those of the last run.
 
     Args:
-        values: of this run.
+        values: the value ranges of this run.
         root: the folder or archive of the images.
         workspace: the folder `.patchline`.
     """

@@ -69,8 +69,8 @@ class FitCounts:
 
         Args:
             fit: how its values fit.
-            mapping: of the training.
-            path: of the image, to name one as an example.
+            mapping: the value ranges that the model was trained with.
+            path: the path of the image, to name one as an example.
         """
         self.total += 1
         self.kinds.setdefault(fit.kind, _Reach()).add(fit, path)
@@ -89,7 +89,7 @@ class FitCounts:
         """Yield what a person should know, a clause for each cause.
 
         Args:
-            mapping: of the training.
+            mapping: the value ranges that the model was trained with.
         """
         trained = mapping.trained_kinds
         words = " and ".join(map(kind_words, trained))
@@ -125,7 +125,7 @@ class RangeFits:
     """Counts the images that a model gets; `note` may be called by several threads.
 
     Args:
-        mapping: of the training.
+        mapping: the value ranges that the model was trained with.
     """
 
     def __init__(self, mapping: PixelMapping) -> None:

@@ -33,7 +33,8 @@ class Suggestion(NamedTuple):
 
     labels: tuple[str, ...]
     probability: float
-    """Of its class; of several labels, the smallest; of none, that no label is there."""
+    """The probability of the class; of several labels, the smallest one; without a label, the
+    probability that there is none."""
 
     def shown(self, task: Task) -> str:
         """Return the labels as the table writes them."""
@@ -54,7 +55,7 @@ class Answer(NamedTuple):
     source: str = ""
     """Why the image was asked about."""
     suggestion: str = ""
-    """As the cell of a label."""
+    """The labels that were suggested, as the cell of a label."""
     suggestion_probability: float | None = None
     batch: str = ""
     """Equal for images that were answered at once; it begins with the page (see `new_batch`)."""

@@ -68,7 +68,7 @@ class AnswersTable:
 
     Args:
         file: the table, which need not exist.
-        task: of a new table.
+        task: whether an image of a new table has one label or a set of them; None leaves it open.
 
     Attributes:
         notes: what a person should know of the files, such as a change by another program; they
@@ -126,7 +126,7 @@ class AnswersTable:
         """Hold the table for the people who use one page, while the block runs.
 
         Args:
-            url: of the page.
+            url: the address of the page.
 
         Raises:
             ConfigError: if another page is open on it, because people would get the same images.
@@ -232,7 +232,7 @@ class AnswersTable:
         """Write what the data says of images that have no answer yet.
 
         Args:
-            answers: of the data.
+            answers: the answers that the data gives.
             columns: groups and further columns, with a cell for each answer; only a new table gets
                 them.
         """
