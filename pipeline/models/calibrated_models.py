@@ -21,8 +21,9 @@ def class_probabilities(
     """Return calibrated probabilities of logits (…, K).
 
     Args:
-        logits: of a model.
-        calibration: of a model; that of a multi-label model has sigmoids, any other a softmax.
+        logits: the logits of a model (…, K).
+        calibration: the calibration of the model; that of a multi-label model has sigmoids, any
+            other a softmax.
         dim: the axis K by its number, which is the last one.
     """
     scaled = calibrated_logits(logits, calibration)
@@ -44,7 +45,7 @@ class CalibratedModel(nn.Module):
 
     Args:
         model: the model.
-        calibration: of its logits.
+        calibration: the calibration of its logits.
     """
 
     def __init__(self, model: nn.Module, calibration: Calibration) -> None:
@@ -63,8 +64,8 @@ class Ensemble(nn.Module):
 
     Args:
         models: the members.
-        calibrations: what maps the logits of each member to its probabilities.
-        num_classes: K.
+        calibrations: the calibration of each member's logits.
+        num_classes: K, the number of classes or labels.
     """
 
     scales_MK: torch.Tensor
@@ -88,7 +89,7 @@ class Ensemble(nn.Module):
         """Return the logits of the average of the members' probabilities.
 
         Args:
-            logits: of each member, with the axis K last.
+            logits: the logits of each member, with the axis K last.
         """
         scaled = torch.stack(
             [

@@ -30,8 +30,8 @@ def fitting_batches(
     """Compute in batches; one that does not fit is halved, and so are the next ones.
 
     Args:
-        count: of the rows.
-        batch_size: rows of a batch, while they fit.
+        count: the number of all rows.
+        batch_size: the number of rows in a batch, while they fit.
         compute: computes the rows of a slice.
 
     Yields:
@@ -96,8 +96,8 @@ def logits_of_batch(
     """Return the logits (B, K) of uint8 images, in the model's mode and on its device.
 
     Args:
-        model: on the device of the images.
-        images_BHWC: not normalised.
+        model: the model, on the device of the images.
+        images_BHWC: the images, uint8, not normalised.
         image: the normalisation.
         precision: float32, bfloat16 or float16.
     """
@@ -140,7 +140,7 @@ class Transfers:
     """Copies to and from a device; those of a GPU overlap with what it computes.
 
     Args:
-        device: any; copies of all but CUDA devices are done when the methods return.
+        device: any device; copies of all but CUDA devices are done when the methods return.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -31,7 +31,7 @@ class ModelCost(FrozenModel):
     """The cost of a model for one RGB image."""
 
     parameters: int
-    """With 1000 classes."""
+    """The number of parameters with 1000 classes."""
     parameters_without_head: int
     """Parameters that do not depend on the number of classes."""
     tokens: int

@@ -32,7 +32,7 @@ class SetThreshold(FrozenModel):
     least_probability: float | None
     """A set holds every class with at least this probability; None if it is not known."""
     by_class: tuple[float, ...] = ()
-    """With enough images of every class: one such threshold for each, used instead, so that the
+    """Such a threshold for each class, if all have enough images; used instead, so that the
     coverage holds for each class."""
     unknown: str = ""
     """Why it is not known."""
@@ -47,15 +47,15 @@ class AnswerRules(FrozenModel):
     """
 
     coverage: float
-    """Of the sets, unless another one is asked for."""
+    """The coverage of the sets, unless another one is asked for."""
     thresholds: tuple[SetThreshold, ...]
-    """By rising coverage."""
+    """The thresholds, in the order of rising coverage."""
     images: int
     """Number of held-out images that the thresholds come from."""
     groups: int = 0
     """Number of their groups, which have equal weight; 0 if the images have no groups."""
     basis: str
-    """Which images these are, in words."""
+    """What these images are, in words."""
     false_alarms: float
     """Probability of the warning `far` for a new image like the held-out ones."""
     dark: float | None = None
@@ -124,9 +124,11 @@ class ModelDescription(FrozenModel):
     task: Task = Field(default=SINGLE_LABEL, exclude_if=_is_of_one_label)
     """Whether an image has one class or a set of labels."""
     label_calibration: LabelCalibration | None = Field(default=None, exclude_if=_is_of_one_label)
-    """Of a multi-label model, instead of a temperature; None if it is not calibrated."""
+    """The calibration of a multi-label model, instead of a temperature; None if it is not
+    calibrated."""
     thresholds: LabelThresholds | None = Field(default=None, exclude_if=_is_of_one_label)
-    """Of a packaged multi-label model: the least probability of each label that an image has."""
+    """The least probability at which an image has each label, in a package of a multi-label
+    model."""
     calibration: TemperatureFit | None = None
     """Whether validation images determine the temperature; None if the model is not calibrated."""
     answers: AnswerRules | None = None

@@ -28,8 +28,8 @@ def save_model(
 
     Args:
         folder: receives `model.safetensors` and `model.json`.
-        model: whose weights are saved.
-        description: of the model.
+        model: the model that is saved.
+        description: the description of the model.
         provenance: the images that the weights have seen, written into the file of the weights;
             None if that is not known.
     """

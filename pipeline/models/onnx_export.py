@@ -30,7 +30,7 @@ def write_onnx(
     Args:
         module: maps one tensor to one tensor, or to several; put into evaluation mode.
         example: an input with a batch of at least 2.
-        file: where to write; whole or absent.
+        file: the ONNX file to write; it is whole or absent afterwards.
         input_name: name of the input in the file.
         output_names: names of the outputs in the file.
 

@@ -100,7 +100,7 @@ class SeenImages:
 
         Args:
             images: rows of a manifest.
-            columns: what an image is recognised by.
+            columns: the columns that an image is recognised by.
             trained_only: leave out images that were used for model selection alone.
         """
         is_contained = np.zeros(len(images), np.bool_)
@@ -155,11 +155,11 @@ class Published(FrozenModel):
     """Published weights, which were identified by their checksum."""
 
     name: str
-    """Such as `timm:vit_tiny_patch16_224`."""
+    """The name of the weights, such as `timm:vit_tiny_patch16_224`."""
     sha256: str
-    """Of the file."""
+    """The SHA-256 digest of the file."""
     license: str = ""
-    """As the library that published them states it; empty if it does not."""
+    """The license that the library that published them states; empty if it states none."""
 
 
 class ProvenanceSummary(FrozenModel):
@@ -198,8 +198,8 @@ class ProvenanceSummary(FrozenModel):
 
         Args:
             subject: the weights, as in `sentence`.
-            images: which images matter.
-            what: what would be optimistic.
+            images: the images that matter, as the sentence calls them.
+            what: the result that would be optimistic, as the sentence calls it.
         """
         if self.is_known:
             return ""
@@ -225,7 +225,7 @@ class Provenance:
         own: the images of the training itself.
         inherited: those of the weights that it started from, and of their ancestors.
         published: published weights among the ancestors.
-        unknown: why there may be other images.
+        unknown: the reasons why there may be other images.
     """
 
     own: SeenImages = field(default_factory=SeenImages)
@@ -322,8 +322,8 @@ def from_metadata(metadata: Mapping[str, str], name: str) -> Provenance:
     """Return the provenance that metadata holds; unknown if it holds none that can be read.
 
     Args:
-        metadata: of a safetensors file.
-        name: of the weights, for a sentence.
+        metadata: the metadata of a safetensors file.
+        name: the name of the weights, for a sentence.
     """
     if _RECORD not in metadata:
         return Provenance.without_record(
@@ -356,8 +356,8 @@ def provenance_of(file: Path, name: str) -> Provenance:
     A file that is missing, damaged, or has no record is unknown.
 
     Args:
-        file: of the weights.
-        name: of the weights, for a sentence.
+        file: the safetensors file of the weights.
+        name: the name of the weights, for a sentence.
     """
     if not file.is_file():
         return Provenance.without_record(f"{name} has no file {file.name}")

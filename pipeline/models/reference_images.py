@@ -33,14 +33,14 @@ class ReferenceImages:
     None of them was used to fit the weights; the validation images chose among them.
 
     Attributes:
-        probabilities_MK: float16, calibrated.
+        probabilities_MK: the calibrated probabilities, float16.
         features_MD: float16, the input of the model's head; D is 0 if they are not known.
-        labels: of a model with one label for each image, its index (M); of a multi-label model 1
-            where an image has a label, else 0 (M, K).
+        labels: the index of each image's label (M); of a multi-label model, 1 where an image has a
+            label, else 0 (M, K).
         is_test_M: whether an image is a test image; otherwise it is a validation image.
         sha256: digest of each file in hexadecimal.
-        paths: of each file, relative to the data's folder.
-        why_no_features: why they are not known, if so.
+        paths: the path of each file, relative to the data's folder.
+        why_no_features: the reason why the features are not known, if so.
         units_M: a number for each image, equal for near duplicates and for images of a group; None
             if it is not known, as in a package of an earlier Patchline.
         are_alike: whether most are near duplicates of others beyond their groups, so that these do

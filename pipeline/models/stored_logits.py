@@ -57,11 +57,11 @@ def save_logits(
     """Keep the logits of all images of the store beside a model's weights, if they are exact.
 
     Args:
-        folder: of the saved model.
-        logits_NK: of all images of the store.
-        features: of some of them, by their row.
-        precision: that computed them, float32 or bfloat16.
-        device: kind of device that computed them; an accelerator may round float32.
+        folder: the folder of the saved model.
+        logits_NK: the logits of all images of the store.
+        features: the features of some of them, by their row.
+        precision: the precision that they were computed in, float32 or bfloat16.
+        device: the kind of device that computed them; an accelerator may round float32.
     """
     if precision != "float32" or device != "cpu":
         return
@@ -87,10 +87,10 @@ def logits_of(
     """Return float32 logits (N, K) of some images, in the order of the rows.
 
     Args:
-        folder: of the saved model.
+        folder: the folder of the saved model.
         images: all images of the store, uint8 (M, H, W, C).
         rows: the images to predict.
-        devices: to compute on, of one kind; each predicts a part of the images.
+        devices: the devices to compute on, of one kind; each predicts a part of the images.
         on_progress: called with the number of predicted images, and of all.
         features: receives those of some images.
     """

@@ -32,7 +32,8 @@ class IntermediateValues:
     """The values of a model for the last batch, filled in when the model is called."""
 
     blocks: list[BlockValues] = field(default_factory=list)
-    """In the order of the layers; `tokens_in_BND` of the first one are the embedded patches."""
+    """The values of each block, in the order of the layers; `tokens_in_BND` of the first one are
+    the embedded patches."""
 
 
 @contextmanager

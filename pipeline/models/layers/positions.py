@@ -34,9 +34,9 @@ def position_embedding(
     Args:
         positions: its name.
         grid: rows and columns of patches.
-        embed_dim: D.
-        prefix_tokens: before the patches.
-        std: of learned positions at first.
+        embed_dim: D, the dimension of a token.
+        prefix_tokens: the number of tokens before the patches.
+        std: the standard deviation of learned position embeddings at initialisation.
 
     Raises:
         ValueError: for sine_cosine, if D is not a multiple of 4.

@@ -20,15 +20,16 @@ class VisionTransformer(nn.Module):
 
     Args:
         patch_embedding: maps images to tokens and their grid.
-        class_token: prepended to the patches; None for none.
-        position_embedding: of the class token and the patches.
-        registers: inserted after the class token, without positions; None for none.
+        class_token: the token that is prepended to the patches; None for none.
+        position_embedding: adds their positions to the class token and the patches.
+        registers: the tokens that are inserted after the class token, without positions; None for
+            none.
         embedding_norm: normalises the tokens before the first block; None for none.
         blocks: the encoder blocks.
         norm: normalises the tokens after the last block.
         pooling: pools the tokens into one feature vector.
         head: maps the feature vector to logits.
-        dropout: of the embedded tokens.
+        dropout: the dropout probability of the embedded tokens.
         patch_dropout: fraction of the patches that is dropped in training (arXiv 2208.07220).
         rotary: whether the blocks take the positions of the tokens (arXiv 2403.13298); those of
             class token and registers are (0, 0).

@@ -48,7 +48,7 @@ class Layout:
     """The names of one layout, and what its files leave unsaid."""
 
     title: str
-    """For people."""
+    """The name of the layout, for people."""
     signature: tuple[str, ...]
     """Regular expressions; a file has the layout if each of them matches a name."""
     names: Rules

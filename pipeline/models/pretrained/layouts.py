@@ -52,17 +52,18 @@ class ConvertedWeights:
     settings: dict[str, Any]
     """Settings of that plugin, its patch embedding included."""
     weights: dict[str, torch.Tensor]
-    """By the plugin's parameter names; the head is included if the file has one."""
+    """The tensors by the plugin's parameter names; the head is included if the file has one."""
     grid: tuple[int, int]
     """Rows and columns of the position embeddings."""
     patch_size: int
-    """In pixels."""
+    """The side of a patch in pixels."""
     channels: int
-    """Of the images."""
+    """The number of channels of the images."""
     mean: tuple[float, ...]
-    """Subtracted from each channel of the images that the weights were trained with."""
+    """The mean that is subtracted from each channel of the images that the weights were trained
+    with."""
     std: tuple[float, ...]
-    """Divided by, per channel."""
+    """The standard deviation that each channel is divided by."""
     num_classes: int | None
     """Outputs of the head; None without one."""
     classes: tuple[str, ...] | None

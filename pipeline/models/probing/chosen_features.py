@@ -28,7 +28,7 @@ def chosen_rows(table: pd.DataFrame, seed: int) -> Array:
 
     Args:
         table: usable rows of a manifest.
-        seed: of the draw.
+        seed: the seed of the draw.
     """
     parts = []
     for split in ("validation", "test"):
@@ -42,7 +42,7 @@ class ChosenFeatures:
     """The features of some images, collected in the pass that predicts them.
 
     Args:
-        rows: of the store.
+        rows: the rows of the store whose features are collected.
 
     Attributes:
         collected: features (D) by row.

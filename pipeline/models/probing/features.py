@@ -34,7 +34,7 @@ def feature_array(folder: Path, name: str, shape: tuple[int, int]) -> ResumableA
     """Return the array (N, D) of this name.
 
     Args:
-        folder: of the array; `ResumableArray.begin` needs it to exist.
+        folder: the folder that holds the array; `ResumableArray.begin` needs it to exist.
         name: identifies the rows and what they are computed with.
         shape: N and D, not 0.
     """
@@ -64,8 +64,8 @@ def earlier_features(
 
     Args:
         own: the folder that lies beside those to search.
-        computed_with: as for `write_index`.
-        dimensions: D.
+        computed_with: all that decides the features of an image, as for `write_index`.
+        dimensions: D, the number of features of an image.
     """
     for file in _newest_first(own):
         contents = _contents(file, list(computed_with))

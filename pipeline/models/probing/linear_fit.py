@@ -49,7 +49,7 @@ class TriedFit:
     validation_loss: float
     """Mean loss of the images that were not fitted: validation images, held-out ones, or both."""
     validation_accuracy: float | None
-    """Of the same images; None for sets of labels."""
+    """The accuracy on the same images; None for sets of labels."""
     validation_map: float | None = None
     """Mean average precision of sets of labels, of the same images."""
 
@@ -68,8 +68,8 @@ class FittedHead:
     regularization: float
     """C as in scikit-learn's LogisticRegression, on standardised features."""
     tried: tuple[TriedFit, ...]
-    """From a strong penalty to a weak one; empty if C was given, or there was no image to compare
-    them with."""
+    """The outcomes from a strong penalty to a weak one; empty if C was given, or there was no image
+    to compare them with."""
     validation_images: int = 0
     """Number of validation images that C was chosen with."""
     held_out_images: int = 0
@@ -103,12 +103,12 @@ def fit_head(
     one training image a class and no validation image C is 1.
 
     Args:
-        features_ND: of the training images.
+        features_ND: the features of the training images.
         labels_N: their class indices, where every class has an image; or sets of labels as 0 and 1
             (N, K).
-        validation_features: (M, D); M may be 0.
-        validation_labels: (M), or (M, K).
-        num_classes: K.
+        validation_features: the features of the validation images (M, D); M may be 0.
+        validation_labels: their class indices (M), or sets of labels (M, K).
+        num_classes: K, the number of classes or labels.
         units_N: a number for each training image, the same where images belong together, such as
             those of one group; they are held out together. None if no two do.
         class_weights_K: weight of each class in the training loss, of sets where a label is
@@ -300,7 +300,7 @@ def held_out_folds(
     image, or of images that belong together, is in no fold.
 
     Args:
-        labels_N: class indices.
+        labels_N: the class index of each image.
         units_N: a number for each image, the same where images belong together; a fold has all of
             them or none. None if no two do.
         folds: number of folds; there are fewer if no class has as many images or units.

@@ -20,7 +20,7 @@ def linear_head(model: nn.Module, num_classes: int, image: ImageSpec | None = No
     """Return the last linear layer with a bias and an output for each class.
 
     Args:
-        model: on any device; it is not changed.
+        model: the model, on any device; it is not changed.
         num_classes: number of outputs of the head.
         image: what the model takes. With it, a random image is classified to find the layer whose
             output is the model's output; without it, the last layer in module order is returned.

@@ -54,9 +54,9 @@ class Rotated(NamedTuple):
     """Features of the training images, prepared once for fits with several penalties."""
 
     features_NR: torch.Tensor
-    """Standardised and rotated."""
+    """The features, standardised and rotated."""
     mean_D: torch.Tensor
-    """Of the raw features."""
+    """The mean of the raw features."""
     axes_DR: torch.Tensor
     """Maps raw features, minus their mean, to rotated ones."""
 
@@ -81,7 +81,7 @@ class LogisticProblem(ABC):
 
     Attributes:
         rotated: the features.
-        num_classes: K.
+        num_classes: K, the number of classes or labels.
     """
 
     rotated: Rotated
@@ -163,7 +163,7 @@ class Problem(LogisticProblem):
     """Images with one class: multinomial logistic regression.
 
     Attributes:
-        labels_N: class indices.
+        labels_N: the class index of each image.
         weights_N: weight of each image's loss; their mean need not be one.
     """
 

@@ -55,7 +55,7 @@ class BatchGroup(Protocol):
     """Processes that compute batches together, as one of them sees it.
 
     Attributes:
-        rank: of this process, from 0.
+        rank: the number of this process, from 0.
         size: number of processes.
     """
 
@@ -74,12 +74,12 @@ class StoredRows(ABC):
     """What a network computes for some images, on disk.
 
     Attributes:
-        model: on its device.
-        images: uint8 (N, H, W, C).
+        model: the network, on its device.
+        images: all images, uint8 (N, H, W, C).
         rows: the images to compute, in this order.
         image: how the model's images are normalised.
-        folder: for this model, its weights, and these images.
-        device: of the model.
+        folder: the folder that holds the values of this model, its weights, and these images.
+        device: the device of the model.
         precision: float32, bfloat16 or float16.
         batch_size: images that are computed together.
         contents: digest of what each row holds, such as its file's; with these, what `_earlier`
@@ -256,8 +256,8 @@ def seconds_per_image(compute: Callable[[Rows], object], rows: Rows, largest: in
 
     Args:
         compute: returns when the device has finished some rows.
-        rows: from which batches are taken.
-        largest: batch.
+        rows: the rows that batches are taken from.
+        largest: the number of images in the largest batch.
     """
     if not len(rows):
         return 0.0
@@ -326,7 +326,7 @@ def _computed_in_turn(
 
     Args:
         group: the processes.
-        starts: of the batches, the same in all of them.
+        starts: the position at which each batch begins, the same in all processes.
         like: a batch of full size, (B, ...).
         compute: returns the batch that begins at a position; the last one may be smaller.
     """
