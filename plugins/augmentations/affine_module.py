@@ -23,12 +23,12 @@ class Placements(NamedTuple):
     """How each image of a batch is scaled, turned and shifted about its centre."""
 
     angle_B: torch.Tensor
-    """In radians."""
+    """The angle of the rotation, in radians."""
     scale_B2: torch.Tensor
-    """Of width and height."""
+    """The factors of width and height."""
     right_B1: torch.Tensor
     down_B1: torch.Tensor
-    """Whole pixels."""
+    """The shift downwards; like the shift to the right, a number of whole pixels."""
     mirrored_B: torch.Tensor
 
 
@@ -65,8 +65,8 @@ def moved(images_BCHW: torch.Tensor, placed: Placements) -> torch.Tensor:
     What comes into view continues the image by reflection; pixels are interpolated linearly.
 
     Args:
-        images_BCHW: float32.
-        placed: where each image is moved.
+        images_BCHW: the images, float32.
+        placed: the scale, angle, shift and mirroring of each image.
     """
     _, _, height, width = images_BCHW.shape
     # Where each pixel comes from: undo the shift, turn back, and undo the scale, in pixels.
@@ -94,8 +94,8 @@ def moved_in_turn(images_BHWC: torch.Tensor, placed: Placements) -> torch.Tensor
     OpenCV rounds where a pixel comes from to a 32nd of one, and the results to whole numbers.
 
     Args:
-        images_BHWC: uint8, on the CPU, of one to four channels.
-        placed: where each image is moved.
+        images_BHWC: the images, uint8, on the CPU, of one to four channels.
+        placed: the scale, angle, shift and mirroring of each image.
     """
     import cv2
 
@@ -137,9 +137,9 @@ class Lights(NamedTuple):
     """How brightness and contrast of each image of a batch change."""
 
     contrast_B1: torch.Tensor
-    """Factors."""
+    """The factor of each image's pixels."""
     added_B1: torch.Tensor
-    """To pixels from 0 to 255."""
+    """The amount that is then added to pixels from 0 to 255."""
 
 
 def lights(random: BatchRandom, *, brightness: float) -> Lights:

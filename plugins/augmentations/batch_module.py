@@ -24,7 +24,7 @@ def flip_and_crop(
     """Pad by reflection, crop a random window of the original size, and mirror half of the images.
 
     Args:
-        images_BHWC: uint8.
+        images_BHWC: the images, uint8.
         random: decides about the window and the mirroring.
         flip: whether to mirror.
         alternate: whether to mirror each image in every second epoch, instead of at random.
@@ -72,9 +72,9 @@ def erase(
     """Replace a random rectangle by noise (random erasing, arXiv 1708.04896, algorithm 1).
 
     Args:
-        images_BHWC: uint8.
+        images_BHWC: the images, uint8.
         random: decides about the rectangle and the noise.
-        probability: of erasing a part of an image.
+        probability: the probability of erasing a part of an image.
         area: smallest and largest area, as fractions of the image.
         ratio: smallest and largest ratio of height to width, at least.
     """
@@ -154,8 +154,8 @@ def windows(
     Args:
         size: height and width of the images.
         random: decides about each window.
-        smallest_area: as a fraction of the image.
-        largest_ratio: of the sides, in either direction.
+        smallest_area: the smallest area of a window, as a fraction of the image.
+        largest_ratio: the largest ratio of the sides, in either direction.
     """
     height, width = size
     area, ratio = (smallest_area, 1.0), (1 / largest_ratio, largest_ratio)
@@ -177,8 +177,8 @@ def enlarged(
     Pixels are interpolated linearly, without looking beyond the window's edge.
 
     Args:
-        images_BCHW: float32.
-        windows_B4: top, left, height and width, in pixels.
+        images_BCHW: the images, float32.
+        windows_B4: the top, left, height and width of each image's window, in pixels.
         random: decides about the mirroring.
         flip: whether to mirror.
     """
@@ -222,7 +222,7 @@ def recolored(
     torchvision's `ColorJitter`; the saturation of images without three channels stays.
 
     Args:
-        images_BCHW: float32, from 0 to 255.
+        images_BCHW: the images, float32, from 0 to 255.
         random: decides about the changes of each image.
         brightness: the largest change, as a fraction.
         contrast: the same.

@@ -163,15 +163,15 @@ class Ranges:
 
     shear: float
     pixels_x: float
-    """Of a translation to the side."""
+    """The distance of a translation to the side, in pixels."""
     pixels_y: float
-    """Of a translation up or down."""
+    """The distance of a translation up or down, in pixels."""
     rotation: float
-    """Degrees."""
+    """The angle of a rotation, in degrees."""
     enhancement: float
     """Largest distance of the factor of brightness, colour, contrast and sharpness from 1."""
     dropped_bits: int
-    """Of the 8 bits of a value, by posterize."""
+    """The number of the 8 bits of a value that posterize drops."""
 
 
 def randaugment_ranges(height: int, width: int) -> Ranges:
@@ -243,9 +243,9 @@ class RandomOperations(albumentations.ImageOnlyTransform):  # type: ignore[misc]
     """Apply `num_ops` operations, each chosen at random.
 
     Args:
-        ranges: of the operations.
-        num_ops: operations for each image.
-        magnitude: of every operation, from 0 to 30; None chooses it at random.
+        ranges: the strongest change that each operation makes.
+        num_ops: the number of operations for each image.
+        magnitude: the magnitude of every operation, from 0 to 30; None chooses it at random.
     """
 
     def __init__(self, ranges: Ranges, num_ops: int, magnitude: int | None) -> None:

@@ -59,7 +59,7 @@ class _Annotations(NamedTuple):
     """What the annotations of one file say."""
 
     labels: dict[Any, set[str]]
-    """Of each image, by id."""
+    """The labels of each image, by the image's id."""
     used: set[Any]
     """The ids of their categories."""
     unknown: dict[Any, str]
@@ -205,8 +205,8 @@ def _pair(
         each: the annotation.
         place: its number in the file.
         names: the images of the file, by id.
-        categories: of the file, by id.
-        file: for messages.
+        categories: the categories of the file, by id.
+        file: the COCO file, for messages.
 
     Raises:
         MalformedError: if it has none that the file lists; it names the annotation.

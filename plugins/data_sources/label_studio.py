@@ -69,7 +69,7 @@ class _Answer(NamedTuple):
     is_region: bool
     labels: tuple[str, ...]
     paths: tuple[tuple[str, ...], ...]
-    """In a taxonomy, or of nested choices; the labels are the ends."""
+    """The path of each label in a taxonomy or in nested choices, which ends with the label."""
     about: str
     """Another value of the task that it is about; empty if it is about the image."""
 
@@ -226,9 +226,9 @@ def _answers(task: Any, image: str, file: Path) -> list[list[_Answer]]:
     """Return the answers of each annotation that was neither skipped nor rejected.
 
     Args:
-        task: of the export.
+        task: a task of the export.
         image: the name of its value with the image.
-        file: for messages.
+        file: the export, for messages.
     """
     annotations = task.get("annotations", task.get("completions", []))
     found = []
@@ -275,10 +275,10 @@ def _answer(
     """Return what a result says; None for texts, ratings and relations.
 
     Args:
-        result: of an annotation.
+        result: a result of an annotation.
         regions: the ids of its regions.
         others: the values of the task that are not the image.
-        file: for messages.
+        file: the export, for messages.
     """
     kind = result.get("type")
     if kind not in (_CHOICES, _TAXONOMY, *_REGIONS):

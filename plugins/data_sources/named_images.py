@@ -103,7 +103,7 @@ def find_images(file: Path, names: Sequence[str], root: Path, *, is_set: bool) -
 
     Args:
         file: the export, for messages.
-        names: paths or addresses.
+        names: the paths or addresses of the images.
         root: the folder that they start from, or below which they are searched for.
         is_set: whether a person has named that folder.
 

@@ -15,9 +15,9 @@ def existing_path(path: str | None, what: str, kind: str = "file or folder") -> 
     """Return `data.path`.
 
     Args:
-        path: the setting.
-        what: it has to name, such as `the archive`.
-        kind: of what is there.
+        path: the value of `data.path`.
+        what: the thing that the setting has to name, such as `the archive`.
+        kind: the kind of that thing, such as `archive`, for the message that it is not there.
 
     Raises:
         DataError: if it is not set, or there is no such file or folder.
@@ -46,7 +46,7 @@ def folder_of(base: Path, given: str | None, setting: str, remedy: str) -> Path:
         base: the folder of the table or export.
         given: the value of the setting.
         setting: its name.
-        remedy: what it has to be.
+        remedy: the thing that the setting has to name, such as `the folder of the images`.
 
     Raises:
         DataError: if it is no folder.

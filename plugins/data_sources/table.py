@@ -57,7 +57,7 @@ class SplitTables(JoinedTables):
     """Tables in the folders of splits, one after the other; their paths begin with the folder.
 
     Args:
-        folder: around the splits.
+        folder: the folder that holds those of the splits.
         tables: one for each split, with the same columns.
 
     Raises:
@@ -94,7 +94,7 @@ def ask_about_lists(file: Path, images: Collection[str]) -> None:
 
     Args:
         file: the table, or the folder of its parts.
-        images: their paths or names.
+        images: the paths or names of its images.
 
     Raises:
         DataError: if there is such a list.

@@ -96,7 +96,7 @@ class Columns(NamedTuple):
     labels: tuple[str, ...] = ()
     """Columns of 0 and 1 that each stand for a label, in place of a column of labels."""
     notes: tuple[str, ...] = ()
-    """Which columns are not read, though they may say what belongs together."""
+    """Notes on columns that are not read, though they may say what belongs together."""
 
 
 class ColumnConfig(PluginConfig):
@@ -314,7 +314,8 @@ def is_uncertain(values: Collection[str]) -> bool:
     """Return whether cells of 0 and 1 hold -1 as a third answer, as those of CheXpert do.
 
     Args:
-        values: in lower case; without 0 and empty cells, -1 is the opposite of 1.
+        values: the cells of a column, in lower case; without 0 and empty cells, -1 is the opposite
+            of 1.
     """
     plain = {value.removesuffix(".0") for value in values}
     return "-1" in plain and bool(plain & {"0", ""}) and plain <= _ANSWERS | {""}

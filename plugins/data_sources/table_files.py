@@ -107,9 +107,9 @@ def _below(table: Path, values: list[str], folder: Path, named: Collection[str])
     files fit.
 
     Args:
-        table: for messages.
-        values: of the image column.
-        folder: where to search.
+        table: the table, for messages.
+        values: the values of the image column.
+        folder: the folder to search.
         named: files that other values state; they are no answer.
     """
     by_name: dict[str, list[str]] = {}
@@ -151,7 +151,7 @@ def _relative(values: list[str], *, elsewhere: bool) -> dict[str, str]:
     """Return paths with forward slashes, without the folder that all absolute ones start with.
 
     Args:
-        values: of the image column.
+        values: the values of the image column.
         elsewhere: whether that folder is one of another machine, because no file is there.
     """
     paths = {value: value.strip().replace("\\", "/") for value in values}

@@ -67,7 +67,7 @@ def csv_columns(
     Args:
         file: the table; its suffix `.tsv` says that tabs separate the columns.
         opened: its text.
-        delimiter: between the columns; by default told by the first lines.
+        delimiter: the character between the columns; by default told by the first lines.
         header: `true` or `false` says whether the first line names the columns; `auto` tells.
 
     Raises:
@@ -251,8 +251,8 @@ def workbook_columns(file: Path, header: str) -> tuple[dict[str, list[str]], lis
     """Return the columns of the first sheet by name, and what a person should know.
 
     Args:
-        file: ends in `.xlsx`.
-        header: as for a CSV file.
+        file: the workbook, whose name ends in `.xlsx`.
+        header: `true`, `false` or `auto`, as for a CSV file.
 
     Raises:
         DataError: if openpyxl is missing, or the workbook is damaged, has several sheets with

@@ -57,7 +57,7 @@ class Table(Protocol):
     embedded: frozenset[str]
     """Columns that hold the images themselves."""
     class_names: dict[str, list[str]]
-    """For columns of class numbers: the name of each number."""
+    """The name of each number in a column of class numbers, by column."""
     notes: list[str]
     """What a person should know about how the table was read."""
 

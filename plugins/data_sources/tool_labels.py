@@ -34,7 +34,7 @@ class ToolImage(NamedTuple):
     """An image of an export."""
 
     name: str
-    """As the export names it."""
+    """The name of the image in the export."""
     labels: tuple[str, ...]
     split: Split | None = None
     unknown: str = ""
@@ -91,9 +91,9 @@ def tool_listing(
 
     Args:
         file: the export.
-        images: with their labels.
-        places: their files.
-        context: of the source.
+        images: the images of the export, with their labels.
+        places: the file of each image.
+        context: the context that the source was built with.
         how: what the labels are, in words.
         left_out: entries that say nothing about their image; another entry may.
         classes: all names of labels, with those that no image has.
@@ -195,9 +195,9 @@ def check_malformed(file: Path, reasons: Sequence[str], total: int, what: str) -
 
     Args:
         file: the export, for messages.
-        reasons: of each part that cannot be read; each names it.
+        reasons: the reason for each part that cannot be read; it names the part.
         total: number of all parts.
-        what: they are, such as `annotations`.
+        what: the name of the parts, such as `annotations`.
 
     Raises:
         DataError: if they are more than a tenth.

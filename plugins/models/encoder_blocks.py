@@ -47,13 +47,13 @@ def vision_transformer(
 
     Args:
         config: dimensions and regularisation.
-        context: of the model.
+        context: the format of the images, the number of classes and the patch embedding.
         blocks: builds the encoder blocks.
         pooling: builds what makes one vector of all tokens.
         positions: the position embedding.
-        position_std: of learned positions at first.
+        position_std: the standard deviation of learned position embeddings at initialisation.
         class_token: whether there is one.
-        num_registers: register tokens.
+        num_registers: the number of register tokens.
         embedding_norm: whether tokens are normalised before the first block.
         norm: builds a norm for D features; by default that of the settings.
         head: builds the classifier, given D and K.

@@ -21,9 +21,9 @@ class FlexiPatchEmbedding(nn.Module):
     patch size and the grid are always the same.
 
     Args:
-        patch_size: in evaluation, in pixels.
+        patch_size: the side of a patch in evaluation, in pixels.
         patch_sizes: those to draw from in training, in pixels; empty for `patch_size` alone.
-        kernel_size: K, in pixels.
+        kernel_size: K, the side of the stored kernel, in pixels.
         context: size of the images and the embedding.
     """
 

@@ -19,7 +19,7 @@ class MirroredLayers:
     """Builds layers one after the other, each for the channels of the layer before.
 
     Args:
-        swapped: for each channel of the first layer's input, the channel that takes its place when
+        swapped: the channel that takes the place of each channel of the first layer's input when
             the image is mirrored.
     """
 
@@ -44,8 +44,8 @@ class MirroredConvolution(nn.Conv2d):
     """Convolve 3x3 with pairs of mirrored filters: `features_BFhw -> features_BDhw`.
 
     Args:
-        swapped: for each channel in, the channel that takes its place when the image is mirrored.
-        width: D, an even number.
+        swapped: the channel that takes the place of each input channel when the image is mirrored.
+        width: D, the number of output channels, which is even.
     """
 
     def __init__(self, swapped: torch.Tensor, width: int) -> None:

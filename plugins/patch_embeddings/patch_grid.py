@@ -58,9 +58,9 @@ def check_divides(subject: str, patch_size: int, height: int, width: int) -> Non
 
     Args:
         subject: how the error names the setting.
-        patch_size: in pixels.
-        height: of the image, in pixels.
-        width: of the image, in pixels.
+        patch_size: the side of a patch in pixels.
+        height: the height of the image in pixels.
+        width: the width of the image in pixels.
 
     Raises:
         ConfigError: listing every patch size that does.

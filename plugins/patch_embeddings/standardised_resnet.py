@@ -37,7 +37,7 @@ def resnet_up_to(backbone: str, stage: int, channels: int) -> tuple[nn.Sequentia
     Args:
         backbone: its name in torchvision, such as resnet18.
         stage: the last of the stages, from 1 to 4.
-        channels: C.
+        channels: C, the number of channels of the images.
     """
     with torch.device("meta"):  # only the order of the layers: the later stages take no memory
         network = getattr(resnet, backbone)(norm_layer=partial(nn.GroupNorm, NUM_GROUPS))
