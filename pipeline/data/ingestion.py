@@ -495,7 +495,7 @@ def streams(config: RunConfig, data: IngestedData) -> bool:
     They do if they would take more than the cache of this machine may.
 
     Args:
-        config: resolved.
+        config: the resolved settings.
         data: the run's data, as ingested.
     """
     shared = workspace_of(data.manifest_file).uri

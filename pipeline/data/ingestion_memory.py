@@ -43,7 +43,7 @@ class IngestionRecord(FrozenModel):
     splits: str
     """SHA-256 of the file that remembers the splits; empty if Patchline has made none."""
     splits_file: str
-    """Its name."""
+    """The name of that file."""
     damaged: dict[str, str]
     """Why each damaged file could not be read, by its path."""
     data: IngestedData

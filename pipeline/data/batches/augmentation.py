@@ -70,7 +70,7 @@ class CounterRandom:
     Args:
         seed: the run's seed.
         epoch: the number of the epoch, from 0.
-        rows_B: int64; the images' rows in the store. The numbers are on the device of this tensor.
+        rows_B: the images' rows in the store, int64. The numbers are on the device of this tensor.
     """
 
     def __init__(self, seed: int, epoch: int, rows_B: torch.Tensor) -> None:
@@ -164,8 +164,8 @@ class BuiltAugmentation:
         """Apply the part of the augmentation that handles single images.
 
         Args:
-            images_BHWC: uint8.
-            epoch: starts at 0.
+            images_BHWC: the images, uint8.
+            epoch: the number of the epoch, from 0.
             rows: the images' rows in the store.
         """
         if self._by_image is None:
@@ -177,9 +177,9 @@ class BuiltAugmentation:
         """Apply the part of the augmentation that handles whole batches, after `by_image`.
 
         Args:
-            images_BHWC: uint8, on any device.
-            epoch: starts at 0.
-            rows_B: int64; the images' rows in the store, on the same device.
+            images_BHWC: the images, uint8, on any device.
+            epoch: the number of the epoch, from 0.
+            rows_B: the images' rows in the store, int64, on the same device.
         """
         if self._by_batch is None:
             return images_BHWC

@@ -72,7 +72,7 @@ class ShuffleWindows:
 
         Args:
             shuffled: the draws in random order, which they keep within a window.
-            generator: assigns the blocks to windows.
+            generator: the source of the random numbers that assign the blocks to windows.
         """
         blocks = -(-self.stored // self.block_rows)
         rounds = np.tile(np.arange(self.count), (-(-blocks // self.count), 1))
@@ -99,7 +99,7 @@ class BatchOrder:
 
     Args:
         rows: the rows of the training images in the store.
-        batch_size: images in a batch.
+        batch_size: the number of images in a batch.
         seed: the run's seed.
         first_step: the step to begin with.
         windows: the windows in which the images are shuffled; by default all are shuffled together.
@@ -196,10 +196,10 @@ class BalancedOrder(BatchOrder):
 
     Args:
         rows: the rows of the training images in the store.
-        batch_size: images in a batch.
+        batch_size: the number of images in a batch.
         seed: the run's seed.
         first_step: the step to begin with.
-        labels: class index of every row of the store.
+        labels: the class index of every row of the store.
         windows: the windows in which the images are shuffled; by default all are shuffled together.
     """
 
@@ -243,7 +243,7 @@ class StreamedOrder:
 
     Args:
         order: yields batches of (epoch, draw): all of `whole`, or a part of each.
-        whole: says where windows begin.
+        whole: the order that says where windows begin.
         images: the images of the store, or of all stores as one.
         pages: the folder that the pages are written to.
         last_step: returns the step before which the training ends, as far as it is known; nothing

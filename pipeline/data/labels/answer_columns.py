@@ -59,8 +59,8 @@ def answer_sources(sources: Sequence[str], times: Sequence[str]) -> list[str]:
     """Return why the images of a table of answers were labelled; a row without both is by hand.
 
     Args:
-        sources: cells of the column `source`.
-        times: cells of the column `labeled_at`.
+        sources: the cells of the column `source`.
+        times: the cells of the column `labeled_at`.
     """
     return [source or ("" if time else TABLE) for source, time in zip(sources, times, strict=True)]
 

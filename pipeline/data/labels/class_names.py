@@ -134,7 +134,7 @@ def suspicions(counts: Mapping[str, int]) -> list[Suspicion]:
     """Return what looks wrong about classes.
 
     Args:
-        counts: images of each class.
+        counts: the number of images of each class.
     """
     names = sorted(counts)
     misread = {name: meaning for name in names if (meaning := _meant(name))}

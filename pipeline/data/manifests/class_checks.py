@@ -52,7 +52,7 @@ def one_class(root: Path, labels: AbstractSet[str], paths: Iterable[str]) -> Dat
     """Return the error for data with a single class.
 
     Args:
-        root: what the paths are relative to.
+        root: the folder or archive that the paths are relative to.
         labels: the class.
         paths: its images; folders in the class folder may be what is meant by classes.
     """

@@ -294,10 +294,10 @@ def rows_in_process(
 
     Args:
         root: the folder or archive that the paths are relative to.
-        files: what to describe.
+        files: the files to describe, each with whether it is wanted.
         on_image: called for each decoded image, in the thread of this process that decoded it.
-        fewest: child processes are used for so many files or more.
-        kept: gets each decoded image.
+        fewest: the least number of files for which child processes are used.
+        kept: the array that receives each decoded image; None to keep none.
     """
 
     def row_of(file: tuple[int, ListedImage, bool]) -> Row:

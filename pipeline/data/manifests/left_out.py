@@ -209,9 +209,9 @@ class Exclusion(NamedTuple):
     name: str
     """The file name of the table."""
     reasons: dict[str, str]
-    """Why, by path."""
+    """The reason why each file is excluded, by its path."""
     text: str
-    """The table."""
+    """The text of the table."""
 
     def kept_copy(self, workspace: Path) -> Path:
         """Write a copy of the table that is named by its content, unless it exists."""
@@ -294,8 +294,8 @@ def excluded_unlabelled(
     A path that both manifests have means the labelled image.
 
     Args:
-        unlabelled: manifest of the unlabelled images.
-        labelled: manifest of the labelled ones.
+        unlabelled: the manifest of the unlabelled images.
+        labelled: the manifest of the labelled images.
         setting: the value of `data.exclude`; None excludes nothing.
     """
     if setting is None:

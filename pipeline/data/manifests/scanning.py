@@ -209,12 +209,13 @@ def scan(
     """Open every listed file once and describe it, sorted by path.
 
     Args:
-        listing: what the source has found.
+        listing: the files that the source has found.
         on_progress: called after each file.
         labelled: whether an image without a class is foreign.
         on_image: called for each decoded image, in the thread that has decoded it.
         memory: what is known from earlier scans; unchanged files are opened only for `on_image`.
-        facts: what the memory has found about the files, in the order of their paths, if it has.
+        facts: the facts of the files (N, 4), in the order of their paths, if the memory has found
+            them already.
         draft: keeps the images that are decoded, unless an earlier scan has seen the folder and
             they are decoded again for `on_image` alone.
     """

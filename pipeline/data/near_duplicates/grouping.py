@@ -31,7 +31,7 @@ def with_near_groups(
     images had; without any, it is named by the first of their digests.
 
     Args:
-        manifest: not yet split.
+        manifest: a manifest that is not yet split.
         thumbnails: the thumbnails of all usable images.
         on_progress: called while the images are compared.
         memory: knows the images that an earlier search has compared.
@@ -45,7 +45,7 @@ def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str
     """Return the manifest with images of the same number in one group, and how many are.
 
     Args:
-        manifest: not yet split.
+        manifest: a manifest that is not yet split.
         near_N: a number for each usable image, equal for images that are nearly the same.
     """
     rows = usable(manifest)

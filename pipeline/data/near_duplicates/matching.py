@@ -74,7 +74,7 @@ def matches(
     Args:
         thumbnails: the thumbnails of the images to compare.
         on_progress: called while the views are looked up.
-        least: how well they have to match.
+        least: the correlation, from -1 to 1, that they have to reach.
         new: rows of the images of which at least one is in each pair; by default all.
         searches: the views to look up.
     """

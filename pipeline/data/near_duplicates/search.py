@@ -87,7 +87,7 @@ class ComparedPictures:
         """Add an image.
 
         Args:
-            key: identifies it.
+            key: a text that identifies the image.
             pixels_HWC: the decoded image, uint8.
             size: height and width of its file, in pixels.
         """

@@ -55,7 +55,7 @@ class VectorIndex:
         """Return pairs of a query's row and a vector's row that are similar.
 
         Args:
-            queries_ND: unit vectors.
+            queries_ND: the queries, unit vectors.
             threshold: the least cosine similarity.
             most: the number of vectors that are returned for a query, the most similar ones.
             own_N: the vector that each query is never paired with, -1 for none; by default the one
@@ -123,8 +123,8 @@ class _Cells:
     """Centres of cells below those of regions, so that nearest cells are reached in a few steps.
 
     Args:
-        vectors_ND: unit vectors; the centres are those of a sample.
-        cells: wanted number.
+        vectors_ND: the unit vectors; the centres are those of a sample of them.
+        cells: the number of cells that is wanted.
     """
 
     def __init__(self, vectors_ND: Array, cells: int) -> None:

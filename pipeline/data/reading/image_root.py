@@ -88,7 +88,7 @@ def example_on_disk(row: pd.Series[Any], root: Path, folder: Path) -> str:
 
     Args:
         row: the image's row of the manifest.
-        root: what its path is relative to.
+        root: the folder or archive that its path is relative to.
         folder: receives a copy of an image in an archive.
 
     Raises:

@@ -80,7 +80,7 @@ def rows_of_fold(rows: pd.DataFrame, fold: int, folds: int, seed: int) -> tuple[
 
     Args:
         rows: the usable rows of a manifest with its splits.
-        fold: counted from 1.
+        fold: the number of the fold, from 1.
         folds: number of folds.
         seed: the split seed.
     """

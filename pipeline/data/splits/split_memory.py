@@ -36,7 +36,7 @@ class SplitMemory:
     """The remembered assignments of one way of splitting, while its lock is held.
 
     Args:
-        file: holds them.
+        file: the file that holds them.
         scope: a prefix for the names of groups, such as the name of the data.
         shared: the file in the store of a shared workspace.
     """

@@ -39,7 +39,7 @@ def decode_into(
     """Decode an image into its row.
 
     Args:
-        images: uint8 (N, H, W, C).
+        images: the array of decoded images, uint8 (N, H, W, C).
         root: the folder or archive that its path is relative to.
         stored: the image.
         spec: how it is decoded and becomes H x W.
@@ -65,7 +65,7 @@ def decoder(
         root: the folder or archive that the paths are relative to.
         spec: how an image becomes a row.
         count: number of images.
-        fewest: child processes decode so many or more.
+        fewest: the least number of images for which child processes are used.
     """
     here = partial(decode_into, images, root, spec=spec)
     job = [str(file), str(root), spec.resize, spec.mapping.json()]

@@ -79,7 +79,7 @@ def open_stores(
     """Return the images of one store or several, mapped from disk and read-only.
 
     Args:
-        stores: their folders.
+        stores: the folders of the stores.
         threads: the number of threads, as for `open_images`.
         pages: the folder with images of streamed stores on this machine, if there is one.
     """

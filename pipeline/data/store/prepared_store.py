@@ -65,7 +65,7 @@ def prepare(
         kind: whether images are kept decoded or packed; `auto` packs them if they would take more
             than nine tenths of the free space decoded.
         fresh: decode every image again, whatever exists.
-        fewest: child processes are used for so many images or more.
+        fewest: the least number of images for which child processes are used.
         shared: the shared files of the workspace whose object store holds the images, if they do
             not stay on this machine.
 

@@ -46,7 +46,7 @@ class ScanDraft:
     """Keeps the images that a scan decodes.
 
     Args:
-        config: what the scan is for.
+        config: the settings that the scan is for.
         root: the folder or archive.
         workspace: the folder `.patchline`.
     """

@@ -50,7 +50,7 @@ class StreamedIndex(FrozenModel):
     """What a streamed store is made of."""
 
     shape: tuple[int, int, int, int]
-    """Images, height, width, channels."""
+    """The number of images, and their height, width and channels."""
     resize: ResizePolicy
     packed: bool
     """Whether images are kept as files, rather than as pixels."""

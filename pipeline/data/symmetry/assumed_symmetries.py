@@ -87,7 +87,7 @@ def notes_on_mirroring_weights(
     """Return whether initial weights bring in mirror images that the data does not allow.
 
     Args:
-        before: what the user has set.
+        before: the settings of the user.
         config: the settings, with those that follow from the weights.
         mirror: the answer for the data.
     """

@@ -102,9 +102,10 @@ def measured(images_NSSC: Array, labels_N: Array, units_N: Array) -> MeasuredSym
     """Compare images with their mirror images.
 
     Args:
-        images_NSSC: uint8 RGB thumbnails of `SIDE` pixels.
-        labels_N: numbers of the classes from 0.
-        units_N: what belongs together, such as copies; never on both sides of a fold.
+        images_NSSC: the images as uint8 RGB thumbnails of `SIDE` pixels.
+        labels_N: the class of each image, by number from 0.
+        units_N: a number for each image, equal for images that belong together, such as copies;
+            these are never on both sides of a fold.
     """
     originals_ND = _features(images_NSSC)
     mirrored_ND = _features(images_NSSC[:, :, ::-1])

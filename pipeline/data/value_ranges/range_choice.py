@@ -88,8 +88,8 @@ def choose_range(
 
     Args:
         observed: the values.
-        value_range: what the user has set.
-        percentiles: what the user has set.
+        value_range: the two values that the user has set; None for none.
+        percentiles: the two percentiles that the user has set; None for none.
     """
     if value_range is not None:
         return _judged(observed, *value_range, "set by data.value_range")

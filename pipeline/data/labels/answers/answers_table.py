@@ -188,7 +188,7 @@ class AnswersTable:
 
         Args:
             client: the page.
-            person: who uses it; empty if that is not known.
+            person: the name of the person who uses it; empty if it is not known.
         """
 
         def is_own(answer: Answer) -> bool:
@@ -272,7 +272,7 @@ class AnswersTable:
         """Ask about findings, whatever was answered before; a round that was left is continued.
 
         Args:
-            findings: their digest.
+            findings: the digest of the findings.
         """
         with self._current():
             if findings != self._standing.findings:

@@ -181,7 +181,7 @@ def check(event: Event, line: int) -> None:
     """Check the fields of an event; of a kind that only a later Patchline knows, nothing.
 
     Args:
-        event: read from a journal.
+        event: an event that was read from a journal.
         line: its number there.
 
     Raises:
@@ -206,7 +206,7 @@ class Journal:
     """The events in a file.
 
     Args:
-        file: need not exist.
+        file: the file of the journal, which need not exist.
 
     Attributes:
         cut: numbers of lines that a killed process has left unfinished.
