@@ -24,8 +24,9 @@ def build_model(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.M
 
     Args:
         choice: the model plugin, the patch embedding, and their settings.
-        image: format of the input.
-        num_classes: K; 0 for an encoder, whose head has one output that is not used.
+        image: the format of the input.
+        num_classes: K, the number of classes; 0 for an encoder, whose head has one output that is
+            not used.
 
     Raises:
         PluginError: if a plugin fails to build, or builds something that is not a module.

@@ -28,11 +28,12 @@ def write_onnx(
     """Export with torch's exporter; the first dimension is dynamic, the weights are in the file.
 
     Args:
-        module: maps one tensor to one tensor, or to several; put into evaluation mode.
+        module: a module that maps one tensor to one tensor, or to several; put into evaluation
+            mode.
         example: an input with a batch of at least 2.
         file: the ONNX file to write; it is whole or absent afterwards.
-        input_name: name of the input in the file.
-        output_names: names of the outputs in the file.
+        input_name: the name of the input in the file.
+        output_names: the names of the outputs in the file.
 
     Raises:
         PackagingError: if torch cannot export it.

@@ -99,7 +99,7 @@ class SeenImages:
         """Return which images (N,) were seen.
 
         Args:
-            images: rows of a manifest.
+            images: the images' rows of a manifest.
             columns: the columns that an image is recognised by.
             trained_only: leave out images that were used for model selection alone.
         """

@@ -44,7 +44,7 @@ def placements(
     """Draw where each image is moved.
 
     Args:
-        random: decides.
+        random: the source of the random numbers of each image.
         size: height and width of the images.
         flip: whether to mirror half of them.
         shift: the largest shift in each direction, as a fraction of the side; by whole pixels.
@@ -146,7 +146,7 @@ def lights(random: BatchRandom, *, brightness: float) -> Lights:
     """Draw the changes of half of the images.
 
     Args:
-        random: decides.
+        random: the source of the random numbers of each image.
         brightness: the largest change of brightness and contrast, as a fraction.
     """
     changed_B1 = random.integers(0, 2, 1)

@@ -25,7 +25,7 @@ def flip_and_crop(
 
     Args:
         images_BHWC: the images, uint8.
-        random: decides about the window and the mirroring.
+        random: the source of the random numbers that decide about the window and the mirroring.
         flip: whether to mirror.
         alternate: whether to mirror each image in every second epoch, instead of at random.
         pad: width of the border, as a fraction of the side; rounded to pixels.
@@ -73,7 +73,7 @@ def erase(
 
     Args:
         images_BHWC: the images, uint8.
-        random: decides about the rectangle and the noise.
+        random: the source of the random numbers that decide about the rectangle and the noise.
         probability: the probability of erasing a part of an image.
         area: smallest and largest area, as fractions of the image.
         ratio: smallest and largest ratio of height to width, at least.
@@ -108,7 +108,7 @@ def rectangles(
     Args:
         size: height and width of the images.
         most: height and width of the largest rectangle that fits.
-        random: decides.
+        random: the source of the random numbers of each image.
         area: smallest and largest area, as fractions of the image.
         ratio: smallest and largest ratio of height to width.
     """
@@ -153,7 +153,7 @@ def windows(
 
     Args:
         size: height and width of the images.
-        random: decides about each window.
+        random: the source of the random numbers that decide about each window.
         smallest_area: the smallest area of a window, as a fraction of the image.
         largest_ratio: the largest ratio of the sides, in either direction.
     """
@@ -179,7 +179,7 @@ def enlarged(
     Args:
         images_BCHW: the images, float32.
         windows_B4: the top, left, height and width of each image's window, in pixels.
-        random: decides about the mirroring.
+        random: the source of the random numbers that decide about the mirroring.
         flip: whether to mirror.
     """
     batch, _, height, width = images_BCHW.shape
@@ -223,7 +223,7 @@ def recolored(
 
     Args:
         images_BCHW: the images, float32, from 0 to 255.
-        random: decides about the changes of each image.
+        random: the source of the random numbers that decide about the changes of each image.
         brightness: the largest change, as a fraction.
         contrast: the same.
         saturation: the same.

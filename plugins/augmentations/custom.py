@@ -97,7 +97,7 @@ def read_pipeline(file: Path, expected: str | None) -> tuple[Any, str]:
     """Return the `albumentations.Compose` in a file, and the file's SHA-256 digest.
 
     Args:
-        file: YAML or JSON, as `albumentations.save` writes it.
+        file: a YAML or JSON file, as `albumentations.save` writes it.
         expected: the digest that the file must have; None accepts any.
 
     Raises:

@@ -213,8 +213,8 @@ def step_of(name: str, magnitude: int, ranges: Ranges, *, negative: bool) -> Ste
 
     Args:
         name: one of `OPERATIONS`.
-        magnitude: 0 changes nothing, or next to nothing.
-        ranges: what the largest magnitude means.
+        magnitude: the magnitude, from 0 to 30; 0 changes nothing, or next to nothing.
+        ranges: the strongest change that each operation makes.
         negative: the direction of geometric operations and enhancements.
     """
     strength = magnitude / (BINS - 1)

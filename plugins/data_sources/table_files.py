@@ -30,7 +30,7 @@ def find_files(table: Path, values: list[str], folder: Path) -> ImagePlaces:
         table: the table.
         values: paths relative to the folder, absolute paths, `file://` URLs, or names of files
             below the folder, with or without their suffix.
-        folder: usually that of the table.
+        folder: the folder that relative paths start from, usually that of the table.
 
     Raises:
         DataError: if a value is a web address, or may name several files.

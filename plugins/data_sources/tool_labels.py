@@ -94,7 +94,7 @@ def tool_listing(
         images: the images of the export, with their labels.
         places: the file of each image.
         context: the context that the source was built with.
-        how: what the labels are, in words.
+        how: a clause that says what the labels are, for messages.
         left_out: entries that say nothing about their image; another entry may.
         classes: all names of labels, with those that no image has.
         notes: what else a person should know.

@@ -46,7 +46,7 @@ def vision_transformer(
     """Return the network; its parts are built, and so initialised, in the order of the arguments.
 
     Args:
-        config: dimensions and regularisation.
+        config: the dimensions and the regularisation of the network.
         context: the format of the images, the number of classes and the patch embedding.
         blocks: builds the encoder blocks.
         pooling: builds what makes one vector of all tokens.
@@ -57,7 +57,7 @@ def vision_transformer(
         embedding_norm: whether tokens are normalised before the first block.
         norm: builds a norm for D features; by default that of the settings.
         head: builds the classifier, given D and K.
-        parts: further arguments of the network.
+        parts: further arguments of `VisionTransformer`.
     """
     embed_dim = config.dimensions().embed_dim
     patch_embedding = context.patch_embedding(embed_dim)
@@ -90,9 +90,9 @@ def plain_blocks(
     """Return the encoder blocks, with torch's own initial weights.
 
     Args:
-        config: dimensions and regularisation of each block.
+        config: the dimensions and the regularisation of each block.
         attention: builds the attention layer of a block.
-        parts: further arguments of each block.
+        parts: further arguments of each `EncoderBlock`.
     """
     size = config.dimensions()
     return nn.ModuleList(
@@ -109,7 +109,7 @@ def encoder_blocks(
     """Return the encoder blocks, with the parts and the initial weights of the settings.
 
     Args:
-        config: dimensions, regularisation and parts of each block.
+        config: the dimensions, the regularisation and the parts of each block.
         attention: builds the attention layer of a block; by default that of the paper.
     """
     from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention

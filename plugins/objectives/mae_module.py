@@ -33,11 +33,12 @@ class MaskedAutoencoder(nn.Module):
     Args:
         model: the encoder.
         image: the format of its input.
-        mask_ratio: fraction of the patches that are hidden.
+        mask_ratio: the fraction of the patches that are hidden.
         normalized_pixels: reconstruct each patch relative to its own mean and standard deviation.
         decoder_dim: E; None for D, but at most 512.
         decoder_depth: number of encoder blocks in the decoder.
-        decoder_heads: attention heads in each; None for one for every 32 dimensions.
+        decoder_heads: the number of attention heads in each of these blocks; None for one for every
+            32 dimensions.
 
     Raises:
         ConfigError: if the model cannot hide patches, patches do not tile the image, or the heads

@@ -15,9 +15,9 @@ class FeatureMapEmbedding(nn.Module):
     """Convolve, and take each place of the map as a token: `images_BCHW -> tokens_BND`.
 
     Args:
-        grid: rows and columns of the map.
+        grid: the rows and columns of the map.
         projection: maps the features, or the images if there are none, to D channels.
-        features: applied to the images first; None for none.
+        features: the module that is applied to the images first; None for none.
         norm: normalises the tokens; None for none.
     """
 

@@ -19,8 +19,8 @@ class FlattenedPatches(nn.Module):
     """Project each flattened patch: `images_BCHW -> tokens_BND`.
 
     Args:
-        patch_size: side of a patch in pixels.
-        context: size of the images and the embedding.
+        patch_size: the side of a patch in pixels.
+        context: the size of the images and the embedding.
         shifted: whether a patch also has the pixels of four copies of the image, shifted by half a
             patch, and is normalised.
     """
@@ -54,7 +54,7 @@ def with_shifted_copies(images_BCHW: torch.Tensor, shift: int) -> torch.Tensor:
 
     Args:
         images_BCHW: the images.
-        shift: pixels to move in both directions; the gap is filled with zeros.
+        shift: the number of pixels to move in both directions; the gap is filled with zeros.
 
     Returns:
         The five concatenated over the channels, (B, 5 C, H, W).

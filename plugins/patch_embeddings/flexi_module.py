@@ -24,7 +24,7 @@ class FlexiPatchEmbedding(nn.Module):
         patch_size: the side of a patch in evaluation, in pixels.
         patch_sizes: those to draw from in training, in pixels; empty for `patch_size` alone.
         kernel_size: K, the side of the stored kernel, in pixels.
-        context: size of the images and the embedding.
+        context: the size of the images and the embedding.
     """
 
     def __init__(

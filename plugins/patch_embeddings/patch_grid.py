@@ -57,7 +57,7 @@ def check_divides(subject: str, patch_size: int, height: int, width: int) -> Non
     """Refuse a patch size that does not divide the image.
 
     Args:
-        subject: how the error names the setting.
+        subject: the name of the setting in the error.
         patch_size: the side of a patch in pixels.
         height: the height of the image in pixels.
         width: the width of the image in pixels.

@@ -120,7 +120,7 @@ class MultiHeadSelfAttention(nn.Module):
     the softmax of the result; the heads are concatenated and projected.
 
     Args:
-        embed_dim: D.
+        embed_dim: D, the dimension of a token.
         num_heads: H, a divisor of D.
         dropout: dropout probability of the attention weights in training.
         bias: whether queries, keys and values have biases; the output projection always has.

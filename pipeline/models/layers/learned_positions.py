@@ -19,7 +19,7 @@ class LearnedPositionEmbedding(nn.Module):
 
     Args:
         grid: rows and columns of the patches.
-        embed_dim: D.
+        embed_dim: D, the dimension of a token.
         prefix_tokens: P, number of prefix tokens; each has its own vector.
         std: standard deviation of the initial vectors.
     """

@@ -21,7 +21,7 @@ class RotarySelfAttention(MultiHeadSelfAttention):
     class token uses that position.
 
     Args:
-        embed_dim: D.
+        embed_dim: D, the dimension of a token.
         num_heads: H, a divisor of D; d must be a multiple of 4.
         dropout: dropout probability of the attention weights in training.
         learned: learn frequencies that mix x and y, starting at random angles ("mixed", section

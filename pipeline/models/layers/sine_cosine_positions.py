@@ -18,7 +18,7 @@ class SineCosinePositionEmbedding(nn.Module):
 
     Args:
         grid: rows and columns of the patches.
-        embed_dim: D, a multiple of 4.
+        embed_dim: D, the dimension of a token, a multiple of 4.
         prefix_tokens: P, number of prefix tokens.
 
     Raises:

@@ -107,7 +107,7 @@ def fit_head(
         labels_N: their class indices, where every class has an image; or sets of labels as 0 and 1
             (N, K).
         validation_features: the features of the validation images (M, D); M may be 0.
-        validation_labels: their class indices (M), or sets of labels (M, K).
+        validation_labels: the class indices of the validation images (M), or sets of labels (M, K).
         num_classes: K, the number of classes or labels.
         units_N: a number for each training image, the same where images belong together, such as
             those of one group; they are held out together. None if no two do.

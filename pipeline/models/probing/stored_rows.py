@@ -80,8 +80,8 @@ class StoredRows(ABC):
         image: how the model's images are normalised.
         folder: the folder that holds the values of this model, its weights, and these images.
         device: the device of the model.
-        precision: float32, bfloat16 or float16.
-        batch_size: images that are computed together.
+        precision: the precision of the computation: float32, bfloat16 or float16.
+        batch_size: the number of images that are computed together.
         contents: digest of what each row holds, such as its file's; with these, what `_earlier`
             yields is not computed again.
         group: all processes whose stores are the same and compute together: the first one stores
