@@ -26,9 +26,9 @@ class MeasuringJob(FrozenModel):
     candidates: tuple[MeasuredCandidate, ...]
     num_classes: int
     images: int
-    """In the training split."""
+    """Number of images in the training split."""
     validation_images: int = 0
-    """In the validation split."""
+    """Number of images in the validation split."""
     teacher: Path | None = None
     """Folder of the model that predicts the training images, if there is one."""
     workspace: Path | None = None
@@ -51,7 +51,7 @@ class Measurement(FrozenModel):
     accelerator_gib: float | None = None
     """Memory of the first CUDA device."""
     parameters: int = 0
-    """Of the model whose features were measured; 0 of others."""
+    """Number of parameters of the model whose features were measured; 0 for others."""
 
     def added_to(self, facts: PlanFacts) -> PlanFacts:
         """Return the facts with what was measured."""

@@ -70,7 +70,7 @@ class Part(NamedTuple):
     epochs: float
     updates: float
     seconds: float
-    """Of all fits together."""
+    """Duration of all fits together."""
     token_seconds: float
 
     @property
@@ -149,11 +149,11 @@ class Published:
 
         Args:
             settings: its recipe.
-            rate: of its training, as a share of that of the features.
+            rate: the speed of training the part, as a share of the speed of computing features.
             few: epochs of few images, if these are more than usual.
             fits: passes through the network that an epoch takes, with all fits.
             tokens: passes before the first step.
-            share: of the preset's time, at most.
+            share: the largest share of the preset's time that it may take.
         """
         user, data, speed = self.user, self.facts.data, self.speed or math.inf
         most = user.get("training.epochs") or user.longest_set or max(_EPOCHS, few)
