@@ -151,7 +151,7 @@ def built_launcher(choice: PluginChoice, workspace: Path) -> Launcher:
 
     Args:
         choice: its name and settings.
-        workspace: below which workers read and write.
+        workspace: the folder below which workers read and write.
 
     Raises:
         ConfigError: for a setting that is unknown or has an invalid value.
