@@ -37,7 +37,7 @@ class Difference(NamedTuple):
     value: float
     """Absolute, or relative to the largest feature; NaN if an output is not a number."""
     position: int
-    """Of the image among those that were compared."""
+    """Position of the image among those that were compared."""
     output: int
     packaged: float
     expected: float
@@ -58,7 +58,7 @@ def reported_difference(
         file: the package's ONNX file.
         images: the prepared store, uint8 (M, H, W, C).
         reported: predictions with the columns `path`, `row` of the store and `probabilities`.
-        classes: of the model.
+        classes: names of the model's classes, in the order of its outputs.
         on_progress: called with the number of compared images, and of all.
 
     Raises:

@@ -71,7 +71,7 @@ class AnsweringModel(nn.Module):
         model: computes the probabilities.
 
     Attributes:
-        names: of the inner values in the answer, some of `INNER_OUTPUTS` in their order.
+        names: names of the inner values in the answer: some of `INNER_OUTPUTS`, in their order.
         members: the observed models; several of an ensemble.
     """
 
@@ -244,8 +244,8 @@ class ProbabilityModel(nn.Module):
 
     Args:
         model: returns logits (B, K).
-        image: what it takes.
-        calibration: of its logits.
+        image: the images that the model takes.
+        calibration: the calibration of the logits.
     """
 
     def __init__(
@@ -307,8 +307,8 @@ def export_onnx(
     export them.
 
     Args:
-        model: in evaluation mode, on the CPU.
-        file: where to write; whole or absent.
+        model: the model, in evaluation mode and on the CPU.
+        file: the ONNX file, which is written whole or not at all.
         without: inner values to leave out.
 
     Returns:

@@ -143,7 +143,8 @@ def _photographs(folder: Path, bands: int = 0) -> list[Path]:
 
     Args:
         folder: gets them.
-        bands: that an image needs; beyond three it is a TIFF file, else a JPEG file.
+        bands: number of bands that an image needs; with more than three it is a TIFF file, else a
+            JPEG file.
     """
     import cv2
 

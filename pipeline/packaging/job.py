@@ -40,13 +40,14 @@ class Package(FrozenModel):
 
     folder: Path
     largest_difference: float
-    """On all test images: in probability, or in an encoder's features."""
+    """Largest difference on all test images: in probability, or in an encoder's features."""
     checked_images: int
     bytes: int
     latency: PackageLatency | None = None
     """How long batches take on this machine; None without an image to measure with."""
     reported_sha256: str = ""
-    """Of the table of predictions that the package was compared with; empty for an encoder."""
+    """SHA-256 of the table of predictions that the package was compared with; empty for an
+    encoder."""
 
 
 PACKAGING = Worker("patchline.pipeline.packaging", PackagingJob, Package, accelerator=False)

@@ -37,7 +37,7 @@ class PackageLatency(FrozenModel):
     """The times of several batch sizes, and what computed them."""
 
     batches: tuple[BatchTime, ...]
-    """By rising size; a size that would take too long is absent."""
+    """Times by rising batch size; a size that would take too long is absent."""
     processor: str
     threads: int
 

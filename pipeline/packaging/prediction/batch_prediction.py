@@ -70,14 +70,14 @@ class PredictionJob(FrozenModel):
     description_file: Path
     model_id: str
     archives: Annotated[tuple[Path, ...], SAME_PLACE] = ()
-    """Those that images are in, absolute."""
+    """Archives that images are in, as absolute paths."""
     top_k: int
     whole: bool
     """Whether the rows have the probabilities of all classes, in a list."""
     spread: bool = False
     """Whether the rows have a column of probabilities for each label of a multi-label model."""
     coverage: float | None = None
-    """Of the prediction sets; None for the package's own."""
+    """Nominal coverage of the prediction sets; None for the package's own."""
 
 
 PREDICTION = Worker("patchline.pipeline.packaging.prediction", PredictionJob, PartDone)
@@ -110,7 +110,8 @@ class PredictedTable(FrozenModel):
     changed: int = 0
     """Images that it had predicted as well, whose files have changed since; predicted again."""
     warning: str = ""
-    """Which images have values outside of the range that the model was trained with."""
+    """Warning about images with values outside of the range that the model was trained with; empty
+    if there are none."""
 
 
 class _PredictedBatch(NamedTuple):
