@@ -32,9 +32,9 @@ def render(template: str, *, package: str = _PACKAGE, **values: Any) -> str:
     """Render a template of a package, which may include those of this one.
 
     Args:
-        template: the file's name.
-        package: beside whose modules the file is.
-        values: of the template, each of which is escaped.
+        template: file name of the template.
+        package: name of the package whose folder holds the template.
+        values: values that the template shows, each of which is escaped.
     """
     environment = page_environment(*{package: None, _PACKAGE: None})
     environment.filters["percent"] = percent

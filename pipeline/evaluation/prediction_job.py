@@ -30,7 +30,7 @@ class HeldOut(FrozenModel):
     seed: int = 0
     """The split seed, which decides the folds."""
     calibration: Calibration | None = None
-    """Of a member of an ensemble."""
+    """Calibration of the model, if it is a member of an ensemble; otherwise None."""
 
     def calibrated(self, logits_NK: Array) -> Array:
         """Return the logits as the ensemble averages them."""
@@ -49,7 +49,7 @@ class Explanations(FrozenModel):
     """What was made, as far as it could be."""
 
     maps_file: Path | None = None
-    """For each of the worst errors, its row in the table of predictions and its map."""
+    """File with the map of each of the worst errors, and its row in the table of predictions."""
     maps_kind: MapKind = "attention"
     test: CoveringTest | None = None
 
@@ -65,7 +65,7 @@ class ExplanationJob(FrozenModel):
     """What to find out about where a model looked."""
 
     name: str
-    """Of the model, for the titles of the pages."""
+    """Name of the model, for the titles of the pages."""
     errors: int
     """How many of the worst errors get a map."""
     seed: int

@@ -14,7 +14,7 @@ class GateResult(FrozenModel):
     """The result of one gate."""
 
     name: str
-    """Such as `better_than_champion`."""
+    """Name of the gate, such as `better_than_champion`."""
     passed: bool | None
     """None if there was nothing to check: it is not known, and prevents no promotion."""
     value: float | None

@@ -107,7 +107,7 @@ class Attributions:
     probabilities_hw: Array | None
     """The probability of the class while each cell is covered."""
     seconds: float
-    """What the covering took."""
+    """Duration of the covering, in seconds."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -148,13 +148,13 @@ def attribute(
     """Return how the cross-entropy of a class depends on each cell of a grid.
 
     Args:
-        model: in evaluation mode.
+        model: the model, in evaluation mode.
         input_CHW: the normalised image.
         label: number of the class.
         grid: rows and columns of cells.
-        calibration: of the logits.
+        calibration: the calibration of the logits.
         occlusion: whether to cover the cells, which runs the model once for each.
-        on_progress: called with the cells that are done, and all.
+        on_progress: called with the number of cells that are done, and of all.
     """
 
     def losses(images_BCHW: torch.Tensor) -> torch.Tensor:
@@ -189,7 +189,7 @@ def gradient_maps(
     """Return the rise of the loss that the gradient predicts if a cell is covered, (B, h, w).
 
     Args:
-        model: in evaluation mode; its images do not affect each other.
+        model: the model, in evaluation mode; its images do not affect each other.
         inputs_BCHW: normalised images.
         labels_B: number of the class of each; None for the predicted ones.
         grid: rows and columns of cells.
@@ -378,8 +378,8 @@ def covering_test(
     """Test the model's gradient and, if it can be recorded, its attention.
 
     Args:
-        model: in evaluation mode, on the CPU.
-        description: of the model, with its temperature.
+        model: the model, in evaluation mode and on the CPU.
+        description: the model's description, with its temperature.
         images: uint8 (H, W, C) as they enter the model; at least two.
         seed: draws the random cells.
 

@@ -64,7 +64,7 @@ def picture(values: Array, display: Look, alt: str, caption: str, live: str = ""
         values: each is a pixel of the picture's file, unless they are a large image.
         display: how they are coloured and sized.
         alt: what the picture shows, for those who do not see it.
-        caption: below it.
+        caption: the words below the picture.
         live: what the script draws in its place.
     """
     height, width = values.shape[:2]

@@ -194,9 +194,9 @@ class Subject:
         """Return a step with its title and sentences, which `steps.txt.j2` has.
 
         Args:
-            key: as in the template.
-            figures: below the sentences.
-            shapes: of the step's tensors.
+            key: the step's key in the template.
+            figures: figures that stand below the sentences.
+            shapes: shapes of the step's tensors.
             applies: whether the model has such a part.
             facts: what the sentences tell beside what is known of this subject.
         """
@@ -277,8 +277,8 @@ def given_labels(description: ModelDescription, probabilities_K: Array) -> tuple
     """Return the numbers of the labels at or above their thresholds, the most probable first.
 
     Args:
-        description: of a multi-label model; for any other, there are none.
-        probabilities_K: of one image.
+        description: description of a multi-label model; any other model gives no labels.
+        probabilities_K: probabilities of the labels for one image.
     """
     if description.thresholds is None:
         return ()
