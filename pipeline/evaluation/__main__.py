@@ -259,7 +259,7 @@ def write_explanations(
         description: the model's description, with its temperature.
         images: the prepared store.
         chosen: the images to explain.
-        folder: receives the pages.
+        folder: the folder that receives the pages.
         name: the model's name, for the titles.
         occlusion: whether to run the model for each covered part of an image.
     """

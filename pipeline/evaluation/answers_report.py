@@ -106,7 +106,8 @@ class WarningCheck(FrozenModel):
 
     kind: str
     warned: MetricEstimate | None
-    """None if the warning is not known, or if these images cannot tell how often it is given."""
+    """Share of the images that get the warning; None if it is not known, or if these images cannot
+    tell how often it is given."""
     promised: float | None = None
     """Share that was chosen; None where a limit has no chosen share, or is not known."""
     unknown: str = ""
@@ -341,9 +342,9 @@ class HeldOutImages:
         features: features (D,) of some of `unseen`, computed by the final model, by row of the
             table of predictions.
         why_no_features: why there are none, if so.
-        quality: measures of some of them, as the network takes them.
+        quality: measures of some of these images, as the network takes them.
         side: pixels on the shorter side of the network's input.
-        seed: draws the half that is the reference.
+        seed: seed that draws the half that is the reference.
         has_sets: whether answers have prediction sets.
     """
 

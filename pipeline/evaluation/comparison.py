@@ -367,7 +367,7 @@ def comparable_images(
         challenger_manifest: manifest of the challenger's run.
         champion_seen: what the champion's weights and those before them have seen, as the package
             records it.
-        challenger_seen: the same of the challenger.
+        challenger_seen: the same for the challenger.
     """
     import pandas as pd
 

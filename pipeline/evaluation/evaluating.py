@@ -113,7 +113,8 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
 
     Args:
         run: the trained run, with the best weights.
-        folder: receives `report.html`, `report.json`, `predictions.parquet` and the plots.
+        folder: the folder that receives `report.html`, `report.json`, `predictions.parquet` and the
+            plots.
         on_event: receives the progress of the prediction.
     """
     config, data, trained = run.config, run.data, run.trained

@@ -85,7 +85,7 @@ def tinted(map_hw: Array, pixels_HWC: Array) -> Array:
     """Return an image under the colours of a map, from its lowest value (dark) to its highest.
 
     Args:
-        map_hw: each value colours its part of the image.
+        map_hw: values of the map, each of which colours its part of the image.
         pixels_HWC: uint8, grey (one channel) or RGB.
     """
     import cv2

@@ -81,7 +81,7 @@ class WhereItLooked(NamedTuple):
     """Maps (h, w) of at least 0, by row of the table of predictions."""
     kind: MapKind = "attention"
     pages: Mapping[str, str] = MappingProxyType({})
-    """Titles by path relative to the report."""
+    """Titles of the pages by their paths, relative to the report."""
 
 
 class Gallery(NamedTuple):
@@ -271,7 +271,7 @@ def write_html(
 
     Args:
         report: the metrics.
-        parts: what its task shows.
+        parts: the parts of the page that its task shows.
         contents: the text, the images and the training.
         looked: the maps and pages that show where the model looked.
         file: the HTML file to write.

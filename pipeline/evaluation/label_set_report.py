@@ -452,10 +452,10 @@ def compare_label_sets(
     """Compare two models on the same N images.
 
     Args:
-        models: the two, and the images.
+        models: the two models, and the images.
         labels_NK: 1 where an image has a label, else 0.
         before: the answers of the champion.
-        now: those of the challenger.
+        now: the answers of the challenger.
     """
     groups = ImageGroups.of(models.groups_N)
     return LabelSetComparison(

@@ -61,7 +61,7 @@ class ImageSubset(FrozenModel):
     value: str
     images: int
     small: bool
-    """Fewer images than `evaluation.small_sample`."""
+    """Whether there are fewer images than `evaluation.small_sample`."""
     differs: bool
     """Whether the interval of its metric excludes that of all images."""
 
@@ -352,14 +352,15 @@ class EvaluationReport(ModelReport):
     by_class: tuple[ClassMetrics, ...]
     """Metrics of each class, in the order of `classes`."""
     confusion: tuple[tuple[int, ...], ...]
-    """Rows are true classes, columns predicted ones; empty with more than 1,000 classes."""
+    """Confusion matrix: rows are true classes, columns predicted ones; empty with more than 1,000
+    classes."""
     confusion_cells: tuple[tuple[int, int, int], ...] = ()
     """Non-zero cells of the confusion matrix, with more than 1,000 classes: index of the true
     class, index of the predicted class, and number of images."""
     errors: int
     most_confident_errors: tuple[GalleryImage, ...]
     least_certain: tuple[GalleryImage, ...]
-    """Smallest margin between the two most probable classes first."""
+    """Images with the smallest margin between the two most probable classes, the smallest first."""
     likely_label_errors: tuple[GalleryImage, ...]
     """Labels flagged by confident learning, most suspicious first."""
     suspected_labels: int

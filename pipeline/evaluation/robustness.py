@@ -136,7 +136,7 @@ def measured_robustness(
 
     Args:
         scores: the model, as a function that returns the scores of images.
-        images_NHWC: uint8, as the model takes them.
+        images_NHWC: the images as the model takes them, uint8.
         labels_N: number of the true class of each image.
         seed: the seed of the corruptions.
         on_progress: called with the number of predicted images, and of all.
@@ -202,7 +202,7 @@ def scores_of_versions(
 
     Args:
         scores: the model, as a function that returns the scores of images.
-        images_NHWC: uint8, as the model takes them.
+        images_NHWC: the images as the model takes them, uint8.
         seed: the seed of the corruptions.
         on_progress: called with the number of predicted images, and of all.
     """
@@ -244,7 +244,7 @@ def label_set_robustness(
 
     Args:
         scores: the model, as a function that returns the scores of images.
-        images_NHWC: uint8, as the model takes them.
+        images_NHWC: the images as the model takes them, uint8.
         labels_NK: 1 where an image has a label, else 0.
         seed: the seed of the corruptions and of the draws.
         on_progress: called with the number of predicted images, and of all.

@@ -46,7 +46,7 @@ def findings_on_classes(
         rows: the usable images.
         divided: whether the source leaves an image in no split or in train; such images are
             divided.
-        empty: classes without an image.
+        empty: names of the classes without an image.
         needed_splits: number of splits that those of every class are divided into.
         unreadable: the files of classes of which no image can be read.
         task: whether an image has one class, or a set of labels. A label need not be in every

@@ -233,7 +233,7 @@ def write_table(result: Inspection, manifest: pd.DataFrame, file: Path) -> list[
     Args:
         result: the findings.
         manifest: splits, labels and status of the files.
-        file: the CSV file.
+        file: the CSV file, which may hold an earlier table.
 
     Returns:
         A note on files that an earlier table has excluded, and this one does not.

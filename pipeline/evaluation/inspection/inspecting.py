@@ -81,7 +81,7 @@ def findings_on_values(rows: pd.DataFrame, values: DataValues) -> list[Finding]:
 
     Args:
         rows: the usable images.
-        values: what was decided for the data set.
+        values: what was decided about the values and bands of the data set.
     """
     deep = [each.is_deep or each.reduced > 0 for each in summaries(rows)]
     files = tuple(rows["path"][deep])

@@ -36,9 +36,9 @@ class ReliabilityBin(FrozenModel):
     """The images whose highest probability lies between two bounds."""
 
     low: float
-    """Excluded, but for the first bin."""
+    """Lower bound, which is excluded but for the first bin."""
     high: float
-    """Included."""
+    """Upper bound, which is included."""
     images: int
     confidence: float
     """Mean of the highest probabilities; the middle of the bin where it is empty."""
@@ -187,7 +187,7 @@ class _Bins(NamedTuple):
     images: Array
     hits: Array
     confidence: Array
-    """Summed."""
+    """Sum of the highest probabilities in each bin."""
 
 
 def _binned(answers: TopProbabilities, bins: int) -> _Bins:

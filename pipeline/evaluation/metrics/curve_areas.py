@@ -160,7 +160,7 @@ class ClassAreas(NamedTuple):
     macro: MetricEstimate
     """Mean over the classes with images, of which two exist."""
     by_class: tuple[MetricEstimate | None, ...]
-    """None where all samples are of the class, or none is."""
+    """Area of each class; None where all samples are of the class, or none is."""
 
 
 class Areas(NamedTuple):

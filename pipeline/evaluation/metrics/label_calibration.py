@@ -289,7 +289,7 @@ class LabelThresholds(FrozenModel):
     images: int = 0
     """Number of images that they were fitted on."""
     basis: str = "highest F1 on the validation images"
-    """What the fitted ones maximise."""
+    """What the fitted thresholds maximise."""
 
     @model_validator(mode="after")
     def _of_equal_length(self) -> Self:

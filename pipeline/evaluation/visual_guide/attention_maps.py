@@ -272,7 +272,7 @@ class AttentionMaps:
     """`attention` is the rollout (arXiv 2005.00928) of the token that is classified, or the mean
     over the patches; `gradient` is gradient times pixel, where it supports the predicted class."""
     maps_Bhw: Array
-    """At least 0."""
+    """How much each patch counted, at least 0."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class _Inside:
     prefix_tokens: int
     has_class_token: bool
     weights: int
-    """Attention weights of an image, in all layers."""
+    """Number of attention weights for an image, in all layers."""
 
 
 def attention_maps(
@@ -380,8 +380,8 @@ def covering_test(
     Args:
         model: the model, in evaluation mode and on the CPU.
         description: the model's description, with its temperature.
-        images: uint8 (H, W, C) as they enter the model; at least two.
-        seed: draws the random cells.
+        images: images as they enter the model, uint8 (H, W, C); at least two.
+        seed: seed of the random cells.
 
     Returns:
         The result; None with too few images, or images too small to be divided.
@@ -433,7 +433,7 @@ class _Cover:
     marked: int
     """Cells that are covered in an image."""
     generator: np.random.Generator
-    """Draws the random cells."""
+    """Generator of the random cells."""
 
     def probabilities(self, images: Sequence[Pixels], attention_Bhw: Array | None) -> list[Array]:
         """Return the probabilities (B) of the predicted classes: before, random, by each map."""

@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     name: str
     sizes: tuple[int, ...]
     meaning: str
-    """The same with letters, as in the paper."""
+    """The sizes as letters, as in the paper."""
 
 
 class Bar(NamedTuple):
@@ -98,7 +98,7 @@ class Step:
     """Number of the equation of arXiv 2010.11929 that stands beside the step, where the model
     computes it; 0 for none."""
     applies: bool
-    """False if the model has no such part; the sentences then say what it does instead."""
+    """Whether the model has such a part; if not, the sentences say what it does instead."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Subject:
     description: ModelDescription
     traced: TracedImage
     name: str
-    """The image, as the page calls it."""
+    """Name of the image on the page."""
     photo: Picture
     """The image before it was resized."""
     true_label: int | None
