@@ -37,14 +37,14 @@ class AnswerJson(TypedDict, total=False):
     set_unknown: str | None
     """Why there is no set."""
     warnings: list[dict[str, str]]
-    """Each with `kind` and `message`."""
+    """Warnings, each with `kind` and `message`."""
     unchecked: list[str]
     """Kinds of warnings that the package has no limit for: their absence means nothing."""
     map: dict[str, Any] | None
     """Map of where the model looked, with `rows`, `columns` and `values`; only where it is asked
     for."""
     outputs: Any
-    """Inside a server only, never sent: probabilities (K) and features (D)."""
+    """Probabilities (K) and features (D); inside a server only, never sent."""
     features: list[float] | None
     """Features of the image; an encoder's answer has only this and `error`."""
     error: str | None
@@ -57,7 +57,7 @@ class AnswerWriter:
     Args:
         classes: names of the classes, in the order of the outputs.
         thresholds_K: threshold of each label (K); None for a model that gives each image one label.
-        judge: says how reliable an answer is.
+        judge: the judge that says how reliable an answer is.
     """
 
     def __init__(

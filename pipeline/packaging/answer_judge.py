@@ -79,7 +79,7 @@ class JudgedImage(NamedTuple):
     unknown: str
     """Why there is no set."""
     warnings: tuple[tuple[str, str], ...]
-    """Kind and message of each."""
+    """Kind and message of each warning."""
 
 
 class AnswerJudge:

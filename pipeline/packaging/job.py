@@ -25,12 +25,12 @@ class PackagingJob(FrozenModel):
     """The table of predictions that the report is computed from; None for an encoder, which is
     compared with torch."""
     reference: Path | None = None
-    """The features that distances are measured to."""
+    """File with the features that distances are measured to."""
     reference_images: Path | None = None
-    """What later images are compared with; None for an encoder."""
+    """File with what later images are compared with; None for an encoder."""
     folder: Path
     averages_views: bool = False
-    """Predict each image with its mirror image, as the evaluation has decided."""
+    """Whether to predict each image with its mirror image, as the evaluation has decided."""
     card: CardFacts = CardFacts()
     """Facts for the model card that are not in the model's description."""
 

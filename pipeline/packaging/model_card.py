@@ -25,7 +25,7 @@ class CardLabel(FrozenModel):
     images: int
     """Number of test images that have it."""
     average_precision: MetricEstimate | None
-    """None where no test image tells it."""
+    """Average precision of the label; None where no test image tells it."""
 
 
 class CardFacts(FrozenModel):

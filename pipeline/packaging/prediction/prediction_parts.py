@@ -50,7 +50,7 @@ class PredictionState(FrozenModel):
     model: str
     """Name and version of the model, and the identity of its files."""
     images: tuple[str, ...]
-    """The paths as given."""
+    """Paths of the images, as given."""
     top_k: int
     probabilities: bool
     coverage: float | None = None
