@@ -101,7 +101,7 @@ class MachineFacts(FrozenModel):
     """The machine that trains."""
 
     device: str = "cpu"
-    """cpu, cuda or mps."""
+    """Device that trains: cpu, cuda or mps."""
     name: str = ""
     """Product name of the processor or accelerator."""
     threads: int = 2
@@ -152,18 +152,19 @@ class Speed(FrozenModel):
 
     candidate: str
     images_per_second: float
-    """Measured, with augmentation and update; 0 if the model does not fit the memory."""
+    """Training images in a second, measured with augmentation and update; 0 if the model does not
+    fit the memory."""
     loaded_per_second: float = 0.0
     """Images that one core augments in a second, one at a time; 0 on a CPU, whose cores train."""
     validated_per_second: float = 0.0
     """Images that one process validates in a second; 0 if that was not measured."""
     epoch_end_seconds: float = 0.0
-    """What keeping the weights and a copy of the state takes after a validation."""
+    """Time that keeping the weights and a copy of the state takes after a validation."""
     smaller_step_share: float = 0.0
-    """What a step takes with images of three quarters of the side, as a share of one of full size;
-    0 if that was not measured."""
+    """Time of a step with images of three quarters of the side, as a share of one of full size; 0
+    if that was not measured."""
     checkpoint_seconds: float = 0.0
-    """What writing a checkpoint takes."""
+    """Time that writing a checkpoint takes."""
     precision: str = ""
     """Precision in which it is that fast: float32 or bfloat16."""
 
@@ -225,11 +226,11 @@ class Plan(FrozenModel):
     images_per_second: float
     """Training images in a second, measured or estimated."""
     seconds_before: float = 0.0
-    """What is computed before the first step: the features of a head that is fitted first, and the
-    tokens of the last blocks. The features of a head alone are its training."""
+    """Time before the first step, in which the features of a head that is fitted first and the
+    tokens of the last blocks are computed. The features of a head alone are its training."""
     facts: PlanFacts
     candidate: str = ""
-    """The one that is planned; empty if there was only one."""
+    """Name of the planned candidate; empty if there was only one."""
 
     def lines(self) -> list[str]:
         """Return the plan as it is printed."""

@@ -82,10 +82,10 @@ def measured_rates(
     the other programs were waiting.
 
     Args:
-        trial: does the steps.
+        trial: the trial that does the steps.
         numbers: the numbers of threads to compare.
         images: number of images in a step.
-        seconds: how long this should take; each number has a step at least.
+        seconds: time that this should take; each number has a step at least.
     """
     before = torch.get_num_threads()
     taken = dict.fromkeys(numbers, 0.0)

@@ -15,7 +15,7 @@ class MeasuredCandidate(FrozenModel):
 
     name: str
     config: RunConfig
-    """Resolved against the data."""
+    """The settings, resolved against the data."""
     features_only: bool = False
     """Whether to measure passes without gradients instead of training steps."""
 
@@ -32,10 +32,11 @@ class MeasuringJob(FrozenModel):
     teacher: Path | None = None
     """Folder of the model that predicts the training images, if there is one."""
     workspace: Path | None = None
-    """Remembers the precisions that were chosen; a choice between two that are nearly as good
-    stays."""
+    """Folder that remembers the precisions that were chosen; a choice between two that are nearly
+    as good stays."""
     budget_seconds: float
-    """On a GPU, of measured steps alone: loading kernels and warming up come on top."""
+    """Time for measuring; on a GPU, that of measured steps alone: loading kernels and warming up
+    come on top."""
 
 
 class Measurement(FrozenModel):

@@ -110,7 +110,7 @@ def choose_weights(config: RunConfig, data: IngestedData, workspace: Path) -> We
 
     Args:
         config: the run's settings, with a preset and not yet resolved.
-        data: what is trained on.
+        data: the data to train on.
         workspace: the folder `.patchline`.
     """
 
@@ -135,7 +135,7 @@ def planned(
 
     Args:
         config: the run's settings, with a preset and not yet resolved.
-        data: what is trained on.
+        data: the data to train on.
         workspace: the folder `.patchline`.
         on_note: called if the speed could not be measured.
         choice: the choice of initial weights, if the plan has made one.
@@ -324,7 +324,7 @@ def measuring_job(
 
     Args:
         config: the run's settings, with a preset and not yet resolved.
-        data: what is trained on.
+        data: the data to train on.
         facts: the facts that need no measurement.
         start: what the training starts from.
         teacher: folder of the model that predicts the training images, if there is one.

@@ -66,7 +66,7 @@ class Part(NamedTuple):
     images_per_second: float
     """Training images of an epoch, in all fits that share it; 0 if that is not known."""
     most: int
-    """Epochs where there is time for all of them."""
+    """Number of epochs where there is time for all of them."""
     epochs: float
     updates: float
     seconds: float
@@ -85,7 +85,7 @@ class Published:
 
     facts: PlanFacts
     user: UserSettings
-    """What is set."""
+    """What the user has set."""
 
     @cached_property
     def speed(self) -> float:
@@ -148,7 +148,7 @@ class Published:
         """Return how long a part is trained.
 
         Args:
-            settings: its recipe.
+            settings: the part's recipe.
             rate: the speed of training the part, as a share of the speed of computing features.
             few: epochs of few images, if these are more than usual.
             fits: passes through the network that an epoch takes, with all fits.

@@ -171,7 +171,7 @@ def image_side(tier: Tier, median_side: int) -> int:
     """Return the side in pixels that a tier sees; images are never enlarged.
 
     Args:
-        tier: decides the size of photographs.
+        tier: the tier, which decides the size of photographs.
         median_side: median of the images' shorter sides, in pixels.
     """
     if median_side > LARGEST_UNSHRUNK:
@@ -305,7 +305,7 @@ def images_per_second(facts: PlanFacts, tier: Tier, tiers: Sequence[Tier], name:
     Args:
         facts: the facts of the plan, with the speeds that were measured.
         tier: the candidate's tier.
-        tiers: all that are compared, rising in size.
+        tiers: all tiers that are compared, rising in size.
         name: the candidate's name.
     """
     measured = {each.candidate: reached(facts.machine, each) for each in facts.speeds}

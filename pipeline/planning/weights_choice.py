@@ -96,7 +96,7 @@ class Weighed(NamedTuple):
 
     wins: bool
     features: float
-    """Seconds that they take."""
+    """Time that computing the features takes, in seconds."""
     why: str
 
 
@@ -125,7 +125,7 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
     """Return whether trained weights win against random ones, and why.
 
     Args:
-        facts: data, machine, preset.
+        facts: the facts about data, machine and preset.
         user_settings: what the user has set, by dotted key.
         images_per_second: images whose features one process computes in a second.
     """
@@ -252,7 +252,7 @@ def _registered(
         request: the run.
         there: the weights at hand, with the registered versions.
         workspace: the folder `.patchline`.
-        lost: gets the reason where a version has seen images that the run is measured with.
+        lost: receives the reason where a version has seen images that the run is measured with.
     """
     data = request.facts.data
     if data.images_per_class >= _FEW_FOR_A_CLASS:
