@@ -150,7 +150,7 @@ def built_launcher(choice: PluginChoice, workspace: Path) -> Launcher:
     """Return the launcher of a config.
 
     Args:
-        choice: its name and settings.
+        choice: the launcher's name and settings.
         workspace: the folder below which workers read and write.
 
     Raises:

@@ -60,7 +60,7 @@ class Context:
     rehearses: bool = False
     """Whether every stage computes two batches, and nothing is logged."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Duration of each stage."""
+    """Duration of each stage, in seconds."""
     tags: dict[str, str] = field(default_factory=dict)
     """Tags of the MLflow run and of the registered version, which say who computes."""
     next_workers: tuple[Worker[Any, Any], ...] = ()
@@ -143,7 +143,7 @@ class Stage(ABC, Generic[Result]):
     name: ClassVar[str]
     """The stage's name in `seconds`, in the tags of the run and in the records of results."""
     task: ClassVar[str]
-    """Its name in the Prefect UI."""
+    """The stage's name in the Prefect UI."""
     output: ClassVar[type[FrozenModel]]
     """The class of the result."""
     worker: ClassVar[Worker[Any, Any] | None] = None
@@ -227,7 +227,7 @@ class Stage(ABC, Generic[Result]):
         """Return the folder with the files of the result; every stage with a key has one.
 
         Args:
-            result: None before it is computed.
+            result: the stage's result; None before it is computed.
         """
         raise NotImplementedError
 

@@ -64,7 +64,7 @@ class BodyMemory:
     """The memory of all bodies that a server holds; used in the event loop alone.
 
     Args:
-        most: bytes for all of them together.
+        most: the largest number of bytes of all bodies together.
     """
 
     def __init__(self, most: int) -> None:

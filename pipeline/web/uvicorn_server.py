@@ -81,7 +81,7 @@ class _JoinedWrites:
     """A transport that sends together what is written before the event loop runs again.
 
     Args:
-        transport: the connection's own.
+        transport: the connection's own transport.
         loop: the server's event loop.
     """
 
