@@ -131,12 +131,12 @@ def _averaged(
     """Predict the validation images with their mirror images too, and if that is better, all.
 
     Args:
-        job: says how the training has balanced the classes.
+        job: the job, which says how the training has balanced the classes.
         plain: predictions of each image alone.
-        folder: of the model that averages.
+        folder: the folder of the model that averages.
         images: the prepared store.
-        devices: to compute on.
-        features: receives those of the model that averages.
+        devices: the devices to compute on.
+        features: receives the features that the averaging model computes.
 
     Returns:
         Its predictions, and the decision.
@@ -190,8 +190,8 @@ def explain_predictions(
 
     Args:
         job: what to find out.
-        model: in evaluation mode, on the CPU.
-        description: of the model, with its temperature.
+        model: the model, in evaluation mode and on the CPU.
+        description: the model's description, with its temperature.
         images: the prepared store, uint8 (M, H, W, C).
         table: calibrated predictions, with the column `row` of the store.
     """
@@ -255,12 +255,12 @@ def write_explanations(
     """Write a page for each chosen image; log a warning if that fails.
 
     Args:
-        model: in evaluation mode.
-        description: of the model, with its temperature.
+        model: the model, in evaluation mode.
+        description: the model's description, with its temperature.
         images: the prepared store.
-        chosen: which images.
-        folder: receives the pages.
-        name: of the model, for the titles.
+        chosen: the images to explain.
+        folder: the folder that receives the pages.
+        name: the model's name, for the titles.
         occlusion: whether to run the model for each covered part of an image.
     """
     for each in chosen:

@@ -81,7 +81,7 @@ class SetCheck(FrozenModel):
     """Prediction sets of one nominal coverage, on images with labels."""
 
     coverage: float
-    """Nominal."""
+    """Nominal coverage, as a probability."""
     covered: MetricEstimate | None
     """Share of the images whose set holds the true class; None if there are no sets."""
     mean_size: float | None = None
@@ -89,7 +89,7 @@ class SetCheck(FrozenModel):
     single: MetricEstimate | None = None
     """Share of the sets that hold a single class."""
     by_class: tuple[ClassCoverage, ...] = ()
-    """Of classes with enough images; the worst first."""
+    """Coverage of each class with enough images, the worst first."""
     each_class: bool = False
     """Whether each class has its own threshold, so that the coverage is meant for each."""
     unknown: str = ""
@@ -106,7 +106,8 @@ class WarningCheck(FrozenModel):
 
     kind: str
     warned: MetricEstimate | None
-    """None if the warning is not known, or if these images cannot tell how often it is given."""
+    """Share of the images that get the warning; None if it is not known, or if these images cannot
+    tell how often it is given."""
     promised: float | None = None
     """Share that was chosen; None where a limit has no chosen share, or is not known."""
     unknown: str = ""
@@ -128,7 +129,7 @@ class AnswersReport(FrozenModel):
 
     rules: AnswerRules
     sets: tuple[SetCheck, ...]
-    """By rising coverage."""
+    """Checks of the prediction sets, by rising coverage."""
     warnings: tuple[WarningCheck, ...]
     groups: int = 0
     """Number of groups of these images, by which intervals of sets are computed. 0 without any;
@@ -161,7 +162,7 @@ class PredictedImages:
     """The images of a table of predictions, and features of some of them.
 
     Attributes:
-        images: of the store.
+        images: the images of the store.
         rows: row in the store of each row of the table.
         features: features (D) by row of the table.
     """
@@ -182,9 +183,11 @@ class PredictedImages:
         """Return the measures of some predictions' images.
 
         Args:
-            predictions: of them.
-            reference: that the distance is measured to; None if there is none.
-            split: that it comes from; that of these images tells nothing about new ones.
+            predictions: the predictions whose images are measured.
+            reference: the reference features that distances are measured to; None if there are
+                none.
+            split: the split that the reference comes from; if that is the test split, the images
+                are the reference themselves, and no distances are measured.
         """
         if reference is not None and split == "test":
             return MeasuredImages(self.quality(predictions.positions), None, SAME_IMAGES)
@@ -201,9 +204,9 @@ class MeasuredImages:
     """Measures of some of the images of a report.
 
     Attributes:
-        quality: light and sharpness of at most 2,000.
-        distances: to the reference features; None if there are none.
-        why_no_distances: why, if so.
+        quality: light and sharpness of at most 2,000 of the images.
+        distances: distances to the reference features; None if there are none.
+        why_no_distances: the reason why there are none, if so.
     """
 
     quality: ImageQuality
@@ -227,10 +230,10 @@ def checked_answers(
     """Return how often sets hold the true class and how many images are warned of.
 
     Args:
-        rules: of the package.
-        predictions: of images that the rules were not fitted on.
+        rules: the rules of the package.
+        predictions: predictions for images that the rules were not fitted on.
         measured: measures of the same images, or of some of them.
-        config: what counts as enough images of a class.
+        config: the settings, which tell how many images of a class are enough.
     """
     groups = groups_of(predictions.table)
     return AnswersReport(
@@ -314,8 +317,8 @@ class ReferenceFeatures:
     """Features of held-out images that the distance of others is measured to.
 
     Attributes:
-        features_MD: float32.
-        nearest: which neighbour counts.
+        features_MD: features of the reference images (M, D), float32.
+        nearest: k, counted from 1: distances are those to the k-th nearest neighbour.
     """
 
     features_MD: Array
@@ -332,16 +335,16 @@ class HeldOutImages:
     """What is known of the images that the rules are fitted on.
 
     Attributes:
-        predictions: of models that were not trained on them.
-        basis: which images these are, in words.
+        predictions: predictions by models that were not trained on these images.
+        basis: description of these images, in words.
         why_none: why there are none, if so.
         unseen: images that the final model was not trained on: these, or those of the test split.
-        features: of some of `unseen`, by the final model: row of the table of predictions to (D,)
-            features.
+        features: features (D,) of some of `unseen`, computed by the final model, by row of the
+            table of predictions.
         why_no_features: why there are none, if so.
-        quality: measures of some of them, as the network takes them.
+        quality: measures of some of these images, as the network takes them.
         side: pixels on the shorter side of the network's input.
-        seed: draws the half that is the reference.
+        seed: seed that draws the half that is the reference.
         has_sets: whether answers have prediction sets.
     """
 

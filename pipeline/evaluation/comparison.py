@@ -53,7 +53,7 @@ class PairedValues(NamedTuple):
     difference: MetricEstimate
     """The challenger's minus the champion's, with its 95% interval."""
     p_value: float
-    """Two-sided."""
+    """Two-sided p-value."""
     intervals: tuple[str, ...] = ("", "")
     """What stands behind both values, if their own intervals are known."""
 
@@ -91,17 +91,17 @@ class ComparedModels(ComparedImages, ABC):
     """A champion, a challenger, and the images that they are compared on."""
 
     METRIC: ClassVar[str]
-    """By which they are compared."""
+    """Name of the metric by which the models are compared."""
     ON: ClassVar[str]
     """What stands before the images in a sentence on the paired test."""
     LOSES: ClassVar[str]
     """The metric of a class, or label, whose losses are shown."""
     WORDS: ClassVar[LabelWords]
-    """What has this metric."""
+    """Words for what has this metric: a class, or a label."""
     COLUMNS: ClassVar[tuple[str, ...]]
-    """What `ClassChange.cells` has, in words."""
+    """Titles of the columns that `ClassChange.cells` fills."""
     TEMPLATE: ClassVar[str]
-    """Of the page."""
+    """File name of the page's template."""
 
     champion: str
     challenger: str
@@ -188,7 +188,7 @@ class ChangedMetric(ComparedImages):
 
     name: str
     champion: MetricEstimate | None
-    """Of the champion; None if it is unknown, such as of a label that all images have."""
+    """The champion's metric; None if it is unknown, such as for a label that all images have."""
     challenger: MetricEstimate | None
 
     @property
@@ -363,11 +363,11 @@ def comparable_images(
     images was seen.
 
     Args:
-        champion_manifest: of the champion's run; without rows if the run is gone.
-        challenger_manifest: of the challenger's run.
+        champion_manifest: manifest of the champion's run; without rows if the run is gone.
+        challenger_manifest: manifest of the challenger's run.
         champion_seen: what the champion's weights and those before them have seen, as the package
             records it.
-        challenger_seen: the same of the challenger.
+        challenger_seen: the same for the challenger.
     """
     import pandas as pd
 

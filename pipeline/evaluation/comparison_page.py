@@ -51,7 +51,7 @@ def write_comparison(
     Args:
         comparison: the metrics of the two models.
         decision: whether the challenger was promoted; None shows the comparison alone.
-        folder: receives `comparison.html`, `comparison.json` and `decision.json`.
+        folder: the folder that receives `comparison.html`, `comparison.json` and `decision.json`.
         pixels_of: returns an image of the comparison; None if no image can be shown.
     """
     indent = 2 if len(comparison.changes) <= _MOST_INDENTED_CLASSES else None

@@ -75,9 +75,9 @@ def line_kernel(length: float, sigma: float, degrees: float) -> Array:
     """Return a kernel that smears in one direction, the weights half a Gaussian.
 
     Args:
-        length: in pixels.
-        sigma: of the Gaussian, in pixels.
-        degrees: the direction.
+        length: length of the smear, in pixels.
+        sigma: standard deviation of the Gaussian, in pixels.
+        degrees: direction of the smear, as an angle in degrees.
     """
     reach = max(1, math.ceil(length))
     kernel = np.zeros((2 * reach + 1, 2 * reach + 1), np.float32)
@@ -328,10 +328,10 @@ def corrupted(pixels_HWC: Array, name: str, severity: int, seed: int) -> Array:
     """Return a corrupted image: uint8 (H, W, C).
 
     Args:
-        pixels_HWC: uint8.
-        name: of the corruption.
-        severity: from 1 to 5.
-        seed: the same one gives the same image.
+        pixels_HWC: the image, uint8 (H, W, C).
+        name: name of the corruption, a key of `CORRUPTIONS`.
+        severity: severity of the corruption, from 1 to 5.
+        seed: seed of the random numbers; the same one gives the same image.
     """
     content = zlib.crc32(np.ascontiguousarray(pixels_HWC).tobytes())
     random = np.random.default_rng([seed, content, list(CORRUPTIONS).index(name), severity])

@@ -25,10 +25,10 @@ def evaluation_seconds(
     """Return about how long predicting all images of the evaluation takes.
 
     Args:
-        config: of the run.
-        data: of the run.
-        trained: of the run.
-        mirrored: how many images are predicted as mirror images too.
+        config: the run's settings.
+        data: the run's data.
+        trained: the result of the run's training.
+        mirrored: number of images that are predicted as mirror images, too.
     """
     rate = trained.images_per_second
     if trained.precision != "float32":

@@ -112,8 +112,9 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
     """Predict validation and test with the best weights and write the report.
 
     Args:
-        run: with the best weights.
-        folder: receives `report.html`, `report.json`, `predictions.parquet` and the plots.
+        run: the trained run, with the best weights.
+        folder: the folder that receives `report.html`, `report.json`, `predictions.parquet` and the
+            plots.
         on_event: receives the progress of the prediction.
     """
     config, data, trained = run.config, run.data, run.trained
@@ -186,10 +187,10 @@ def _reference_images(
     """Return what the final model computes for images that its weights were not fitted on.
 
     Args:
-        run: of the model.
+        run: the run that trained the model.
         table: all predictions, numbered from 0.
-        labels: of its rows, as `ReferenceImages` has them.
-        measured: has features of at most 2,000 validation and 2,000 test images.
+        labels: labels of the table's rows, as `ReferenceImages` has them.
+        measured: the images, with features of at most 2,000 validation and 2,000 test images.
     """
     trained = run.trained
     is_final = trained.refit is None and trained.ensemble is None and trained.folds is None
@@ -220,8 +221,8 @@ def _units(chosen: pd.DataFrame, measured: PredictedImages, rows: list[int]) -> 
 
     Args:
         chosen: rows of the predictions.
-        measured: has the images.
-        rows: their numbers.
+        measured: the images, whose pixels are compared.
+        rows: numbers of the chosen rows in the table.
     """
     keys, groups = list(chosen["sha256"]), list(chosen["group"].fillna("").astype(str))
     sizes = zip(chosen["height"].tolist(), chosen["width"].tolist(), strict=True)
@@ -262,9 +263,9 @@ def _held_out_images(
     """Return what the rules of the package are fitted on.
 
     Args:
-        run: with the final model.
+        run: the trained run, with the final model.
         held: predictions of all images but the test split, by models not trained on them.
-        tested: those of the test split, by the final model.
+        tested: predictions of the test split, by the final model.
         measured: features of both by the final model, of as many as were kept.
     """
     config, trained = run.config, run.trained
@@ -416,7 +417,7 @@ def about_run(
     """Return short facts about the data, the model and the training.
 
     Args:
-        run: with the weights.
+        run: the trained run, with the weights.
         validated: their main validation metric in words, to tell which weights are evaluated.
         averaging: what was decided on test-time averaging.
     """

@@ -162,7 +162,7 @@ class LabelSetImage(FrozenModel):
     probability: float
     """Its predicted probability."""
     threshold: float
-    """From this probability on it is predicted."""
+    """Probability from which on the label is predicted."""
     labels: tuple[str, ...]
     """The image's labels in the data."""
     predicted: tuple[str, ...]

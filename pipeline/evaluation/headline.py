@@ -18,9 +18,9 @@ class Headline(NamedTuple):
     """The main metric of a report."""
 
     name: str
-    """Without the split: `accuracy`, `mAP`."""
+    """Name of the metric without the split, such as `accuracy` or `mAP`."""
     estimate: MetricEstimate | None
-    """None if it is unknown: mAP of images that all have the same labels."""
+    """The metric; None if it is unknown, such as mAP of images that all have the same labels."""
 
     @property
     def short(self) -> str:

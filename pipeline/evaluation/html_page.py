@@ -32,9 +32,9 @@ def render(template: str, *, package: str = _PACKAGE, **values: Any) -> str:
     """Render a template of a package, which may include those of this one.
 
     Args:
-        template: the file's name.
-        package: beside whose modules the file is.
-        values: of the template, each of which is escaped.
+        template: file name of the template.
+        package: name of the package whose folder holds the template.
+        values: values that the template shows, each of which is escaped.
     """
     environment = page_environment(*{package: None, _PACKAGE: None})
     environment.filters["percent"] = percent
@@ -85,7 +85,7 @@ def tinted(map_hw: Array, pixels_HWC: Array) -> Array:
     """Return an image under the colours of a map, from its lowest value (dark) to its highest.
 
     Args:
-        map_hw: each value colours its part of the image.
+        map_hw: values of the map, each of which colours its part of the image.
         pixels_HWC: uint8, grey (one channel) or RGB.
     """
     import cv2

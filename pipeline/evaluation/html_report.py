@@ -81,7 +81,7 @@ class WhereItLooked(NamedTuple):
     """Maps (h, w) of at least 0, by row of the table of predictions."""
     kind: MapKind = "attention"
     pages: Mapping[str, str] = MappingProxyType({})
-    """Titles by path relative to the report."""
+    """Titles of the pages by their paths, relative to the report."""
 
 
 class Gallery(NamedTuple):
@@ -102,20 +102,20 @@ class ReportParts(NamedTuple):
 
     template: str
     names: Mapping[str, MetricName]
-    """Of the metrics."""
+    """Names of the metrics, by their keys."""
     key_metrics: tuple[str, ...]
-    """Those that come first."""
+    """Keys of the metrics that come first."""
     rows: Sequence[Any]
     """Metrics of each class or label, the worst first."""
     open_rows: int
-    """How many of them are shown at once."""
+    """How many of the rows are shown at once."""
     notes: Sequence[str]
     galleries: tuple[Gallery, ...]
     diagram: DiagramWords
     curves: tuple[str, ...]
-    """Of the training history."""
+    """Names of the curves in the training history, without the split."""
     values: Mapping[str, Any] = MappingProxyType({})
-    """Further ones of the template."""
+    """Further values that the template shows."""
     write_plots: Callable[[Path], object] = str
     """Writes further plots into a folder."""
 
@@ -227,7 +227,7 @@ class ReportContents:
     preview: Path | None = None
     """Preview image of the augmentation."""
     explanations: Explanations = field(default_factory=Explanations)
-    """Where the model looked; pages lie in the folder already."""
+    """Maps and pages that show where the model looked; the pages lie in the folder already."""
 
 
 def write_report(
@@ -271,9 +271,9 @@ def write_html(
 
     Args:
         report: the metrics.
-        parts: what its task shows.
+        parts: the parts of the page that its task shows.
         contents: the text, the images and the training.
-        looked: where the model looked.
+        looked: the maps and pages that show where the model looked.
         file: the HTML file to write.
     """
     metrics = [

@@ -189,7 +189,7 @@ class MultiLabelReport(ModelReport):
     calibration: LabelCalibration
     """Scale and shift of each label, fitted on the validation split of the training data."""
     thresholds: LabelThresholds
-    """From which probability on each label is predicted."""
+    """Probability from which on each label is predicted."""
     slices: tuple[LabelSetSlice, ...] = ()
     answers: None = None
     """Prediction sets are for one label."""
@@ -274,7 +274,8 @@ def evaluate_label_sets(
     Args:
         predictions: predictions of exactly the images to report on.
         subject: the model and the images.
-        fit: with which the probabilities were calibrated, and labels were predicted.
+        fit: the calibration of the probabilities, and the thresholds by which labels were
+            predicted.
         config: contents of the report besides the metrics.
 
     Raises:
@@ -451,10 +452,10 @@ def compare_label_sets(
     """Compare two models on the same N images.
 
     Args:
-        models: the two, and the images.
+        models: the two models, and the images.
         labels_NK: 1 where an image has a label, else 0.
         before: the answers of the champion.
-        now: those of the challenger.
+        now: the answers of the challenger.
     """
     groups = ImageGroups.of(models.groups_N)
     return LabelSetComparison(

@@ -151,10 +151,11 @@ def plot_gallery(
     """Plot at most 24 images of a gallery with what is said about them.
 
     Args:
-        images: of the gallery.
+        images: the images of the gallery.
         pixels_of: returns the pixels of an image by its position.
-        file: to write.
-        classes: of the model; a name that no font shows is replaced by its number among them.
+        file: the file that the plot is written to.
+        classes: names of the model's classes; a name that no font shows is replaced by its number
+            among them.
     """
     shown = images[:_MOST_TILES]
     rows = gallery_rows(len(images))

@@ -30,7 +30,7 @@ class HeldOut(FrozenModel):
     seed: int = 0
     """The split seed, which decides the folds."""
     calibration: Calibration | None = None
-    """Of a member of an ensemble."""
+    """Calibration of the model, if it is a member of an ensemble; otherwise None."""
 
     def calibrated(self, logits_NK: Array) -> Array:
         """Return the logits as the ensemble averages them."""
@@ -49,7 +49,7 @@ class Explanations(FrozenModel):
     """What was made, as far as it could be."""
 
     maps_file: Path | None = None
-    """For each of the worst errors, its row in the table of predictions and its map."""
+    """File with the map of each of the worst errors, and its row in the table of predictions."""
     maps_kind: MapKind = "attention"
     test: CoveringTest | None = None
 
@@ -65,13 +65,13 @@ class ExplanationJob(FrozenModel):
     """What to find out about where a model looked."""
 
     name: str
-    """Of the model, for the titles of the pages."""
+    """Name of the model, for the titles of the pages."""
     errors: int
     """How many of the worst errors get a map."""
     seed: int
-    """Draws the random parts that the test covers."""
+    """Seed of the random parts that the test covers."""
     folder: Path
-    """Receives the pages and the maps."""
+    """Folder that receives the pages and the maps."""
 
 
 class EvaluationJob(FrozenModel):
@@ -94,7 +94,8 @@ class EvaluationJob(FrozenModel):
     explained: ExplanationJob | None = None
     """What to find out about where the model looked."""
     seed: int = 0
-    """Draws the images whose features are kept, those that are corrupted, and the corruptions."""
+    """Seed that draws the images whose features are kept, those that are corrupted, and the
+    corruptions."""
     corrupted: int = 0
     """Number of test images to corrupt and predict, at most."""
     class_images: tuple[int, ...] = ()
@@ -103,7 +104,7 @@ class EvaluationJob(FrozenModel):
     ensemble: EnsembleResult | None = None
     """What the members of an ensemble are calibrated with, if the model is one."""
     tries_averaging: bool = False
-    """Decide on the validation images whether an image is predicted with its mirror image."""
+    """Whether to try on the validation images if predictions with mirror images are better."""
 
 
 class PredictionResult(FrozenModel):

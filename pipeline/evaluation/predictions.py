@@ -176,7 +176,7 @@ def with_label_sets(
         rows: rows with the manifest's columns; `row`, `logits` and the data's own are kept.
         classes: the model's labels, in the order of its outputs.
         probabilities_NK: calibrated probabilities of the rows.
-        thresholds: from which probabilities on an image has a label.
+        thresholds: thresholds that the probabilities of an image's labels reach.
     """
     probabilities = probabilities_NK.astype(np.float32, copy=False)
     predicted = [

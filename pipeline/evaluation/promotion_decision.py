@@ -14,9 +14,10 @@ class GateResult(FrozenModel):
     """The result of one gate."""
 
     name: str
-    """Such as `better_than_champion`."""
+    """Name of the gate, such as `better_than_champion`."""
     passed: bool | None
-    """None if there was nothing to check: it is not known, and prevents no promotion."""
+    """Whether the gate is passed; None if there was nothing to check: it is not known, and prevents
+    no promotion."""
     value: float | None
     """The value that was checked; None if it is not available."""
     threshold: float | None
@@ -52,7 +53,7 @@ class PromotionDecision(FrozenModel):
     provenance: ProvenanceSummary = UNKNOWN
     """Whether all images that the version has seen are recorded."""
     decided_at: str
-    """ISO 8601, UTC."""
+    """Time of the decision in ISO 8601, UTC."""
 
     @property
     def failed(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class ImageSubset(FrozenModel):
     value: str
     images: int
     small: bool
-    """Fewer images than `evaluation.small_sample`."""
+    """Whether there are fewer images than `evaluation.small_sample`."""
     differs: bool
     """Whether the interval of its metric excludes that of all images."""
 
@@ -81,8 +81,8 @@ def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, .
     """Return the slices by each chosen column; a column with one value has none.
 
     Args:
-        predictions: of all images.
-        config: has the columns.
+        predictions: predictions for all images of the report.
+        config: the settings, which name the columns.
     """
     right_N, groups = predictions.predicted == predictions.labels, predictions.groups
 
@@ -112,9 +112,9 @@ def measured_parts(
 
     Args:
         table: predictions of N images.
-        config: has the columns; one with a single value has no subsets.
-        metric: returns that of the images that a mask (N) chooses.
-        overall: that of all images.
+        config: the settings, which name the columns; a column with a single value has no subsets.
+        metric: returns the metric of the images that a mask (N) chooses.
+        overall: the metric of all images.
     """
     for column in config.slices:
         parts = list(_parts(column, _values(table, column)))
@@ -215,7 +215,7 @@ class ModelReport(FrozenModel, ABC):
     groups: int | None = None
     """Number of groups that the images form, such as patients; None if no two are of one group."""
     classes: tuple[str, ...]
-    """In the order of the model's outputs."""
+    """Names of the classes, in the order of the model's outputs."""
     metrics: dict[str, MetricEstimate]
     """Metrics by name, prefixed with the split: `test/accuracy`."""
     computed_by: str = ""
@@ -322,9 +322,9 @@ def shared_fields(
         config: contents of the report besides the metrics.
         estimates: the metrics.
         rows: metrics of each class or label.
-        calibration: with which the probabilities were calibrated.
+        calibration: the calibration of the probabilities.
         answered: probabilities whose reliability is reported, with the calibration and without.
-        groups: of these; None if they are independent.
+        groups: the groups that the samples of `answered` form; None if these are independent.
     """
     split, table = subject.split, predictions.table
     kind = f"{before_image(split)}image"
@@ -352,14 +352,15 @@ class EvaluationReport(ModelReport):
     by_class: tuple[ClassMetrics, ...]
     """Metrics of each class, in the order of `classes`."""
     confusion: tuple[tuple[int, ...], ...]
-    """Rows are true classes, columns predicted ones; empty with more than 1,000 classes."""
+    """Confusion matrix: rows are true classes, columns predicted ones; empty with more than 1,000
+    classes."""
     confusion_cells: tuple[tuple[int, int, int], ...] = ()
-    """With more than 1,000 classes: the non-zero cells, as index of the true class, index of the
-    predicted class, and number of images."""
+    """Non-zero cells of the confusion matrix, with more than 1,000 classes: index of the true
+    class, index of the predicted class, and number of images."""
     errors: int
     most_confident_errors: tuple[GalleryImage, ...]
     least_certain: tuple[GalleryImage, ...]
-    """Smallest margin between the two most probable classes first."""
+    """Images with the smallest margin between the two most probable classes, the smallest first."""
     likely_label_errors: tuple[GalleryImage, ...]
     """Labels flagged by confident learning, most suspicious first."""
     suspected_labels: int

@@ -56,7 +56,7 @@ class CorruptedAccuracy(FrozenModel):
     severity: int
     accuracy: MetricEstimate
     difference: PairedDifference
-    """From the accuracy on the same images as they are."""
+    """Difference from the accuracy on the same images as they are."""
 
 
 class CorruptedMap(FrozenModel):
@@ -66,9 +66,9 @@ class CorruptedMap(FrozenModel):
     severity: int
     mean_average_precision: MetricEstimate
     difference: MetricEstimate
-    """From the mAP of the same images as they are."""
+    """Difference from the mAP of the same images as they are."""
     p_value: float
-    """Two-sided, of the paired bootstrap."""
+    """Two-sided p-value of the paired bootstrap."""
 
 
 Cell = TypeVar("Cell", CorruptedAccuracy, CorruptedMap)
@@ -78,11 +78,11 @@ class MeasuredRobustness(FrozenModel, Generic[Cell]):
     """The main metric on a sample of test images under every corruption and severity."""
 
     KEY: ClassVar[str]
-    """Of the metrics."""
+    """Beginning of the metrics' names."""
 
     images: int
     clean: MetricEstimate
-    """On the sample as it is."""
+    """The metric on the sample as it is."""
     mean: MetricEstimate
     """Mean over all corruptions and severities; interval over the images, or their groups where
     some form groups."""
@@ -135,12 +135,12 @@ def measured_robustness(
     """Predict every image as it is and in each corrupted version.
 
     Args:
-        scores: the model.
-        images_NHWC: uint8, as the model takes them.
+        scores: the model, as a function that returns the scores of images.
+        images_NHWC: the images as the model takes them, uint8.
         labels_N: number of the true class of each image.
-        seed: of the corruptions.
+        seed: the seed of the corruptions.
         on_progress: called with the number of predicted images, and of all.
-        groups: of the images; None if these are independent.
+        groups: the groups that the images form; None if the images are independent.
     """
     hits_VN = np.stack(
         [
@@ -201,9 +201,9 @@ def scores_of_versions(
     """Yield the scores (N, K) of the images as they are, then of each corruption and severity.
 
     Args:
-        scores: the model.
-        images_NHWC: uint8, as the model takes them.
-        seed: of the corruptions.
+        scores: the model, as a function that returns the scores of images.
+        images_NHWC: the images as the model takes them, uint8.
+        seed: the seed of the corruptions.
         on_progress: called with the number of predicted images, and of all.
     """
     count = len(images_NHWC)
@@ -243,12 +243,12 @@ def label_set_robustness(
     """Predict every image as it is and in each corrupted version.
 
     Args:
-        scores: the model.
-        images_NHWC: uint8, as the model takes them.
+        scores: the model, as a function that returns the scores of images.
+        images_NHWC: the images as the model takes them, uint8.
         labels_NK: 1 where an image has a label, else 0.
-        seed: of the corruptions and of the draws.
+        seed: the seed of the corruptions and of the draws.
         on_progress: called with the number of predicted images, and of all.
-        groups: of the images; None if these are independent.
+        groups: the groups that the images form; None if the images are independent.
 
     Returns:
         None if no label is on some of the images and not on others, so that mAP is unknown.

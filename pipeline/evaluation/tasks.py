@@ -93,7 +93,7 @@ class Task(Generic[Fit]):
     """What a model answers, and all that follows for its evaluation."""
 
     name: label_sets.Task
-    """In settings and descriptions."""
+    """Name of the task in settings and descriptions."""
     gives: str
     """What the model gives an image, in words."""
     does: str
@@ -160,8 +160,8 @@ class Task(Generic[Fit]):
 
         Args:
             logits: rows of the manifest with `logits`, by models not trained on them.
-            classes: in the order of the model's outputs.
-            ensemble: that the logits are of, if the model is one.
+            classes: names of the classes, in the order of the model's outputs.
+            ensemble: the ensemble that computed the logits, if the model is one.
             class_images: number of training images of each class, if the training balanced them.
 
         Raises:
@@ -202,8 +202,8 @@ def _accuracy_interval(accuracy: float, images: int, validated: pd.DataFrame) ->
     """Return a validation accuracy on some images with its interval.
 
     Args:
-        accuracy: of the training run.
-        images: that it is computed on.
+        accuracy: validation accuracy that the training run has measured.
+        images: number of images that the accuracy is computed on.
         validated: predictions of the whole split; they tell how much the images of a group agree.
     """
     groups = image_groups(validated)
@@ -220,7 +220,7 @@ def _validated_accuracy(
     """Return the validation accuracy with its interval; if it is not float32, that in float32 too.
 
     Args:
-        trained: has the accuracy of the training run.
+        trained: the result of the training run, with its validation accuracy.
         table: all predictions, in float32.
     """
     accuracy = trained.best_validation_accuracy or 0.0

@@ -35,9 +35,11 @@ class TestTimeAveraging(FrozenModel):
     why: str = ""
     """Why it was not tried."""
     validation: PairedDifference | PairedMetric | None = None
-    """Which decides: of the accuracy, or of the mAP of sets of labels."""
+    """Paired test on the validation images, which decides: of the accuracy, or of the mAP of sets
+    of labels."""
     test: PairedDifference | PairedMetric | None = None
-    """Which reports what was decided; None unless it is on."""
+    """Paired test on the test images, which reports what was decided; None unless averaging is
+    on."""
 
     @property
     def is_on(self) -> bool:
@@ -58,7 +60,7 @@ def decided(pair: PairedDifference | PairedMetric) -> TestTimeAveraging:
     """Return whether averaging is worth its cost.
 
     Args:
-        pair: of the validation images alone, and with their mirror images.
+        pair: paired test of the validation images: alone, and with their mirror images.
     """
     return TestTimeAveraging(state="on" if is_better(pair) else "off", validation=pair)
 
@@ -74,8 +76,8 @@ def averaging_copy(folder: Path, target: Path) -> Path:
     """Write a copy of a saved model that averages views; return its folder.
 
     Args:
-        folder: of the model.
-        target: replaced if it exists.
+        folder: the folder of the saved model.
+        target: the folder of the copy, which is replaced if it exists.
     """
     shutil.rmtree(target, ignore_errors=True)
     make_folder(target)

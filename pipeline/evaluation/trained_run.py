@@ -17,7 +17,7 @@ class TrainedRun:
     """The settings, the images and the weights of a run."""
 
     config: RunConfig
-    """Resolved."""
+    """The resolved settings."""
     data: IngestedData
     prepared: PreparedData
     trained: TrainResult

@@ -35,9 +35,10 @@ class Difference(NamedTuple):
     """An output of a package that differs most from the expected one."""
 
     value: float
-    """Absolute, or relative to the largest feature; NaN if an output is not a number."""
+    """Size of the difference: absolute, or relative to the largest feature; NaN if an output is not
+    a number."""
     position: int
-    """Of the image among those that were compared."""
+    """Position of the image among those that were compared."""
     output: int
     packaged: float
     expected: float
@@ -58,7 +59,7 @@ def reported_difference(
         file: the package's ONNX file.
         images: the prepared store, uint8 (M, H, W, C).
         reported: predictions with the columns `path`, `row` of the store and `probabilities`.
-        classes: of the model.
+        classes: names of the model's classes, in the order of its outputs.
         on_progress: called with the number of compared images, and of all.
 
     Raises:
@@ -97,9 +98,9 @@ def largest_difference(
 
     Args:
         model: the trained model.
-        file: what was exported from it.
+        file: the ONNX file that was exported from the model.
         images: the prepared store, uint8 (M, H, W, C).
-        rows: the images to compare on.
+        rows: rows of the store with the images to compare on.
         on_progress: called with the number of compared images, and of all.
 
     Raises:
@@ -128,10 +129,10 @@ def inner_differences(
     """Return how much each inner value of a package differs from torch's, by its name.
 
     Args:
-        model: what was exported.
+        model: the model that was exported.
         file: the package's ONNX file.
         images: the prepared store, uint8 (M, H, W, C).
-        rows: the images to compare on.
+        rows: rows of the store with the images to compare on.
 
     Returns:
         The largest difference, relative to the largest value of the batch if that is over 1.

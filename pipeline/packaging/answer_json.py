@@ -25,9 +25,9 @@ class AnswerJson(TypedDict, total=False):
     label: str | None
     """The most probable class; with sets of labels, the first of `labels`."""
     probability: float | None
-    """Of the label, calibrated; from 0 to 1."""
+    """Calibrated probability of the label, from 0 to 1."""
     labels: list[dict[str, Any]]
-    """With sets of labels only: those at or above their thresholds, the most probable first."""
+    """Labels at or above their thresholds, the most probable first; only with sets of labels."""
     top_k: list[dict[str, Any]]
     """The most probable classes, each with `label` and `probability`; labels also `threshold`."""
     set: list[str] | None
@@ -37,15 +37,16 @@ class AnswerJson(TypedDict, total=False):
     set_unknown: str | None
     """Why there is no set."""
     warnings: list[dict[str, str]]
-    """Each with `kind` and `message`."""
+    """Warnings, each with `kind` and `message`."""
     unchecked: list[str]
     """Kinds of warnings that the package has no limit for: their absence means nothing."""
     map: dict[str, Any] | None
-    """Where asked for: where the model looked, with `rows`, `columns` and `values`."""
+    """Map of where the model looked, with `rows`, `columns` and `values`; only where it is asked
+    for."""
     outputs: Any
-    """Inside a server only, never sent: probabilities (K) and features (D)."""
+    """Probabilities (K) and features (D); inside a server only, never sent."""
     features: list[float] | None
-    """Of an encoder, which has this and `error` alone."""
+    """Features of the image; an encoder's answer has only this and `error`."""
     error: str | None
     """Why the image cannot be read."""
 
@@ -54,9 +55,9 @@ class AnswerWriter:
     """Writes the answers of one package.
 
     Args:
-        classes: names, in the order of the outputs.
-        thresholds_K: of a model with sets of labels; None for one label for each image.
-        judge: says how reliable an answer is.
+        classes: names of the classes, in the order of the outputs.
+        thresholds_K: threshold of each label (K); None for a model that gives each image one label.
+        judge: the judge that says how reliable an answer is.
     """
 
     def __init__(

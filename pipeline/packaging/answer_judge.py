@@ -79,16 +79,16 @@ class JudgedImage(NamedTuple):
     unknown: str
     """Why there is no set."""
     warnings: tuple[tuple[str, str], ...]
-    """Kind and message of each."""
+    """Kind and message of each warning."""
 
 
 class AnswerJudge:
     """Applies the rules of a package.
 
     Args:
-        rules: from `model.json`; None for a package that has none.
-        reference_file: features of the reference, and k; it need not exist.
-        classes: names, in the order of the outputs.
+        rules: the package's rules, as in `model.json`; None for a package that has none.
+        reference_file: the file with the reference features and k; it need not exist.
+        classes: names of the classes, in the order of the outputs.
         no_sets: why the model has no prediction sets; empty if it may have them.
     """
 
@@ -196,9 +196,9 @@ def image_warnings(
     """Return kind and message of each warning about one image.
 
     Args:
-        rules: those of a package.
-        pixels_HWC: as the network takes it; with its original size if that is known.
-        distance: to the reference features; None if it is not known.
+        rules: the rules of the package.
+        pixels_HWC: the image as the network takes it; with its original size if that is known.
+        distance: distance to the reference features; None if it is not known.
     """
     said = []
     quality = quality_of(np.asarray(pixels_HWC))

@@ -68,11 +68,11 @@ class AnsweringModel(nn.Module):
     """Probabilities, then the inner values of the same pass: uint8 (B, H, W, C) -> a tuple.
 
     Args:
-        model: computes the probabilities.
+        model: the model that computes the probabilities.
 
     Attributes:
-        names: of the inner values in the answer, some of `INNER_OUTPUTS` in their order.
-        members: the observed models; several of an ensemble.
+        names: names of the inner values in the answer: some of `INNER_OUTPUTS`, in their order.
+        members: the observed models; several for an ensemble.
     """
 
     def __init__(self, model: ProbabilityModel) -> None:
@@ -243,9 +243,9 @@ class ProbabilityModel(nn.Module):
     """Normalise, classify and calibrate: uint8 (B, H, W, C) -> probabilities (B, K).
 
     Args:
-        model: returns logits (B, K).
-        image: what it takes.
-        calibration: of its logits.
+        model: the model that returns logits (B, K).
+        image: the images that the model takes.
+        calibration: the calibration of the logits.
     """
 
     def __init__(
@@ -307,8 +307,8 @@ def export_onnx(
     export them.
 
     Args:
-        model: in evaluation mode, on the CPU.
-        file: where to write; whole or absent.
+        model: the model, in evaluation mode and on the CPU.
+        file: the ONNX file, which is written whole or not at all.
         without: inner values to leave out.
 
     Returns:

@@ -55,7 +55,7 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
     """Predict generated photographs with a package in a clean process.
 
     Args:
-        folder: the package as stored by MLflow.
+        folder: the folder of the package, as MLflow stores it.
         package: the same package opened in this process, for comparison.
     """
     damage = _damage(folder / "artifacts")
@@ -142,8 +142,9 @@ def _photographs(folder: Path, bands: int = 0) -> list[Path]:
     """Write images of two sizes with smooth random colours; the same images each time.
 
     Args:
-        folder: gets them.
-        bands: that an image needs; beyond three it is a TIFF file, else a JPEG file.
+        folder: the folder that receives the images.
+        bands: number of bands that an image needs; with more than three it is a TIFF file, else a
+            JPEG file.
     """
     import cv2
 

@@ -25,12 +25,12 @@ class PackagingJob(FrozenModel):
     """The table of predictions that the report is computed from; None for an encoder, which is
     compared with torch."""
     reference: Path | None = None
-    """The features that distances are measured to."""
+    """File with the features that distances are measured to."""
     reference_images: Path | None = None
-    """What later images are compared with; None for an encoder."""
+    """File with what later images are compared with; None for an encoder."""
     folder: Path
     averages_views: bool = False
-    """Predict each image with its mirror image, as the evaluation has decided."""
+    """Whether to predict each image with its mirror image, as the evaluation has decided."""
     card: CardFacts = CardFacts()
     """Facts for the model card that are not in the model's description."""
 
@@ -40,13 +40,14 @@ class Package(FrozenModel):
 
     folder: Path
     largest_difference: float
-    """On all test images: in probability, or in an encoder's features."""
+    """Largest difference on all test images: in probability, or in an encoder's features."""
     checked_images: int
     bytes: int
     latency: PackageLatency | None = None
     """How long batches take on this machine; None without an image to measure with."""
     reported_sha256: str = ""
-    """Of the table of predictions that the package was compared with; empty for an encoder."""
+    """SHA-256 of the table of predictions that the package was compared with; empty for an
+    encoder."""
 
 
 PACKAGING = Worker("patchline.pipeline.packaging", PackagingJob, Package, accelerator=False)

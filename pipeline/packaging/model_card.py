@@ -25,7 +25,7 @@ class CardLabel(FrozenModel):
     images: int
     """Number of test images that have it."""
     average_precision: MetricEstimate | None
-    """None where no test image tells it."""
+    """Average precision of the label; None where no test image tells it."""
 
 
 class CardFacts(FrozenModel):
@@ -38,7 +38,7 @@ class CardFacts(FrozenModel):
     metrics: dict[str, MetricEstimate] = Field(default_factory=dict)
     """Metrics with their confidence intervals, by `SPLIT/metric`."""
     labels: tuple[CardLabel, ...] = ()
-    """Of a multi-label model: each label, in the order of the outputs."""
+    """The labels of a multi-label model, in the order of the outputs."""
     answers: tuple[str, ...] = ()
     """What was measured of prediction sets and warnings, in words."""
     initial_weights: str = ""
@@ -46,7 +46,7 @@ class CardFacts(FrozenModel):
     taught_by: str = ""
     """The teacher whose predictions it was trained towards, in words; empty without one."""
     license: str = ""
-    """Of published initial weights; empty if it is not known."""
+    """License of the published initial weights; empty if it is not known."""
     seen_before: tuple[str, ...] = ()
     """What the initial weights have seen of the images that the metrics belong to."""
     training: str = ""

@@ -29,7 +29,7 @@ class BatchTime(FrozenModel):
 
     batch_size: int
     milliseconds: float
-    """Median of the rounds."""
+    """Median time of the rounds."""
     rounds: int
 
 
@@ -37,7 +37,7 @@ class PackageLatency(FrozenModel):
     """The times of several batch sizes, and what computed them."""
 
     batches: tuple[BatchTime, ...]
-    """By rising size; a size that would take too long is absent."""
+    """Times by rising batch size; a size that would take too long is absent."""
     processor: str
     threads: int
 
@@ -57,8 +57,9 @@ def package_latency(onnx_file: Path, images_NHWC: Array) -> PackageLatency:
     """Measure a package with as many threads as it uses unless told otherwise.
 
     Args:
-        onnx_file: its network.
-        images_NHWC: uint8, to take the batches from; they repeat if there are too few.
+        onnx_file: the ONNX file of the package.
+        images_NHWC: images that the batches are taken from, uint8; they repeat if there are too
+            few.
     """
     session = open_session(onnx_file)
     name, first = session.get_inputs()[0].name, session.get_outputs()[0].name

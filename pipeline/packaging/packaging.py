@@ -28,7 +28,7 @@ def package_model(
         evaluated: the report of a classifier, whose calibration is built in and whose predictions
             are compared with; None for an encoder, which is compared with torch.
         card: facts for the model card that are not in the model's description.
-        folder: receives the package.
+        folder: the folder that receives the package.
         on_event: receives the progress of the comparison.
 
     Raises:

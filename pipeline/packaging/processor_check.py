@@ -33,7 +33,8 @@ class ProcessorCheck(NamedTuple):
 
     passed: bool
     largest_difference: float
-    """In probability, between this processor and the one of the export; NaN if not a number."""
+    """Largest difference in probability between this processor and the one of the export; NaN if
+    one is not a number."""
     allowed_difference: float
     images: int
     finding: str
@@ -52,8 +53,8 @@ def check_on_this_processor(folder: Path, answers: Answers) -> ProcessorCheck | 
     """Compare a model's answers on this processor with those on the processor of the export.
 
     Args:
-        folder: of the export.
-        answers: the model, as it serves.
+        folder: the folder of the export.
+        answers: the function that answers images, as the model serves them.
 
     Returns:
         None if the folder holds no check: a model in float32 needs none.

@@ -291,7 +291,7 @@ class Draft:
         """Return the length of the first training, which shares its time with all others.
 
         Args:
-            candidate: that is trained.
+            candidate: the candidate that is trained.
         """
         facts, user, images = self.facts, self.user, self.fits[0]
         rate = tiers.images_per_second(facts, candidate.tier, self.tiers, candidate.name)
@@ -314,9 +314,9 @@ class Draft:
         validations would take more than a tenth of the time, there are fewer of them.
 
         Args:
-            name: of the candidate whose end of an epoch counts; if it was not measured, the largest
-                that was.
-            rate: training images/s.
+            name: the candidate whose end of an epoch counts; if it was not measured, the largest
+                measured one.
+            rate: training images in a second.
         """
         facts, data, folds = self.facts, self.facts.data, self.user.get("training.folds")
         labelled = data.training_images - data.unlabelled_images + data.validation_images

@@ -24,9 +24,9 @@ class DataFacts(FrozenModel):
     """The images to train on."""
 
     training_images: int
-    """With those that have no labels."""
+    """Number of training images, including those without labels."""
     unlabelled_images: int = 0
-    """Of the training images."""
+    """Number of training images without labels."""
     validation_images: int = 0
     test_images: int = 0
     classes: int
@@ -101,13 +101,13 @@ class MachineFacts(FrozenModel):
     """The machine that trains."""
 
     device: str = "cpu"
-    """cpu, cuda or mps."""
+    """Device that trains: cpu, cuda or mps."""
     name: str = ""
     """Product name of the processor or accelerator."""
     threads: int = 2
     """Threads that torch computes with."""
     vector_instructions: str = ""
-    """Of the CPU, as torch names them, such as AVX2."""
+    """The CPU's vector instructions, as torch names them, such as AVX2."""
     memory_gib: float = 8.0
     """Main memory; for cuda, that of the accelerator once it was measured."""
     host_memory_gib: float = 8.0
@@ -115,9 +115,9 @@ class MachineFacts(FrozenModel):
     cache_gib: float | None = None
     """Limit of the cache of a shared workspace, above which images stay on the object store."""
     processes: int = 1
-    """That train together, on all machines."""
+    """Number of processes that train together, on all machines."""
     machines: int = 1
-    """Over which they are spread."""
+    """Number of machines over which the processes are spread."""
 
     @property
     def local_processes(self) -> int:
@@ -152,20 +152,21 @@ class Speed(FrozenModel):
 
     candidate: str
     images_per_second: float
-    """Measured, with augmentation and update; 0 if the model does not fit the memory."""
+    """Training images in a second, measured with augmentation and update; 0 if the model does not
+    fit the memory."""
     loaded_per_second: float = 0.0
     """Images that one core augments in a second, one at a time; 0 on a CPU, whose cores train."""
     validated_per_second: float = 0.0
     """Images that one process validates in a second; 0 if that was not measured."""
     epoch_end_seconds: float = 0.0
-    """What keeping the weights and a copy of the state takes after a validation."""
+    """Time that keeping the weights and a copy of the state takes after a validation."""
     smaller_step_share: float = 0.0
-    """What a step takes with images of three quarters of the side, as a share of one of full size;
-    0 if that was not measured."""
+    """Time of a step with images of three quarters of the side, as a share of one of full size; 0
+    if that was not measured."""
     checkpoint_seconds: float = 0.0
-    """What writing a checkpoint takes."""
+    """Time that writing a checkpoint takes."""
     precision: str = ""
-    """In which it is that fast: float32 or bfloat16."""
+    """Precision in which it is that fast: float32 or bfloat16."""
 
 
 class PlanFacts(FrozenModel):
@@ -175,13 +176,13 @@ class PlanFacts(FrozenModel):
     data: DataFacts
     machine: MachineFacts = MachineFacts()
     speeds: tuple[Speed, ...] = ()
-    """Of the candidates that were measured; the others are estimated from these."""
+    """Speeds of the candidates that were measured; the others are estimated from these."""
     busy_cores: float = 0.0
     """CPU cores that other programs used while the speeds were measured."""
     length_share: float = 1.0
     """Share of the preset's epochs and time; a warm start needs less than random weights."""
     parameters: int = 0
-    """Of the model with published weights; 0 if that is not known."""
+    """Number of parameters of the model with published weights; 0 if that is not known."""
     teacher_passes: int = 0
     """Images that a teacher predicts, times their views."""
     teacher_per_second: float = 0.0
@@ -223,13 +224,13 @@ class Plan(FrozenModel):
     """The whole plan in two lines, including what the user has set, and what it starts from."""
     reasons: tuple[str, ...]
     images_per_second: float
-    """Of training, measured or estimated."""
+    """Training images in a second, measured or estimated."""
     seconds_before: float = 0.0
-    """What is computed before the first step: the features of a head that is fitted first, and the
-    tokens of the last blocks. The features of a head alone are its training."""
+    """Time before the first step, in which the features of a head that is fitted first and the
+    tokens of the last blocks are computed. The features of a head alone are its training."""
     facts: PlanFacts
     candidate: str = ""
-    """The one that is planned; empty if there was only one."""
+    """Name of the planned candidate; empty if there was only one."""
 
     def lines(self) -> list[str]:
         """Return the plan as it is printed."""

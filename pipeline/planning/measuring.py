@@ -82,10 +82,10 @@ def measured_rates(
     the other programs were waiting.
 
     Args:
-        trial: does the steps.
-        numbers: to compare.
-        images: of a step.
-        seconds: how long this should take; each number has a step at least.
+        trial: the trial that does the steps.
+        numbers: the numbers of threads to compare.
+        images: number of images in a step.
+        seconds: time that this should take; each number has a step at least.
     """
     before = torch.get_num_threads()
     taken = dict.fromkeys(numbers, 0.0)
@@ -108,7 +108,7 @@ class OtherPrograms:
     """How many CPU cores everything except a process and its children uses.
 
     Args:
-        process: by default this one.
+        process: the process that is not counted, nor are its children; by default this one.
     """
 
     def __init__(self, process: psutil.Process | None = None) -> None:
@@ -274,16 +274,16 @@ class _Step(NamedTuple):
 
     images: int
     seconds: float
-    """Infinite if it does not fit the memory."""
+    """Infinite if the step does not fit the memory."""
     precision: Precision
     measured: float = 0.0
     """Seconds that the measured steps took."""
     parameters: int = 0
-    """Of the model, if its features were measured."""
+    """Number of parameters of the model, if its features were measured."""
     smaller_share: float = 0.0
-    """What a step of smaller images takes, as a share of this one; 0 if it was not measured."""
+    """Time of a step of smaller images, as a share of this one; 0 if it was not measured."""
     end: EpochEnd = EpochEnd(0.0, 0.0, 0.0)
-    """Of an epoch; not measured of features."""
+    """What the end of an epoch takes; not measured for features."""
 
 
 def loaded_per_second(candidate: MeasuredCandidate) -> float:

@@ -15,7 +15,7 @@ class MeasuredCandidate(FrozenModel):
 
     name: str
     config: RunConfig
-    """Resolved against the data."""
+    """The settings, resolved against the data."""
     features_only: bool = False
     """Whether to measure passes without gradients instead of training steps."""
 
@@ -26,16 +26,17 @@ class MeasuringJob(FrozenModel):
     candidates: tuple[MeasuredCandidate, ...]
     num_classes: int
     images: int
-    """In the training split."""
+    """Number of images in the training split."""
     validation_images: int = 0
-    """In the validation split."""
+    """Number of images in the validation split."""
     teacher: Path | None = None
     """Folder of the model that predicts the training images, if there is one."""
     workspace: Path | None = None
-    """Remembers the precisions that were chosen; a choice between two that are nearly as good
-    stays."""
+    """Folder that remembers the precisions that were chosen; a choice between two that are nearly
+    as good stays."""
     budget_seconds: float
-    """On a GPU, of measured steps alone: loading kernels and warming up come on top."""
+    """Time for measuring; on a GPU, that of measured steps alone: loading kernels and warming up
+    come on top."""
 
 
 class Measurement(FrozenModel):
@@ -51,7 +52,7 @@ class Measurement(FrozenModel):
     accelerator_gib: float | None = None
     """Memory of the first CUDA device."""
     parameters: int = 0
-    """Of the model whose features were measured; 0 of others."""
+    """Number of parameters of the model whose features were measured; 0 for others."""
 
     def added_to(self, facts: PlanFacts) -> PlanFacts:
         """Return the facts with what was measured."""

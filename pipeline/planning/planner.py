@@ -109,8 +109,8 @@ def choose_weights(config: RunConfig, data: IngestedData, workspace: Path) -> We
     """Return the weights that a run starts from where its user has set neither them nor a model.
 
     Args:
-        config: with a preset; not resolved.
-        data: what is trained on.
+        config: the run's settings, with a preset and not yet resolved.
+        data: the data to train on.
         workspace: the folder `.patchline`.
     """
 
@@ -134,11 +134,11 @@ def planned(
     """Return a new plan of a run with a preset.
 
     Args:
-        config: with a preset; not resolved.
-        data: what is trained on.
+        config: the run's settings, with a preset and not yet resolved.
+        data: the data to train on.
         workspace: the folder `.patchline`.
         on_note: called if the speed could not be measured.
-        choice: of initial weights, if the plan has made one.
+        choice: the choice of initial weights, if the plan has made one.
         start: the initial weights, if there are any.
 
     Returns:
@@ -323,9 +323,9 @@ def measuring_job(
     """Return the candidates for a run, and how long measuring them may take.
 
     Args:
-        config: with a preset; not resolved.
-        data: what is trained on.
-        facts: that need no measurement.
+        config: the run's settings, with a preset and not yet resolved.
+        data: the data to train on.
+        facts: the facts that need no measurement.
         start: what the training starts from.
         teacher: folder of the model that predicts the training images, if there is one.
     """

@@ -66,11 +66,11 @@ class Part(NamedTuple):
     images_per_second: float
     """Training images of an epoch, in all fits that share it; 0 if that is not known."""
     most: int
-    """Epochs where there is time for all of them."""
+    """Number of epochs where there is time for all of them."""
     epochs: float
     updates: float
     seconds: float
-    """Of all fits together."""
+    """Duration of all fits together."""
     token_seconds: float
 
     @property
@@ -85,7 +85,7 @@ class Published:
 
     facts: PlanFacts
     user: UserSettings
-    """What is set."""
+    """What the user has set."""
 
     @cached_property
     def speed(self) -> float:
@@ -148,12 +148,12 @@ class Published:
         """Return how long a part is trained.
 
         Args:
-            settings: its recipe.
-            rate: of its training, as a share of that of the features.
+            settings: the part's recipe.
+            rate: the speed of training the part, as a share of the speed of computing features.
             few: epochs of few images, if these are more than usual.
             fits: passes through the network that an epoch takes, with all fits.
             tokens: passes before the first step.
-            share: of the preset's time, at most.
+            share: the largest share of the preset's time that it may take.
         """
         user, data, speed = self.user, self.facts.data, self.speed or math.inf
         most = user.get("training.epochs") or user.longest_set or max(_EPOCHS, few)

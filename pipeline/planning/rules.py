@@ -65,7 +65,7 @@ class Rule(NamedTuple):
     """One decision of a plan; it is left out where the user has decided all that it sets."""
 
     when: Callable[[Draft], object] = lambda _: True
-    """Whether it applies."""
+    """Whether the rule applies."""
     sets: Callable[[Draft], Settings] = lambda _: {}
     """Settings, nested like a config file; a rule before it wins."""
     why: Callable[[Draft], str] = lambda _: ""

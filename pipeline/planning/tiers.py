@@ -41,7 +41,7 @@ class Tier:
     photo_size: int
     """Side in pixels of photographs, which may be shrunk to any size."""
     learning_rate: float
-    """Of Muon with batches of 256."""
+    """Learning rate of Muon with batches of 256."""
     why: str
     pools_early: bool = False
     """Whether the embedding pools before norm and activation, with more filters."""
@@ -171,8 +171,8 @@ def image_side(tier: Tier, median_side: int) -> int:
     """Return the side in pixels that a tier sees; images are never enlarged.
 
     Args:
-        tier: decides the size of photographs.
-        median_side: of the sources, in pixels.
+        tier: the tier, which decides the size of photographs.
+        median_side: median of the images' shorter sides, in pixels.
     """
     if median_side > LARGEST_UNSHRUNK:
         return min(tier.photo_size, median_side // _PHOTOGRAPH_STEP * _PHOTOGRAPH_STEP)
@@ -303,10 +303,10 @@ def images_per_second(facts: PlanFacts, tier: Tier, tiers: Sequence[Tier], name:
     """Return the training speed of a candidate.
 
     Args:
-        facts: with the speeds that were measured.
-        tier: of the candidate.
-        tiers: all that are compared, rising in size.
-        name: of the candidate.
+        facts: the facts of the plan, with the speeds that were measured.
+        tier: the candidate's tier.
+        tiers: all tiers that are compared, rising in size.
+        name: the candidate's name.
     """
     measured = {each.candidate: reached(facts.machine, each) for each in facts.speeds}
     if name in measured:
@@ -339,8 +339,8 @@ def reached(machine: MachineFacts, measured: Speed) -> float:
     """Return the speed that a training run reaches: with data-loader workers, if it needs them.
 
     Args:
-        machine: has the cores, and the processes that train together.
-        measured: of one process.
+        machine: the machine, with its cores and the processes that train together.
+        measured: the speed of one process.
     """
     if not measured.loaded_per_second or not measured.images_per_second:
         return machine.times_as_fast * measured.images_per_second
@@ -353,8 +353,8 @@ def workers(machine: MachineFacts, measured: Speed) -> int:
     """Return how many data-loader workers of a process keep up with the training; 0 on a CPU.
 
     Args:
-        machine: has the cores, which the processes share.
-        measured: of the model; its trial steps augmented their images themselves.
+        machine: the machine, with its cores, which the processes share.
+        measured: the measured speed; the trial steps augmented their images themselves.
     """
     if not measured.loaded_per_second or not measured.images_per_second:
         return 0
@@ -365,7 +365,7 @@ def workers_for(machine: MachineFacts, rate: float, loaded_per_second: float) ->
     """Return how many data-loader workers of a process keep up with the training; 0 on a CPU.
 
     Args:
-        machine: has the cores, which the processes share.
+        machine: the machine, with its cores, which the processes share.
         rate: images that a process trains in a second, without augmenting them.
         loaded_per_second: images that one core augments; 0 if whole batches are, on the device.
     """

@@ -71,11 +71,12 @@ class WeightsChoice(FrozenModel):
     """Which weights a run starts from, and why."""
 
     reference: str = ""
-    """As in `model.init`; empty for random weights."""
+    """Name of the weights, as in `model.init`; empty for random weights."""
     stamp: str = ""
-    """Of the file, which decides the plan too."""
+    """Text that changes with the file of the weights, and therefore decides the plan too."""
     measurement: Measurement | None = None
-    """Of the features; None for random weights, which are measured when they are planned."""
+    """The speed of computing features; None for random weights, which are measured when they are
+    planned."""
     reasons: tuple[str, ...] = ()
     measured: bool = True
     """Whether all weights that were tried could be measured, so that a later run may take the
@@ -95,7 +96,7 @@ class Weighed(NamedTuple):
 
     wins: bool
     features: float
-    """Seconds that they take."""
+    """Time that computing the features takes, in seconds."""
     why: str
 
 
@@ -103,10 +104,10 @@ class WeightsRequest(NamedTuple):
     """A run that may start from weights at hand."""
 
     config: RunConfig
-    """With a preset, without initial weights."""
+    """The run's settings, with a preset and without initial weights."""
     data: IngestedData
     facts: PlanFacts
-    """Without speeds."""
+    """The facts of the plan, without speeds."""
     settings: Mapping[str, Any]
     """What the user has set, by dotted key."""
 
@@ -124,9 +125,9 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
     """Return whether trained weights win against random ones, and why.
 
     Args:
-        facts: data, machine, preset.
+        facts: the facts about data, machine and preset.
         user_settings: what the user has set, by dotted key.
-        images_per_second: of their features, in one process.
+        images_per_second: images whose features one process computes in a second.
     """
     speed = Speed(candidate=FEATURES, images_per_second=images_per_second)
     started = Published(facts.model_copy(update={"speeds": (speed,)}), UserSettings(user_settings))
@@ -249,9 +250,9 @@ def _registered(
 
     Args:
         request: the run.
-        there: has the versions.
+        there: the weights at hand, with the registered versions.
         workspace: the folder `.patchline`.
-        lost: gets the reason where a version has seen images that the run is measured with.
+        lost: receives the reason where a version has seen images that the run is measured with.
     """
     data = request.facts.data
     if data.images_per_class >= _FEW_FOR_A_CLASS:
@@ -343,8 +344,8 @@ def are_few_photographs(images: int, median_side: float) -> bool:
     """Return whether images are so few and so large that trained weights help most.
 
     Args:
-        images: number of them.
-        median_side: in pixels.
+        images: number of training images.
+        median_side: median of the images' shorter sides, in pixels.
     """
     return median_side >= _PHOTOGRAPH and images <= _FEW
 

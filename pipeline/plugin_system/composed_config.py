@@ -64,9 +64,9 @@ def composed_config(
     """Return the class of the settings that can be set together with these arguments.
 
     Args:
-        arguments: of the command line; only the plugin names are read from them.
-        settings: of preset and file; the arguments override them.
-        sections: of a run's settings, those that the class has; by default all.
+        arguments: arguments of the command line, of which only the plugin names are read.
+        settings: settings of the preset and the file, which the arguments override.
+        sections: sections of a run's settings that the class has; by default all.
 
     Raises:
         PluginError: for a plugin that is unknown or broken.

@@ -45,9 +45,9 @@ class Setting(FrozenModel):
 
     name: str
     plugin: str | None
-    """Whose setting it is, as `KIND NAME`; None for a setting of every run."""
+    """The plugin whose setting it is, as `KIND NAME`; None for a setting of every run."""
     command: str
-    """Which command takes it as a flag."""
+    """The command that takes it as a flag."""
     default: str | None
     help: str
     docs: str | None

@@ -150,8 +150,8 @@ def built_launcher(choice: PluginChoice, workspace: Path) -> Launcher:
     """Return the launcher of a config.
 
     Args:
-        choice: its name and settings.
-        workspace: below which workers read and write.
+        choice: the launcher's name and settings.
+        workspace: the folder below which workers read and write.
 
     Raises:
         ConfigError: for a setting that is unknown or has an invalid value.

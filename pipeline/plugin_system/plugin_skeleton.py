@@ -43,7 +43,7 @@ class WrittenPackage:
     name: str
     folder: Path
     files: tuple[str, ...]
-    """Relative to the folder, with forward slashes."""
+    """Paths of the files, relative to the folder, with forward slashes."""
     run_command: str
     """The command that trains with the plugin."""
 

@@ -123,8 +123,8 @@ def run_stages(
     """Go through stages in their order; each leaves its result in the context.
 
     Args:
-        stages: of a line.
-        context: of the run; the stages read and change it.
+        stages: the stages of a pipeline, in their order.
+        context: the run's context, which the stages read and change.
         call: calls their computations.
         then: called with the result of each stage, once it is logged.
 

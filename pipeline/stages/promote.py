@@ -17,7 +17,8 @@ class Promoted(FrozenModel):
     """What was decided about the version."""
 
     promotion: Promotion | None
-    """None if the run made none: `patchline promote` compares the version with the champion."""
+    """The promotion; None if the run made none: `patchline promote` compares the version with the
+    champion."""
     requests_approval: bool = False
     """Whether a person is to be asked."""
 

@@ -60,11 +60,11 @@ class Context:
     rehearses: bool = False
     """Whether every stage computes two batches, and nothing is logged."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Duration of each stage."""
+    """Duration of each stage, in seconds."""
     tags: dict[str, str] = field(default_factory=dict)
-    """Of the MLflow run and of the registered version: who computes."""
+    """Tags of the MLflow run and of the registered version, which say who computes."""
     next_workers: tuple[Worker[Any, Any], ...] = ()
-    """Of the later stages, which may be started before they are needed."""
+    """Workers of the later stages, which may be started before they are needed."""
     unrecorded: dict[str, Ingredients] = field(default_factory=dict)
     """The keys of the stages whose results are recorded once the MLflow run is open."""
     returned: dict[type[Any], Any] = field(default_factory=dict)
@@ -75,8 +75,8 @@ class Context:
         """Return the context of another run on what the stages have left so far.
 
         Args:
-            config: of that run.
-            memory: of that run.
+            config: the other run's settings.
+            memory: the other run's memory.
         """
         return dataclasses.replace(
             self,
@@ -141,13 +141,13 @@ class Stage(ABC, Generic[Result]):
     """
 
     name: ClassVar[str]
-    """In `seconds`, in the tags of the run and in the records of results."""
+    """The stage's name in `seconds`, in the tags of the run and in the records of results."""
     task: ClassVar[str]
-    """Its name in the Prefect UI."""
+    """The stage's name in the Prefect UI."""
     output: ClassVar[type[FrozenModel]]
     """The class of the result."""
     worker: ClassVar[Worker[Any, Any] | None] = None
-    """Where it computes; None for the process of the run."""
+    """The worker that computes it; None if the process of the run does."""
     code: ClassVar[tuple[str, ...]] = ()
     """Modules in which the code begins that determines the result; what they import counts."""
     retried: ClassVar[bool] = False
@@ -227,7 +227,7 @@ class Stage(ABC, Generic[Result]):
         """Return the folder with the files of the result; every stage with a key has one.
 
         Args:
-            result: None before it is computed.
+            result: the stage's result; None before it is computed.
         """
         raise NotImplementedError
 

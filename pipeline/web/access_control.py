@@ -49,10 +49,10 @@ class AccessControl:
     """An ASGI application that passes permitted requests to another one, and counts all.
 
     Args:
-        app: what answers.
-        config: of the server.
-        port: that it listens on.
-        metrics: of the server.
+        app: the application that answers permitted requests.
+        config: the server's settings.
+        port: the port that the server listens on.
+        metrics: the server's metrics, which count the requests.
     """
 
     def __init__(self, app: App, config: ServingConfig, port: int, metrics: ServerMetrics) -> None:
@@ -191,7 +191,7 @@ def check_access(config: ServingConfig, use: str = "use the model") -> None:
     """Check that a server which others reach has a token.
 
     Args:
-        config: of the server.
+        config: the server's settings.
         use: what others could do with it.
 
     Raises:

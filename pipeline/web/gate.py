@@ -143,7 +143,7 @@ class Guarded:
     health: str
     """The path of the health check, which needs no credentials."""
     home: str | None = "/"
-    """Where a browser is sent after signing in; none if the server has no pages."""
+    """The path that a browser is sent to after signing in; None if the server has no pages."""
 
 
 class Gate:
@@ -318,7 +318,7 @@ def serve(
     Args:
         guarded: the application and its port.
         secret: what clients authenticate with.
-        log_level: of the server's own log.
+        log_level: the lowest level of the messages in the server's own log, such as `warning`.
         lifespan: whether the application has start-up and shutdown code, as uvicorn takes it.
         listening: a socket that already listens on the port.
     """

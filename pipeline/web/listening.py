@@ -93,8 +93,8 @@ class CertificateRenewal:
     together; they are tried again at each check, until they do.
 
     Args:
-        config: of the server; it names both files.
-        used: what new connections are encrypted with.
+        config: the server's settings, which name both files.
+        used: the TLS context that encrypts new connections.
     """
 
     def __init__(self, config: ServingConfig, used: ssl.SSLContext) -> None:

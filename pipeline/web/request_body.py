@@ -21,8 +21,8 @@ class Refusal(Exception):  # noqa: N818 - the word for it; nothing is wrong with
     """A request that is answered with an error.
 
     Args:
-        status: of the answer.
-        sentence: the value, the rule, the remedy.
+        status: the status of the answer.
+        sentence: the sentence of the answer: the value, the rule, the remedy.
         headers: further headers of the answer.
     """
 
@@ -64,7 +64,7 @@ class BodyMemory:
     """The memory of all bodies that a server holds; used in the event loop alone.
 
     Args:
-        most: bytes for all of them together.
+        most: the largest number of bytes of all bodies together.
     """
 
     def __init__(self, most: int) -> None:
@@ -105,9 +105,9 @@ async def read_body(request: Request, most: int, share: BodyShare) -> bytes:
     """Return the body of a request, decompressed.
 
     Args:
-        request: whose body nobody has read yet.
-        most: the most bytes that it may have.
-        share: of the memory.
+        request: the request, whose body nobody has read yet.
+        most: the largest number of bytes that the body may have.
+        share: the memory that the request holds, which grows with its body.
 
     Raises:
         Refusal: if it is too large, too slow, or damaged.

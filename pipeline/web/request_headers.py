@@ -56,8 +56,8 @@ def cross_origin_reason(
     too. A link on another page may be followed; nothing else is allowed from there.
 
     Args:
-        scope: of the request.
-        headers: of the request.
+        scope: the request's ASGI scope.
+        headers: the request's headers.
         is_own_host: whether the server may be called by the value of a `Host` header.
         own_origins: the origins of the server's own pages, for the value of a `Host` header.
 

@@ -114,7 +114,8 @@ class ServerMetrics:
         """Tell whether traffic is recorded; without this, the metric does not exist.
 
         Args:
-            works: asked whenever the metrics are.
+            works: the function that tells whether traffic is recorded, called whenever the metrics
+                are asked for.
         """
         up = Gauge("patchline_recording_up", "Whether traffic is recorded.", registry=self.registry)
         up.set_function(lambda: float(works()))

@@ -52,8 +52,8 @@ def while_present(scope: Scope, on_gone: Callable[[], None]) -> Iterator[None]:
     """Have a function called if the client goes while the block runs.
 
     Args:
-        scope: of the request.
-        on_gone: what is called.
+        scope: the request's ASGI scope.
+        on_gone: the function that is called if the client goes.
 
     Raises:
         ClientDisconnect: if it has gone already.
@@ -81,8 +81,8 @@ class _JoinedWrites:
     """A transport that sends together what is written before the event loop runs again.
 
     Args:
-        transport: the connection's own.
-        loop: of the server.
+        transport: the connection's own transport.
+        loop: the server's event loop.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -260,8 +260,8 @@ class ReadyServer(uvicorn.Server):
     """A server that calls a function once it listens.
 
     Args:
-        config: of uvicorn.
-        on_ready: the function.
+        config: uvicorn's settings.
+        on_ready: the function that is called once the server listens.
     """
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:

@@ -44,8 +44,9 @@ def findings_on_classes(
 
     Args:
         rows: the usable images.
-        divided: which of them the source leaves in no split or in train; they are divided.
-        empty: classes without an image.
+        divided: whether the source leaves an image in no split or in train; such images are
+            divided.
+        empty: names of the classes without an image.
         needed_splits: number of splits that those of every class are divided into.
         unreadable: the files of classes of which no image can be read.
         task: whether an image has one class, or a set of labels. A label need not be in every
@@ -73,7 +74,7 @@ def finding_on_mirror_images(mirror: MirrorSymmetry, labels: Sequence[str]) -> l
 
     Args:
         mirror: the measurement, or what contradicts it.
-        labels: of all classes, in case none is clearer than the others.
+        labels: names of all classes, which are listed if none is clearer than the others.
     """
     measured = mirror.answer == "asymmetric" and mirror.origin == "measured"
     if not (measured or mirror.is_contradicted):
@@ -228,7 +229,7 @@ def findings_on_sets(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
 
     Args:
         rows: the usable images.
-        pairs: which of them has which label.
+        pairs: the labels of each image.
     """
     return [
         *_without_labels(rows, pairs),

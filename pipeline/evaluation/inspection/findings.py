@@ -112,10 +112,10 @@ def finding_on_classes(
     Args:
         kind: what is wrong with them.
         severity: how bad it is.
-        classes: sorted.
+        classes: names of the classes, sorted.
         summary: what was found, in a sentence.
         action: what Patchline does about it, and what the user can do.
-        files: of the classes, if the finding is about their files, too.
+        files: paths of the classes' files, if the finding is about these, too.
     """
     return Finding(
         kind=kind,
@@ -137,7 +137,7 @@ def finding_on_files(
     Args:
         kind: what is wrong with them.
         severity: how bad it is.
-        files: as paths of the manifest.
+        files: paths of the files, as in the manifest.
         summary: what was found, in a sentence.
         action: what Patchline does about it, and what the user can do.
         more: other fields of the finding.
@@ -189,13 +189,13 @@ class Inspection(FrozenModel):
     class_splits: dict[str, dict[str, int]]
     """Usable images by class and split."""
     co_occurrence: dict[str, dict[str, int]] = Field(default_factory=dict)
-    """Of multi-label data: usable images with two labels, by each of them; without zeros."""
+    """Usable images of multi-label data that have two labels, by each of these; without zeros."""
     set_sizes: dict[int, int] = Field(default_factory=dict)
-    """Of multi-label data: usable images by their number of labels."""
+    """Usable images of multi-label data, by their number of labels."""
     split_origin: str
-    """Where the splits come from."""
+    """Origin of the splits, in words."""
     sizes: Sizes | None
-    """None without a usable image."""
+    """Sizes of the usable images; None if there are none."""
     modes: dict[str, int]
     """Usable images by color mode."""
     aspect_ratios: dict[str, int]
@@ -233,7 +233,7 @@ def write_table(result: Inspection, manifest: pd.DataFrame, file: Path) -> list[
     Args:
         result: the findings.
         manifest: splits, labels and status of the files.
-        file: the CSV file.
+        file: the CSV file, which may hold an earlier table.
 
     Returns:
         A note on files that an earlier table has excluded, and this one does not.
@@ -277,7 +277,7 @@ def _stays(row: Row, excluded: set[str], usable: set[str]) -> bool:
     """Return whether a row that is no longer found stays in the table.
 
     Args:
-        row: of the earlier table.
+        row: the row of the earlier table.
         excluded: the files that are excluded, as cells.
         usable: the files that are used, as the column `detail` names them.
     """

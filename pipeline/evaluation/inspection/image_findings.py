@@ -121,7 +121,7 @@ def findings_on_profiles(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]
 
     Args:
         rows: the usable images, with the column `profile`.
-        pairs: which of them has which label.
+        pairs: the labels of each image.
     """
     unreadable = rows["profile"] == UNREADABLE
     return [

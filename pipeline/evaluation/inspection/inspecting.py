@@ -81,7 +81,7 @@ def findings_on_values(rows: pd.DataFrame, values: DataValues) -> list[Finding]:
 
     Args:
         rows: the usable images.
-        values: what was decided for the data set.
+        values: what was decided about the values and bands of the data set.
     """
     deep = [each.is_deep or each.reduced > 0 for each in summaries(rows)]
     files = tuple(rows["path"][deep])
@@ -157,7 +157,7 @@ class Inspected:
     root: Path
     """The folder or archive that the paths are relative to."""
     manifest: pd.DataFrame
-    """With the splits of a run."""
+    """The manifest, with the splits of a run."""
     mapping: PixelMapping
     """What becomes of values that are not of 8 bits."""
 
@@ -249,7 +249,7 @@ def _on_labels(
     """Return the findings about classes, or about sets of labels.
 
     Args:
-        manifest: with the splits that the source gives.
+        manifest: the manifest, with the splits that the source gives.
         rows: the usable images.
         scanned: the task and the empty classes.
         config: the split settings.
@@ -329,11 +329,11 @@ def summary_of(
     """Return the result of an inspection.
 
     Args:
-        name: of the data.
-        manifest: with the splits of a run.
-        origin: where the splits come from.
-        findings: sorted.
-        notes: of the source and the splits.
+        name: name of the data.
+        manifest: the manifest, with the splits of a run.
+        origin: origin of the splits, in words.
+        findings: the findings, sorted.
+        notes: notes about the source and the splits.
         mapping: what becomes of values that are not of 8 bits.
         task: whether an image has one class, or a set of labels.
     """

@@ -183,7 +183,7 @@ class _Picture(NamedTuple):
     split: str
     detail: str
     picture: str
-    """A data URI."""
+    """The image as a data URI."""
     tiny: bool
 
 

@@ -35,13 +35,13 @@ class Judgement:
     """What a model says about images."""
 
     model: str
-    """In words: `version 3 of flowers`."""
+    """Name of the model in words, such as `version 3 of flowers`."""
     classes: tuple[str, ...]
     paths: tuple[str, ...]
     """The images, all of them of the model's classes."""
     probabilities_NK: Array
     seen_N: Array | None
-    """Which images the model was trained or selected on; None if that is not recorded."""
+    """Whether the model was trained or selected on each image; None if that is not recorded."""
     by_folds: int = 0
     """How many images were judged by models of folds that were not trained on them."""
     caveat: str = ""
@@ -80,7 +80,7 @@ def findings_on_labels(rows: pd.DataFrame, judgement: Judgement) -> list[Finding
 
     Args:
         rows: the usable images; those that the model did not judge are not reported.
-        judgement: of a model.
+        judgement: what a model says about the images.
     """
     labels = rows.drop_duplicates("path").set_index("path").loc[list(judgement.paths), "label"]
     places = {name: place for place, name in enumerate(judgement.classes)}
@@ -119,8 +119,8 @@ def likely_labels(labels_N: Array, probabilities_NK: Array, seen_N: Array) -> tu
 
     Args:
         labels_N: the class of each image, as its label says.
-        probabilities_NK: of the model.
-        seen_N: which images the model was trained on.
+        probabilities_NK: probabilities of the classes, as the model gives them.
+        seen_N: whether the model was trained on each image.
 
     Returns:
         The labels, except those of likely errors; and the differences of probabilities, else 0.
@@ -178,7 +178,8 @@ def findings_on_label_sets(rows: pd.DataFrame, judgement: Judgement) -> list[Fin
 
     Args:
         rows: the usable images; those that the model did not judge are not reported.
-        judgement: of a model of several labels; labels that no image has, or all have, are skipped.
+        judgement: what a multi-label model says about the images; labels that no image has, or all
+            have, are skipped.
     """
     texts = rows.drop_duplicates("path").set_index("path").loc[list(judgement.paths), "label"]
     pairs, images = label_pairs(texts, MULTI_LABEL), len(texts)

@@ -36,9 +36,9 @@ class ReliabilityBin(FrozenModel):
     """The images whose highest probability lies between two bounds."""
 
     low: float
-    """Excluded, but for the first bin."""
+    """Lower bound, which is excluded but for the first bin."""
     high: float
-    """Included."""
+    """Upper bound, which is included."""
     images: int
     confidence: float
     """Mean of the highest probabilities; the middle of the bin where it is empty."""
@@ -49,10 +49,10 @@ class ClassShare(FrozenModel):
     """How often a class is expected, by its probabilities, and how often it is seen."""
 
     mean_probability: float
-    """Of the class, over all images: the share that a calibrated model expects."""
+    """Mean probability of the class over all images: the share that a calibrated model expects."""
     share: MetricEstimate
-    """Of the images that are of the class; the interval is that of the share, given how much the
-    probabilities tell about each image."""
+    """Share of the images that are of the class; the interval is that of the share, given how much
+    the probabilities tell about each image."""
     state: Literal["agrees", "differs", "unknown"]
     """differs: by more than chance and a tenth, at a level of 5% for all classes together. unknown:
     the interval is so wide that its ends differ by more than a factor of 4."""
@@ -68,9 +68,9 @@ def class_shares(
     interval and the test are those of a proportion with that variance.
 
     Args:
-        probabilities_NK: of at least one image.
+        probabilities_NK: probabilities of the classes, or labels, for at least one image.
         labels: class indices (N), or 1 where an image has a label (N, K).
-        groups: of the images; None if these are independent.
+        groups: the groups that the images form; None if the images are independent.
     """
     from scipy.special import betainc
 
@@ -109,10 +109,10 @@ def contradiction(
     whose interval is above 0.02.
 
     Args:
-        names: of the K classes, or labels.
-        shares_K: of these.
+        names: names of the K classes, or labels.
+        shares_K: shares of the K classes, or labels.
         ece: expected calibration error.
-        kind: of the images, as in "test image".
+        kind: name of an image within a sentence, such as `test image`.
     """
     differing = [each for each in zip(names, shares_K, strict=True) if each[1].state == "differs"]
     differing.sort(key=lambda each: -abs(each[1].mean_probability - each[1].share.value))
@@ -160,9 +160,9 @@ def reliability_of(
     """Return the reliability diagram of such answers.
 
     Args:
-        answers: of N samples.
-        bins: their number.
-        groups: of the samples; None if these are independent.
+        answers: the answers for N samples.
+        bins: number of bins.
+        groups: the groups that the samples form; None if the samples are independent.
     """
     counts = _binned(answers, bins)
     edges = np.linspace(0, 1, bins + 1)
@@ -187,7 +187,7 @@ class _Bins(NamedTuple):
     images: Array
     hits: Array
     confidence: Array
-    """Summed."""
+    """Sum of the highest probabilities in each bin."""
 
 
 def _binned(answers: TopProbabilities, bins: int) -> _Bins:
@@ -221,8 +221,8 @@ def calibration_error_of(
     simulated as there would be independent ones with the variance of the gaps.
 
     Args:
-        answers: of N samples.
-        groups: of the samples; None if these are independent.
+        answers: the answers for N samples.
+        groups: the groups that the samples form; None if the samples are independent.
     """
     counts = _binned(answers, _BINS)
     n = len(answers.right_N)

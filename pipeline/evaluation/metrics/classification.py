@@ -92,7 +92,7 @@ def metrics(
         probabilities_NK: calibrated probabilities; rows sum to 1.
         labels_N: the true classes.
         areas: the areas under the curves, if already computed.
-        groups: of the images; None if these are independent.
+        groups: the groups that the images form; None if the images are independent.
 
     Raises:
         DataError: if there are no images.

@@ -34,7 +34,7 @@ def conformal_threshold(
     """Return the value that a new image's score does not exceed with at least this probability.
 
     Args:
-        scores_N: of held-out images; ties are fine.
+        scores_N: scores of held-out images, some of which may be equal.
         level: the probability, in (0, 1).
         groups_N: the group of each image; None if each image is its own.
 
@@ -81,7 +81,7 @@ def least_probability(
     """Return the least probability of a member, so that sets hold the true class that often.
 
     Args:
-        probabilities_N: that the model gives the true class of each held-out image.
+        probabilities_N: probability that the model gives the true class of each held-out image.
         coverage: probability that the set of a new image holds its true class, in (0, 1).
         groups_N: the group of each image; None if each image is its own.
 

@@ -21,11 +21,11 @@ class ConfusionCells:
     """Counts in order of the true class, then of the predicted one."""
 
     rows_M: Array
-    """True classes."""
+    """True class of each cell."""
     columns_M: Array
-    """Predicted classes."""
+    """Predicted class of each cell."""
     counts_M: Array
-    """Images, at least one."""
+    """Number of images in each cell, at least one."""
     num_classes: int
 
     @classmethod

@@ -42,7 +42,7 @@ class Area(NamedTuple):
     shrunk: float
     """The value, drawn a little towards one half, where the formula's variance is never 0."""
     variance: float
-    """By the formula."""
+    """Variance of the value by the formula."""
     squares: float
     """Sum of the squared influences: of how much each sample moves the value."""
     freedom: int
@@ -64,7 +64,7 @@ class Area(NamedTuple):
         Args:
             influences_N: how much each sample moves the value.
             own: positions of the positives.
-            groups: of the samples.
+            groups: the groups that the samples form.
         """
         sizes_G = np.bincount(groups.codes_N, minlength=groups.count)
         own_G = np.bincount(groups.codes_N[own], minlength=groups.count)
@@ -160,7 +160,7 @@ class ClassAreas(NamedTuple):
     macro: MetricEstimate
     """Mean over the classes with images, of which two exist."""
     by_class: tuple[MetricEstimate | None, ...]
-    """None where all samples are of the class, or none is."""
+    """Area of each class; None where all samples are of the class, or none is."""
 
 
 class Areas(NamedTuple):
@@ -197,9 +197,9 @@ class _Moved(NamedTuple):
     """How much a sample moves an area."""
 
     others_P: Array
-    """By its place."""
+    """How much a sample of another class moves it, by the sample's place."""
     own_L: Array
-    """One of the class itself, by its level."""
+    """How much a sample of the class itself moves it, by the sample's level."""
 
     def squares(self, counts: _LevelCounts) -> float:
         """Return the sum of the squares over all samples."""
@@ -228,9 +228,9 @@ def areas_of_class(
     """Return the areas under the ROC and the precision-recall curve of one class.
 
     Args:
-        scores_N: of all samples.
-        own: positions of those of the class; some, and not all.
-        groups: of the samples; None if these are independent.
+        scores_N: scores of all samples for the class.
+        own: positions of the samples of the class: at least one, but not all.
+        groups: the groups that the samples form; None if the samples are independent.
 
     Returns:
         Each with how much each sample moves it (N).

@@ -22,7 +22,7 @@ class Neighbours:
     """Reference images, and the distance of others to the k-th nearest of them.
 
     Args:
-        features_MD: of the reference.
+        features_MD: features of the M reference images.
         nearest: k, counted from 1; at most M.
     """
 

@@ -117,7 +117,7 @@ def mean_of_repeats(
     (Bengio and Grandvalet 2004, Journal of Machine Learning Research 5).
 
     Args:
-        values: of a single one, the interval is everything between the ends.
+        values: the measured values; with a single one, the interval is everything between the ends.
         ends: the smallest and the largest possible value; the interval is cut off there.
         samples: number of samples that all values together are computed from.
     """
@@ -172,7 +172,7 @@ class ImageGroups:
     codes_N: Array
     """Number of each image's group, from 0."""
     count: int
-    """G."""
+    """Number of groups, G."""
 
     @classmethod
     def of(cls, groups_N: Sequence[Any] | Array | None) -> ImageGroups | None:
@@ -248,7 +248,7 @@ class ImageGroups:
         That is the design effect, and the part of few degrees of freedom; infinite for one group.
 
         Args:
-            values_N: of the images, or the influence of each on a metric.
+            values_N: a value of each image, or the influence of each image on a metric.
         """
         size = self.effective_size(values_N)
         return len(values_N) / size if size else float("inf")
@@ -271,9 +271,9 @@ def shares(
     """Return the share of right images among some, for several parts at once, as `share` does.
 
     Args:
-        right: whether each image of a part is.
+        right: whether each image of a part is right.
         rows: the positions of the images of each part.
-        groups: of all images; None if these are independent.
+        groups: the groups that all images form; None if the images are independent.
     """
     hits_M, n_M = (np.array(list(map(count, right)), np.float64) for count in (np.sum, len))
     if groups is None:
@@ -295,8 +295,8 @@ def precision_recall_f1(
 
     Args:
         true: positions of the images of each class, each once.
-        predicted: of those that are predicted as it.
-        groups: of all images; None if these are independent.
+        predicted: positions of the images that are predicted as each class, each once.
+        groups: the groups that all images form; None if the images are independent.
     """
     hits = [np.intersect1d(*both, assume_unique=True) for both in zip(true, predicted, strict=True)]
     unions = [np.union1d(*both) for both in zip(true, predicted, strict=True)]
@@ -310,7 +310,7 @@ def share(right_N: Array, groups: ImageGroups | None) -> MetricEstimate:
     """Return the share of the images that are right, with its mid-P interval.
 
     Args:
-        right_N: whether each image is.
-        groups: of the images; None if these are independent.
+        right_N: whether each image is right.
+        groups: the groups that the images form; None if the images are independent.
     """
     return shares([right_N], [np.arange(len(right_N))], groups)[0]

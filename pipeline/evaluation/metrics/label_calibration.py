@@ -37,9 +37,9 @@ class LabelCalibration(FrozenModel):
     """
 
     scales: tuple[float, ...]
-    """Of each label; 1 where too few images tell it."""
+    """Scale of each label; 1 for a label that too few images have or lack."""
     shifts: tuple[float, ...]
-    """Of each label; 0 where too few images tell it."""
+    """Shift of each label; 0 for a label that too few images have or lack."""
     determined: tuple[bool, ...]
     """Whether the images of a label have told its scale and its shift."""
     positives: tuple[int, ...] = ()
@@ -51,8 +51,8 @@ class LabelCalibration(FrozenModel):
     off: str = Field(default="", exclude_if=operator.not_)
     """What the images of a report show against the probabilities; empty if nothing."""
     members: tuple[LabelCalibration, ...] = Field(default=(), exclude_if=operator.not_)
-    """Of an ensemble, whose average is not calibrated again: the fits of its models, each on images
-    that its model was not trained on."""
+    """The fits of an ensemble's models, each on images that its model was not trained on; their
+    average is not calibrated again."""
 
     @model_validator(mode="after")
     def _of_equal_length(self) -> Self:
@@ -202,7 +202,7 @@ def fit_label_calibration(logits_NK: Array, labels_NK: Array) -> LabelCalibratio
     of fewer than `FEWEST` images, or that fewer lack, keeps scale 1 and shift 0.
 
     Args:
-        logits_NK: of the model.
+        logits_NK: logits of the model.
         labels_NK: 1 where an image has a label, else 0.
 
     Raises:
@@ -281,7 +281,7 @@ class LabelThresholds(FrozenModel):
     """An image has label k if its calibrated probability is `values[k]` or more."""
 
     values: tuple[float, ...]
-    """Of each label, between 0 and 1."""
+    """Threshold of each label, between 0 and 1."""
     fitted: tuple[bool, ...]
     """Whether a label's threshold was fitted; otherwise it is 0.5."""
     fewest: int = FEWEST
@@ -289,7 +289,7 @@ class LabelThresholds(FrozenModel):
     images: int = 0
     """Number of images that they were fitted on."""
     basis: str = "highest F1 on the validation images"
-    """What the fitted ones maximise."""
+    """What the fitted thresholds maximise."""
 
     @model_validator(mode="after")
     def _of_equal_length(self) -> Self:

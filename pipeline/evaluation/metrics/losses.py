@@ -40,9 +40,9 @@ def log_loss(
     (Fay and Feuer 1997, Statistics in Medicine 16), with part of their allowance.
 
     Args:
-        probabilities_NK: rows sum to 1.
+        probabilities_NK: probabilities of the classes; rows sum to 1.
         labels_N: the true classes.
-        groups: of the images; None if these are independent.
+        groups: the groups that the images form; None if the images are independent.
     """
     losses_N = log_losses(probabilities_NK, labels_N)
     losses = np.sort(losses_N)
@@ -85,9 +85,9 @@ def gamma_bounds(mean: float, variance: float, unseen: float) -> tuple[float, fl
     """Return both ends of the gamma interval of a mean loss.
 
     Args:
-        mean: of the losses.
-        variance: of the mean.
-        unseen: what rare large losses may add to it that no sample has.
+        mean: mean of the losses.
+        variance: variance of that mean.
+        unseen: increase of the mean by rare large losses that no sample has.
     """
     from scipy.special import gammaincinv
 

@@ -21,7 +21,7 @@ class MeanAveragePrecision(NamedTuple):
     """The mean over the labels that have both an image with them and one without."""
 
     value: float | None
-    """None if there is no such label."""
+    """Mean average precision; None if there is no such label."""
     positives: float
     """Positives that every label would have if all had the same and the mean were as certain: the
     number of labels, squared, over the sum of 1 / positives; 0 without a label."""
@@ -31,7 +31,8 @@ def mean_average_precision(scores_NK: Array, sets_NK: Array) -> MeanAveragePreci
     """Return the mean average precision (mAP) of scores.
 
     Args:
-        scores_NK: higher for images that have a label; logits serve as well as probabilities.
+        scores_NK: scores, higher for images that have a label; logits serve as well as
+            probabilities.
         sets_NK: 1 where an image has a label, otherwise 0.
     """
     precisions_K = average_precisions(scores_NK, sets_NK)

@@ -70,7 +70,7 @@ def paired_difference(
     Args:
         a_right_N: whether a is right on each image.
         b_right_N: whether b is right on the same images, in the same order.
-        groups: of the images; None if these are independent.
+        groups: the groups that the images form; None if the images are independent.
 
     With no images, the interval spans its whole range and the p-value is 1.
     """

@@ -52,8 +52,8 @@ class TemperatureFit(FrozenModel):
     temperature: float
     """Divides the logits before the softmax."""
     bias: tuple[float, ...] = Field(default=(), exclude_if=operator.not_)
-    """Of each class, added to the divided logits: undoes balanced class weights, or balanced
-    sampling; empty of a model that was trained without."""
+    """Bias of each class, added to the divided logits: undoes balanced class weights, or balanced
+    sampling; empty for a model that was trained without these."""
     state: Literal["fitted", "uncertain", "not fitted", "by member", "unknown"]
     """fitted: the images determine it. uncertain: they show that it is not 1, but leave open how
     large it is, which the prior decides. not fitted: they cannot tell it, so it is 1. by member:
@@ -225,10 +225,10 @@ def fit_temperature(
     If the classes had equal weight in training, a bias of each is fitted first: see `_fitted_bias`.
 
     Args:
-        logits_NK: of the model; minus infinity for impossible classes.
+        logits_NK: logits of the model; minus infinity for impossible classes.
         labels_N: class indices.
-        prior_deviation: of log T.
-        groups: of the images; None if these are independent.
+        prior_deviation: standard deviation of the prior of log T.
+        groups: the groups that the images form; None if the images are independent.
         class_images: number of training images of each class (K), if the classes were balanced in
             training by weights or by sampling; else empty.
 
@@ -332,7 +332,7 @@ class _Likelihood(NamedTuple):
     precise: type[np.floating[Any]]
     bias_K: Array
     inflation: float = 1.0
-    """By how much groups inflate the squared width of an interval."""
+    """Factor by which groups inflate the squared width of an interval."""
 
     @classmethod
     def of(cls, logits_NK: Array, labels_N: Array, bias: Sequence[float] = ()) -> Self:
@@ -450,7 +450,7 @@ def _fitted_bias(logits_NK: Array, labels_N: Array, images_K: Array) -> tuple[fl
     validation images of two classes, it is the logarithm itself.
 
     Args:
-        logits_NK: of the model.
+        logits_NK: logits of the model.
         labels_N: class indices.
         images_K: number of training images of each class.
     """

@@ -107,7 +107,7 @@ class Attributions:
     probabilities_hw: Array | None
     """The probability of the class while each cell is covered."""
     seconds: float
-    """What the covering took."""
+    """Duration of the covering, in seconds."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -148,13 +148,13 @@ def attribute(
     """Return how the cross-entropy of a class depends on each cell of a grid.
 
     Args:
-        model: in evaluation mode.
+        model: the model, in evaluation mode.
         input_CHW: the normalised image.
         label: number of the class.
         grid: rows and columns of cells.
-        calibration: of the logits.
+        calibration: the calibration of the logits.
         occlusion: whether to cover the cells, which runs the model once for each.
-        on_progress: called with the cells that are done, and all.
+        on_progress: called with the number of cells that are done, and of all.
     """
 
     def losses(images_BCHW: torch.Tensor) -> torch.Tensor:
@@ -189,7 +189,7 @@ def gradient_maps(
     """Return the rise of the loss that the gradient predicts if a cell is covered, (B, h, w).
 
     Args:
-        model: in evaluation mode; its images do not affect each other.
+        model: the model, in evaluation mode; its images do not affect each other.
         inputs_BCHW: normalised images.
         labels_B: number of the class of each; None for the predicted ones.
         grid: rows and columns of cells.
@@ -272,7 +272,7 @@ class AttentionMaps:
     """`attention` is the rollout (arXiv 2005.00928) of the token that is classified, or the mean
     over the patches; `gradient` is gradient times pixel, where it supports the predicted class."""
     maps_Bhw: Array
-    """At least 0."""
+    """How much each patch counted, at least 0."""
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class _Inside:
     prefix_tokens: int
     has_class_token: bool
     weights: int
-    """Attention weights of an image, in all layers."""
+    """Number of attention weights for an image, in all layers."""
 
 
 def attention_maps(
@@ -378,10 +378,10 @@ def covering_test(
     """Test the model's gradient and, if it can be recorded, its attention.
 
     Args:
-        model: in evaluation mode, on the CPU.
-        description: of the model, with its temperature.
-        images: uint8 (H, W, C) as they enter the model; at least two.
-        seed: draws the random cells.
+        model: the model, in evaluation mode and on the CPU.
+        description: the model's description, with its temperature.
+        images: images as they enter the model, uint8 (H, W, C); at least two.
+        seed: seed of the random cells.
 
     Returns:
         The result; None with too few images, or images too small to be divided.
@@ -433,7 +433,7 @@ class _Cover:
     marked: int
     """Cells that are covered in an image."""
     generator: np.random.Generator
-    """Draws the random cells."""
+    """Generator of the random cells."""
 
     def probabilities(self, images: Sequence[Pixels], attention_Bhw: Array | None) -> list[Array]:
         """Return the probabilities (B) of the predicted classes: before, random, by each map."""

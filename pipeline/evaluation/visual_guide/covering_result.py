@@ -30,7 +30,7 @@ class CoveringTest(FrozenModel):
 
     images: int
     cells: int
-    """In the grid over the image."""
+    """Number of cells in the grid over the image."""
     covered_cells: int
     before: float
     """Mean probability without a cover."""

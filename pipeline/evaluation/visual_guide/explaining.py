@@ -57,9 +57,9 @@ class ImageToExplain(NamedTuple):
 
     name: str
     original: Pixels
-    """Upright, uint8 (H, W, C)."""
+    """The upright image, uint8 (H, W, C)."""
     pixels: Pixels
-    """Resized for the model."""
+    """The image, resized for the model."""
     label: str | None
     """Its true label, if that is known; with a multi-label model, the label to explain."""
 
@@ -69,13 +69,14 @@ class ModelAnswer(NamedTuple):
 
     image: str
     label: str | None
-    """Of a multi-label model, the most probable one that is given; None if there is none."""
+    """The most probable class; of a multi-label model, the most probable label that is given, or
+    None if there is none."""
     probability: float | None
     true_label: str | None
     labels: tuple[dict[str, Any], ...] | None = None
-    """Of a multi-label model: those that are given, each with `label` and `probability`."""
+    """Labels that a multi-label model gives, each with `label` and `probability`."""
     explained: str | None = None
-    """Of a multi-label model: the label that the page explains."""
+    """Label that the page explains, of a multi-label model."""
 
 
 def read_image(file: Path, description: ModelDescription, label: str | None) -> ImageToExplain:
@@ -116,11 +117,11 @@ def explain(
     """Write the visual guide to one image, or to two side by side.
 
     Args:
-        folder: holds `model.safetensors` and `model.json`.
-        images: files, each with its true label if that is known.
+        folder: the folder that holds `model.safetensors` and `model.json`.
+        images: files of the images, each with its true label if that is known.
         out: the page to write.
-        model_name: as the page calls the model.
-        occlusion: cover parts of the image to measure what the answer depends on.
+        model_name: the model's name on the page.
+        occlusion: whether to cover parts of the image, to measure what the answer depends on.
         on_progress: called with what is done, how much of it, and of how much.
 
     Raises:

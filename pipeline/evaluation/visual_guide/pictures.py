@@ -38,16 +38,16 @@ class Picture:
     """A picture on the page."""
 
     uri: str
-    """Its file as a data URI."""
+    """The picture's file as a data URI."""
     alt: str
     """What it shows, for those who do not see it."""
     caption: str = ""
     display: Look = "map"
     """How the page sizes it; `overlay` lies on the image that the model sees."""
     width: int = 1
-    """Values in a row."""
+    """Number of values in a row."""
     height: int = 1
-    """Rows of values."""
+    """Number of rows of values."""
     live: str = ""
     """What the script draws in its place, if it runs: the name of a view in `explain.js.j2`."""
 
@@ -61,10 +61,11 @@ def picture(values: Array, display: Look, alt: str, caption: str, live: str = ""
     """Return an image (H, W, C), a map, a matrix or a strip of values (h, w) as the page shows it.
 
     Args:
-        values: each is a pixel of the picture's file, unless they are a large image.
+        values: the values, each of which is a pixel of the picture's file, unless they are a large
+            image.
         display: how they are coloured and sized.
         alt: what the picture shows, for those who do not see it.
-        caption: below it.
+        caption: the words below the picture.
         live: what the script draws in its place.
     """
     height, width = values.shape[:2]

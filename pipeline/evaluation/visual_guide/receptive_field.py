@@ -63,9 +63,9 @@ class ReceptiveField:
     grid: tuple[int, int]
     """Rows and columns of tokens."""
     row_spans: tuple[Span, ...]
-    """For each row of tokens the pixel rows that it sees."""
+    """Pixel rows that each row of tokens sees."""
     column_spans: tuple[Span, ...]
-    """For each column of tokens the pixel columns that it sees."""
+    """Pixel columns that each column of tokens sees."""
     influence_HW: InfluenceMap
     """Influence of each pixel on the inner token, relative to the largest: 0 to 1."""
 

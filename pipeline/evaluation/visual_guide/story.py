@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     name: str
     sizes: tuple[int, ...]
     meaning: str
-    """The same with letters, as in the paper."""
+    """The sizes as letters, as in the paper."""
 
 
 class Bar(NamedTuple):
@@ -98,7 +98,7 @@ class Step:
     """Number of the equation of arXiv 2010.11929 that stands beside the step, where the model
     computes it; 0 for none."""
     applies: bool
-    """False if the model has no such part; the sentences then say what it does instead."""
+    """Whether the model has such a part; if not, the sentences say what it does instead."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Subject:
     description: ModelDescription
     traced: TracedImage
     name: str
-    """The image, as the page calls it."""
+    """Name of the image on the page."""
     photo: Picture
     """The image before it was resized."""
     true_label: int | None
@@ -194,9 +194,9 @@ class Subject:
         """Return a step with its title and sentences, which `steps.txt.j2` has.
 
         Args:
-            key: as in the template.
-            figures: below the sentences.
-            shapes: of the step's tensors.
+            key: the step's key in the template.
+            figures: figures that stand below the sentences.
+            shapes: shapes of the step's tensors.
             applies: whether the model has such a part.
             facts: what the sentences tell beside what is known of this subject.
         """
@@ -277,8 +277,8 @@ def given_labels(description: ModelDescription, probabilities_K: Array) -> tuple
     """Return the numbers of the labels at or above their thresholds, the most probable first.
 
     Args:
-        description: of a multi-label model; for any other, there are none.
-        probabilities_K: of one image.
+        description: description of a multi-label model; any other model gives no labels.
+        probabilities_K: probabilities of the labels for one image.
     """
     if description.thresholds is None:
         return ()

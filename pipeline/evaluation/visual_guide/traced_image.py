@@ -84,13 +84,13 @@ class TracedImage:
     pixels: Pixels
     """The image as it enters the model, uint8 (H, W, C)."""
     input_CHW: torch.Tensor
-    """The same, normalised."""
+    """The same image, normalised."""
     logits_K: Array
     probabilities_K: Array
-    """Calibrated: the softmax of the logits divided by the temperature; of a multi-label model, the
-    sigmoid of each scaled and shifted logit."""
+    """Calibrated probabilities: the softmax of the logits divided by the temperature; of a
+    multi-label model, the sigmoid of each scaled and shifted logit."""
     transformer: TracedTransformer | None
-    """None for a model whose inside is not known here."""
+    """The inner values of a transformer; None for a model whose inside is not known here."""
     why_closed: str = ""
     """Why there is no `transformer`, as a sentence."""
 

@@ -70,14 +70,14 @@ class PredictionJob(FrozenModel):
     description_file: Path
     model_id: str
     archives: Annotated[tuple[Path, ...], SAME_PLACE] = ()
-    """Those that images are in, absolute."""
+    """Archives that images are in, as absolute paths."""
     top_k: int
     whole: bool
     """Whether the rows have the probabilities of all classes, in a list."""
     spread: bool = False
     """Whether the rows have a column of probabilities for each label of a multi-label model."""
     coverage: float | None = None
-    """Of the prediction sets; None for the package's own."""
+    """Nominal coverage of the prediction sets; None for the package's own."""
 
 
 PREDICTION = Worker("patchline.pipeline.packaging.prediction", PredictionJob, PartDone)
@@ -100,17 +100,18 @@ class PredictedTable(FrozenModel):
     """The content of a finished table."""
 
     images: int
-    """Rows of the table."""
+    """Number of rows in the table."""
     unreadable: int
-    """Images that could not be read; see the column `error`."""
+    """Number of images that could not be read; see the column `error`."""
     first_errors: tuple[tuple[str, str], ...]
     """Names and reasons of the first twenty of them."""
     answered_before: int
-    """Images that an interrupted command had predicted."""
+    """Number of images that an interrupted command had predicted."""
     changed: int = 0
     """Images that it had predicted as well, whose files have changed since; predicted again."""
     warning: str = ""
-    """Which images have values outside of the range that the model was trained with."""
+    """Warning about images with values outside of the range that the model was trained with; empty
+    if there are none."""
 
 
 class _PredictedBatch(NamedTuple):
@@ -156,14 +157,14 @@ def predict_images(
 
     Args:
         model: the packaged model.
-        model_id: identifies the model; an interrupted call resumes only with the same one.
+        model_id: identity of the model; an interrupted call resumes only with the same one.
         images: files, folders of files, or archives.
         out: a .csv or .parquet file; it is replaced at the very end.
         top_k: number of classes in the column `top_k`.
         probabilities: whether a Parquet file, and a CSV file of a multi-label model, includes the
             probabilities of all classes.
         coverage: probability that a set holds the true class; by default the package's own.
-        restart: discard the predictions of an interrupted call.
+        restart: whether to discard the predictions of an interrupted call.
         on_progress: called after each batch.
 
     Raises:

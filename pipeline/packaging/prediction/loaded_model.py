@@ -41,9 +41,9 @@ class Model:
     """One version of a registered model; it runs on ONNX Runtime and needs no torch.
 
     Args:
-        name: of the registered model.
-        version: which of its versions.
-        package: that version's package.
+        name: the registered model's name.
+        version: the number of the version.
+        package: the version's package.
     """
 
     def __init__(self, name: str, version: str, package: PackagedModel) -> None:

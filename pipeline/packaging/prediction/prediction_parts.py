@@ -50,11 +50,11 @@ class PredictionState(FrozenModel):
     model: str
     """Name and version of the model, and the identity of its files."""
     images: tuple[str, ...]
-    """The paths as given."""
+    """Paths of the images, as given."""
     top_k: int
     probabilities: bool
     coverage: float | None = None
-    """Of the prediction sets; None for the package's own."""
+    """Nominal coverage of the prediction sets; None for the package's own."""
 
 
 class _Done(NamedTuple):
@@ -132,7 +132,7 @@ class PredictionParts:
         """Yield the files that are in no part as they are now, with their versions.
 
         Args:
-            files: in the same order as those of earlier calls.
+            files: the files, in the same order as in earlier calls.
         """
         self.changed = 0
         done = self._done()

@@ -27,11 +27,11 @@ def markdown(
 
     Args:
         model: the reference that was given, such as flowers@champion.
-        name: of the registered model.
-        version: that the reference pointed to.
-        images: the folder.
-        out: the table's file.
-        table: what the table holds.
+        name: the registered model's name.
+        version: the version that the reference pointed to.
+        images: the folder of the images.
+        out: the file of the table.
+        table: the content of the table.
     """
     labelled = table.images - table.unreadable
     text = render_markdown(

@@ -67,7 +67,7 @@ class LabelMetrics(FrozenModel):
     predicted: int
     """Number of images for which it is predicted."""
     threshold: float
-    """From this probability on it is predicted."""
+    """Probability from which on the label is predicted."""
     average_precision: MetricEstimate | None
     """Mean precision at the probability of each image that has it."""
     roc_auc: MetricEstimate | None
@@ -138,8 +138,9 @@ def multi_label_metrics(
         probabilities_NK: calibrated probabilities.
         labels_NK: 1 where an image has a label, else 0.
         predicted_NK: 1 where a label is predicted, else 0.
-        groups: of the images, which are then drawn together; None if the images are independent.
-        seed: of the draws.
+        groups: the groups that the images form, which are then drawn together; None if the images
+            are independent.
+        seed: the seed of the draws.
 
     Raises:
         DataError: if there are no images.
@@ -225,10 +226,10 @@ def label_set_map(
     """Return mAP with its interval alone, which `multi_label_metrics` returns among others.
 
     Args:
-        probabilities_NK: or other scores.
+        probabilities_NK: probabilities, or other scores.
         labels_NK: 1 where an image has a label, else 0; one of them is ranked (`ranked_labels`).
-        groups: of the images; None if these are independent.
-        seed: of the draws.
+        groups: the groups that the images form; None if the images are independent.
+        seed: the seed of the draws.
     """
     n, num_labels = labels_NK.shape
     rankings = rankings_of(probabilities_NK, labels_NK)
@@ -368,7 +369,7 @@ def _of_variance(
 
     Args:
         value: the metric.
-        variance: infinite if nothing is known.
+        variance: variance of the metric; infinite if nothing is known.
         n: number of images.
         units: number of images, or of their groups.
         most: the largest possible value.
@@ -504,9 +505,9 @@ def paired_metrics(
         labels_NK: 1 where an image has a label, else 0.
         a: the answers of one classifier.
         b: those of the other, about the same images.
-        groups: of the images; None if these are independent.
-        draws: R; by default 1,000, fewer with many images and labels.
-        seed: of the draws.
+        groups: the groups that the images form; None if the images are independent.
+        draws: R, the number of draws; by default 1,000, fewer with many images and labels.
+        seed: the seed of the draws.
     """
     if not labels_NK.any():
         return dict.fromkeys(PAIRED, _unknown(labels_NK, groups))
@@ -541,9 +542,9 @@ def paired_map(
         labels_NK: 1 where an image has a label, else 0.
         a_NK: scores of one classifier.
         b_NK: those of the other, for the same images.
-        groups: of the images; None if these are independent.
-        draws: R; by default 1,000, fewer with many images and labels.
-        seed: of the draws.
+        groups: the groups that the images form; None if the images are independent.
+        draws: R, the number of draws; by default 1,000, fewer with many images and labels.
+        seed: the seed of the draws.
     """
     a, b = (mean_average_precision(each, labels_NK).value for each in (a_NK, b_NK))
     if a is None or b is None:

@@ -37,9 +37,9 @@ def drawn_counts(images: int, draws: int, seed: int = 0, rows: int = 1) -> Itera
     """Yield how often each image is drawn (N, r), some draws at a time.
 
     Args:
-        images: N, of which each draw takes N with replacement.
-        draws: R.
-        seed: of the draws.
+        images: N, the number of images, of which each draw takes N with replacement.
+        draws: R, the number of draws.
+        seed: the seed of the draws.
         rows: numbers that the caller makes of each image, which bounds the draws of one piece.
     """
     generator = np.random.default_rng(seed)
@@ -56,7 +56,7 @@ class Sample(NamedTuple):
     """What is drawn: images, or the groups that they form."""
 
     groups: ImageGroups | None
-    """None if the images are independent."""
+    """The groups that the images form; None if the images are independent."""
     draws: int
     seed: int = 0
 
@@ -64,7 +64,7 @@ class Sample(NamedTuple):
         """Yield how often each image is drawn (N, r), some draws at a time.
 
         Args:
-            images: N.
+            images: N, the number of images.
             rows: numbers that the caller makes of each image, which bounds the draws of one piece.
         """
         if self.groups is None:
@@ -131,9 +131,9 @@ class LabelRanking(NamedTuple):
     positives_P: Array
     """Places of the positives in the order."""
     ends_P: Array
-    """For each, the last place with its score."""
+    """Last place with the score of each positive."""
     hits_P: Array
-    """For each, the number of positives up to that place."""
+    """Number of positives up to that place, for each positive."""
 
     @classmethod
     def of(cls, scores_N: Array, labels_N: Array) -> LabelRanking:
