@@ -75,9 +75,9 @@ class FiniteCheck:
 
         Args:
             step: number of the steps before it.
-            learning_rate: of the step.
-            loss: of this rank's part, on the device.
-            norm: of the gradient, on the device.
+            learning_rate: the learning rate of the step.
+            loss: the loss of this rank's part of the batch, on the device.
+            norm: the norm of the gradient, on the device.
 
         Raises:
             Diverged: names the step.

@@ -48,7 +48,7 @@ def labelled_picture(title: str, columns: Sequence[Column], names: Sequence[str]
 
     Args:
         title: one line.
-        columns: from `preview_columns`.
+        columns: the columns of images that `preview_columns` has returned.
         names: the class of each image.
     """
     from PIL import Image, ImageDraw, ImageFont

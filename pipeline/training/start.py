@@ -124,11 +124,11 @@ def initial_step(
     """Return the step of a training run that has not begun.
 
     Args:
-        job: of the run, the same on all ranks.
-        data: the images may decide the initial weights, and the weights of the classes.
-        plan: of the steps.
-        device: of this rank.
-        ranks: that train together.
+        job: the job of the run, the same on all ranks.
+        data: the data; its images may decide the initial weights, and the weights of the classes.
+        plan: the plan of the steps.
+        device: the device of this rank.
+        ranks: the ranks that train together.
         events: gets what is worth knowing of the initial weights and the precision.
     """
     with ranks.first_before_others(job.folder):
@@ -159,9 +159,9 @@ def take_over(
     full-sized already stay so, if training began with smaller ones.
 
     Args:
-        job: of the new training.
+        job: the job of the new training.
         extended: the finished one.
-        state: just built, with the plan of the whole length; it is overwritten.
+        state: the state, just built with the plan of the whole length; it is overwritten.
         validator: measures the best weights again if that was done on a part of the split.
 
     Raises:

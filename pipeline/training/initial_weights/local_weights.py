@@ -41,13 +41,13 @@ class WeightsAtHand(FrozenModel):
     """A file of weights whose header looks like a Vision Transformer's."""
 
     reference: str
-    """As in `model.init`: published weights by name, or an absolute path."""
+    """Value for `model.init`: the name of published weights, or an absolute path."""
     where: str
-    """In a few words."""
+    """Where the file was found, in a few words."""
     parameters: int
-    """Of the image encoder."""
+    """Number of parameters of the image encoder."""
     tokens: int
-    """Of an image in the pre-training, as the position embeddings show; 0 if none do."""
+    """Tokens of an image in the pre-training, as the position embeddings show; 0 if none do."""
     channels: int
     stamp: str
     """Changes with the file: its digest where the cache states it, else its size and time."""
@@ -63,7 +63,7 @@ class WeightsSearch(FrozenModel):
 
     weights: tuple[WeightsAtHand, ...] = ()
     passed: tuple[str, ...] = ()
-    """Sentences."""
+    """Sentences that say what is not used, and why."""
     registered: tuple[str, ...] = ()
     """Versions of other registered models, as in `model.init`: encoders first."""
 
@@ -78,7 +78,8 @@ def search(own_name: str) -> WeightsSearch:
     """Return the weights in `PATCHLINE_WEIGHTS`, the libraries' caches and the local registry.
 
     Args:
-        own_name: of the run's own model, which is trained again only if `model.init` says so.
+        own_name: the name of the run's own model, which is trained again only if `model.init` says
+            so.
     """
     found: dict[str, WeightsAtHand] = {}
     passed: list[str] = []

@@ -83,10 +83,11 @@ def settings_for(
     """Return the settings for initial weights, as nested settings.
 
     Args:
-        reference: as in `model.init`.
-        trainable: as in `training.trainable`, None if it is not set.
-        labelled: the objective uses labels; without them, pre-training continues.
-        taught: by a teacher, whose predictions are targets for images, not for stored features.
+        reference: the weights, as `model.init` names them.
+        trainable: the value of `training.trainable`; None if it is not set.
+        labelled: whether the objective uses labels; without them, pre-training continues.
+        taught: whether there is a teacher, whose predictions are targets for images, not for stored
+            features.
     """
     if not labelled or not is_published(reference):
         return {} if trainable == "head" else WARM_START

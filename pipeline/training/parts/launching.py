@@ -142,13 +142,12 @@ def job_of(
     """Return the job of an ordinary training, without a teacher.
 
     Args:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         data: the manifest.
         prepared: the store.
-        folder: of the training.
-        run_id: of the MLflow run; without one, any name.
+        folder: the folder of the training.
+        run_id: id of the MLflow run; without one, any name.
         workspace: keeps initial weights and measurements; None for neither.
-        teacher: what a teacher has predicted for the images, if there is one.
     """
     unlabelled = None
     if data.unlabelled and prepared.unlabelled:

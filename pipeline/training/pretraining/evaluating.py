@@ -51,7 +51,7 @@ class PicturedImage(FrozenModel):
     """An image and its views."""
 
     path: str
-    """As in the manifest."""
+    """Path as the manifest states it."""
     views: tuple[ViewFile, ...]
 
 
@@ -59,7 +59,7 @@ class PretrainingResult(FrozenModel):
     """The losses of the test images, and pictures of the first ones."""
 
     losses: tuple[float, ...]
-    """Of each test image; of each batch, if the objective computes no loss of one image."""
+    """Loss of each test image; of each batch, if the objective computes no loss of one image."""
     images: int
     pictures: tuple[PicturedImage, ...]
     seconds: float
@@ -73,7 +73,7 @@ class PretrainingReport(FrozenModel):
     """The result of a pre-training on the test images."""
 
     name: str
-    """Of the registered encoder."""
+    """Name of the registered encoder."""
     objective: str
     data_fingerprint: str
     images: int

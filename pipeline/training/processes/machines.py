@@ -35,7 +35,7 @@ class Machines(FrozenModel):
     nodes: tuple[str, ...] = (LOOPBACK,)
     """Their addresses."""
     port: int = 0
-    """Of the store on the first machine."""
+    """Port of the store on the first machine."""
     shares_folder: bool = True
     """Whether all of them see the folder of the training; otherwise each has one of its own."""
 

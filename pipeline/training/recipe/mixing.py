@@ -26,7 +26,8 @@ class Mix:
     """How the images of one batch are mixed."""
 
     share: float
-    """Of the image itself, from 0 to 1; the rest belongs to the one before it in the batch."""
+    """Share of the image itself, from 0 to 1; the rest belongs to the one before it in the
+    batch."""
     box: tuple[int, int, int, int] | None = None
     """Top, left, bottom and right of the region that CutMix replaces; None for MixUp."""
 
@@ -38,10 +39,10 @@ def draw_mix(config: TrainingConfig, seed: int, step: int, height: int, width: i
 
     Args:
         config: holds the two alphas of the beta distributions.
-        seed: of the run.
+        seed: the seed of the run.
         step: number of updates before this one.
-        height: of the images, in pixels.
-        width: of the images, in pixels.
+        height: height of the images, in pixels.
+        width: width of the images, in pixels.
     """
     if not config.mixup and not config.cutmix:
         return None

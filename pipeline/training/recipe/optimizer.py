@@ -76,8 +76,8 @@ class Muon(torch.optim.Optimizer):
     Args:
         groups: parameter groups as torch takes them; each may set `lr`, `weight_decay`, `matrices`.
         lr: learning rate, on AdamW's scale in both kinds of groups.
-        momentum: of the matrices' gradients, Nesterov's form.
-        betas: of AdamW.
+        momentum: the factor of Nesterov's momentum, for the matrices.
+        betas: AdamW's decay rates of the means of the gradient and of its square.
         weight_decay: decoupled, in both kinds of groups.
     """
 
@@ -176,7 +176,7 @@ class LossScale:
     """The factor of the loss of a training run.
 
     Args:
-        precision: of the run; without float16, the factor is 1 and nothing is done.
+        precision: the run's precision; without float16, the factor is 1 and nothing is done.
     """
 
     def __init__(self, precision: str = "float32") -> None:

@@ -52,7 +52,7 @@ class SoftTargets:
         labels_N: class index of each image; -1 if it has no label.
         weight: share of the teacher in the target of a labelled image.
         temperature: divides the teacher's logits; 0 for its most probable class alone.
-        smoothing: of the labels.
+        smoothing: fraction of a label's target that is spread over all classes.
     """
 
     file: Path

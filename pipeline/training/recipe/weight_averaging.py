@@ -37,8 +37,8 @@ class MovingAverage:
     So even in a short run the average is no longer dominated by the initial weights.
 
     Args:
-        model: on its device; its parameters and buffers are followed.
-        decay: of the average after many steps.
+        model: the model on its device; its parameters and buffers are followed.
+        decay: the decay after many steps, from 0 to 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -87,7 +87,7 @@ class LastWeights:
     """The weights of the last validations of one training, as files.
 
     Args:
-        folder: of the training.
+        folder: the folder of the training.
         count: how many validations are averaged; None keeps nothing.
     """
 
@@ -150,11 +150,11 @@ class LastWeights:
         comes to the same result.
 
         Args:
-            steps: of the validations.
-            model: has these weights afterwards.
-            folder: receives the average.
-            data: batch-norm statistics are those of its training images.
-            job: describes the model.
+            steps: the steps of the validations.
+            model: the model, which has the averaged weights afterwards.
+            folder: the folder that receives the average.
+            data: the training's data; batch-norm statistics are those of its training images.
+            job: the training's job, which describes the model.
 
         Raises:
             DamagedFileError: if a file is missing or damaged.
@@ -178,9 +178,9 @@ def measure_batch_norm_often(model: nn.Module, data: TrainingData, job: Training
     The same ones each time: every n-th row, so that all classes of a folder are among them.
 
     Args:
-        model: about to be validated; without batch norm, nothing is done.
-        data: has the images.
-        job: says how they are normalised.
+        model: the model that is about to be validated; without batch norm, nothing is done.
+        data: the data with the training images.
+        job: the training's job, which says how the images are normalised.
     """
     rows = data.training.rows
     rows = rows[:: max(1, math.ceil(len(rows) / _OFTEN))]

@@ -64,7 +64,7 @@ def compile_model(
 
     Args:
         step: computes gradients of the state.
-        order: of this rank's parts, for their sizes.
+        order: the order of this rank's parts of the batches, which gives their sizes.
         validator: validates the average.
         events: gets the reason.
     """

@@ -65,10 +65,10 @@ class Chooser:
     """Chooses the precision of one model.
 
     Attributes:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         image: the size of the images.
         num_classes: number of classes.
-        model: on its device; it is not changed.
+        model: the model on its device; it is not changed.
         workspace: remembers what was measured; None measures again.
         is_frozen: whether the model is in evaluation mode and only predicts.
         folds: number of folds, if each image is predicted by the fit without its fold.
@@ -166,9 +166,9 @@ def choose_for_training(
     """Return the precision of a training run; a training run that resumes keeps its own.
 
     Args:
-        job: of the training; a file in its folder keeps what was not set.
-        model: with its first weights, on its device.
-        ranks: that train together: the first chooses.
+        job: the job of the training; a file in its folder keeps what was not set.
+        model: the model with its first weights, on its device.
+        ranks: the ranks that train together; the first one chooses.
         events: gets the reason.
         is_frozen: whether only features are computed.
     """
