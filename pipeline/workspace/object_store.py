@@ -37,7 +37,7 @@ class Address(NamedTuple):
     bucket: str
     """Empty for a folder."""
     prefix: str
-    """Below the bucket, without `/` at the ends; the absolute path of a folder."""
+    """Path below the bucket, without `/` at the ends; the absolute path of a folder."""
 
     @classmethod
     def of_object(cls, text: str) -> Address:
@@ -59,7 +59,7 @@ class ObjectState(NamedTuple):
     e_tag: str
     """Changes whenever the object does."""
     version: str = ""
-    """Where the store counts versions. On Google Cloud Storage, conditions need it."""
+    """Version, where the store counts them. On Google Cloud Storage, conditions need it."""
 
 
 class ObjectInfo(NamedTuple):
@@ -70,7 +70,7 @@ class ObjectInfo(NamedTuple):
     e_tag: str
     """Changes whenever the object does."""
     modified: dt.datetime
-    """By the clock of the store."""
+    """Time of the last change, by the clock of the store."""
     version: str = ""
     """Empty where the store counts none, or does not list them."""
 
@@ -112,7 +112,7 @@ class ObjectStore(ABC):
         Fewer bytes are returned where the object ends.
 
         Args:
-            key: of the object.
+            key: the key of the object to read.
             start: the first byte.
             stop: the byte after the last.
             if_match: only if the object has this ETag.
@@ -141,7 +141,7 @@ class ObjectStore(ABC):
         """Write an object as a whole.
 
         Args:
-            key: of the object.
+            key: the key of the object to write.
             data: its content.
             if_absent: only if there is none yet.
             if_match: only if it is still in this state.
@@ -178,7 +178,7 @@ class FolderStore(ObjectStore):
     """The objects in a folder.
 
     Args:
-        folder: is created if it does not exist.
+        folder: the folder for the objects, which is created if it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:

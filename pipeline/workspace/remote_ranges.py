@@ -79,7 +79,7 @@ class ObjectRanges:
         """Return a part; if it is fetched, together with others that are likely to be read next.
 
         Args:
-            number: of the part.
+            number: the number of the part, from 0.
             last: the number of the last one that is certain to be read.
         """
         data = self._kept.get(number)

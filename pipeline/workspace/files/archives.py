@@ -60,7 +60,7 @@ class ZipArchive(ListedArchive[zipfile.ZipInfo]):
 
     Args:
         file: the archive.
-        encoding: of the names that do not declare one; by default UTF-8, or cp437.
+        encoding: the encoding of names that do not declare one; by default UTF-8, or cp437.
     """
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:

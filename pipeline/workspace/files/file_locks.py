@@ -111,11 +111,12 @@ def holder_of(file: Path, wait_seconds: float = 0.0, of_identity: str | None = N
     processes may check at the same time, and see the holder and not each other.
 
     Args:
-        file: is not created; it may belong to another user, and be read-only.
+        file: the locked file, which is not created; it may belong to another user, and be
+            read-only.
         wait_seconds: how long the lock must stay held, because whoever removes what a dead holder
             left behind holds the lock for a moment.
-        of_identity: of the lock that the holder has recorded (`identity`); a free lock with another
-            one, or with none, says nothing about that holder.
+        of_identity: the identity of the lock that the holder has recorded (`identity`); a free lock
+            with another one, or with none, says nothing about that holder.
 
     Returns:
         UNKNOWN if the file is missing or may not be opened, which says nothing about a holder.

@@ -38,7 +38,7 @@ class IgnoredFiles:
     """Tells which files and folders are skipped.
 
     Args:
-        patterns: as in the module docstring; `default` stands for the default ones.
+        patterns: the patterns, as in the module docstring; `default` stands for the default ones.
     """
 
     def __init__(self, patterns: Sequence[str] = (DEFAULT,)) -> None:
@@ -56,9 +56,9 @@ class IgnoredFiles:
         """Return whether a file or a folder is skipped.
 
         Args:
-            path: below the data's folder, with forward slashes.
-            name: its last part.
-            is_folder: whether it is a folder.
+            path: the path below the data's folder, with forward slashes.
+            name: the last part of the path.
+            is_folder: whether the path is that of a folder.
         """
         rule = self._folder if is_folder else self._file
         if rule is not None and rule(name.casefold()):

@@ -202,10 +202,10 @@ class ResumableArray:
     """An array (N, ...) on disk, and which of its rows are finished.
 
     Args:
-        file: ends in `.npy`.
-        shape: of the whole array.
-        dtype: of its values.
-        what: its rows are, for a warning: "decoded images".
+        file: the file of the array, which ends in `.npy`.
+        shape: shape of the whole array.
+        dtype: type of the array's values.
+        what: what the rows are, for a warning: "decoded images".
 
     Attributes:
         finished: the pieces whose rows are in the file.

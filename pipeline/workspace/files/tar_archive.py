@@ -70,7 +70,7 @@ class TarArchive(ListedArchive[_MemberPlace]):
 
     Args:
         file: the archive.
-        encoding: of the names that are not UTF-8; by default, they are escaped.
+        encoding: the encoding of names that are not UTF-8; by default, these are escaped.
     """
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:

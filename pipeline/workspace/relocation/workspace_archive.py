@@ -80,15 +80,15 @@ class Contents(FrozenModel):
     folder: str
     """The folder that was exported."""
     runs: int
-    """In the MLflow database."""
+    """Number of runs in the MLflow database."""
     models: int
-    """Registered models."""
+    """Number of registered models."""
     caches: bool
     """Whether it holds what the next run makes again from the images."""
     outside: int
     """Artifact locations that are not in the folder, and so not in the archive."""
     members: dict[str, Member]
-    """By path."""
+    """All other members of the archive, by path."""
 
 
 def files(folder: Path, *, caches: bool) -> Iterator[str]:

@@ -381,7 +381,7 @@ def unneeded_objects(
     lease that has not expired; these are returned, too.
 
     Args:
-        shared: of the workspace.
+        shared: the files of the shared workspace.
         finished_runs: names of the folders of runs whose checkpoints are not needed.
 
     Raises:

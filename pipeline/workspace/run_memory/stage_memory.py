@@ -56,7 +56,7 @@ class StageRecord(FrozenModel):
     folder: Path
     """The folder with the files."""
     files: dict[str, FileDigest]
-    """By path relative to the folder."""
+    """Digest and size of each file, by its path in the folder."""
     result: dict[str, Any]
     """Paths inside the folder begin with `{folder}`."""
 

@@ -73,8 +73,8 @@ def client_class(
     """Return a class of MLflow's client whose calls pass through a function.
 
     Args:
-        called: is given a call, and returns what the call returns.
-        directly: names of methods that do not.
+        called: the function that is given each call, and returns what the call returns.
+        directly: names of methods whose calls do not pass through it.
     """
     from mlflow import MlflowClient
 
