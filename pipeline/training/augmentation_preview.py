@@ -53,7 +53,7 @@ def preview_columns(
     Args:
         augmentation: the run's augmentation.
         originals_NHWC: the stored images, uint8.
-        rows: their rows in the store.
+        rows: the rows of these images in the store.
         epochs: number of epochs to show.
         mixing: settings of MixUp and CutMix; None for neither.
     """

@@ -87,7 +87,7 @@ class RestartPoint:
     """
 
     tensors: Tensors
-    """Empty on other ranks."""
+    """Copies of the state's tensors, by name; empty on other ranks."""
     numbers: Numbers
     names: tuple[str, ...]
     """Names of the state's tensors, on all ranks."""
@@ -153,8 +153,8 @@ class RestartPoint:
 
         Args:
             state: the state to overwrite.
-            take_from_first: gives a tensor the values that it has on the first of several ranks,
-                which all call this together.
+            take_from_first: a function that gives a tensor the values that it has on the first of
+                several ranks, which all call this together.
         """
         elapsed, own = state.elapsed_seconds, state.tensors()
         _wait_for_copies()
@@ -202,7 +202,7 @@ class Checkpoints:
         folder: the folder of the training run.
         restarts: whether training may restart from its last validation.
         writes: whether this rank writes the files; the others read them.
-        clock: says when the next checkpoint is due.
+        clock: the clock that says when the next checkpoint is due.
     """
 
     def __init__(

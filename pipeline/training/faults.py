@@ -61,7 +61,7 @@ class FiniteCheck:
     """Notice losses and gradients that are not finite.
 
     Args:
-        total: returns the sum of a tensor over the ranks.
+        total: a function that returns the sum of a tensor over the ranks.
     """
 
     def __init__(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -119,12 +119,12 @@ def images_of_fits(
     """Return the number of images that each training of a run has in an epoch.
 
     Args:
-        train: images of the training split.
-        validation: images of the validation split.
+        train: number of images of the training split.
+        validation: number of images of the validation split.
         folds: the value of `training.folds`: number of folds, or None.
         refit: the value of `training.refit`; with folds, the ensemble alone decides.
         ensemble: the value of `training.ensemble`.
-        unlabelled: images that every training has besides.
+        unlabelled: number of unlabelled images that every training has besides.
     """
     everything = train + validation
     if folds is None:
@@ -229,7 +229,7 @@ class TrainingJob(FrozenModel):
     folder: Path
     """Folder for checkpoints and pictures."""
     workspace: Path | None = None
-    """Remembers what was measured on this machine; None measures again."""
+    """Folder that remembers what was measured on this machine; None measures again."""
     part: TrainingPart = TrainingPart()
     """Which of the fits of the run this is."""
     initial_weights: Path | None = None

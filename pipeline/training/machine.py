@@ -14,9 +14,9 @@ from patchline.pipeline.workers.launcher import Resources
 
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-z]?")
 MODULE = "patchline.pipeline.training"
-"""Of the training process."""
+"""Module of the training process."""
 MEMBER_MODULE = "patchline.pipeline.training.processes.member"
-"""Of what other machines run if the processes of the training are spread over several."""
+"""Module that other machines run if the processes of the training are spread over several."""
 
 
 class Machine(FrozenModel):

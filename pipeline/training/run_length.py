@@ -82,9 +82,9 @@ class Timed:
 
     Args:
         limit_seconds: time limit of the training in seconds, validation included.
-        steps_per_epoch: there is a validation after an epoch if the time allows.
+        steps_per_epoch: steps in an epoch; there is a validation after an epoch if the time allows.
         images: size of the validation split.
-        batch_size: images of a step.
+        batch_size: number of images in a step.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class Timed:
         self._part: int | None = None
         self._seconds_per_image: float | None = None
         self.preparation_seconds = 0.0
-        """Of each validation, whatever its number of images: measuring batch-norm statistics."""
+        """Time before each validation, whatever its number of images: measuring batch-norm
+        statistics."""
         self._spent = 0.0
         self._validated_at = 0.0
 
@@ -173,7 +174,7 @@ class Timed:
 
         Args:
             step: number of steps done.
-            more: steps to come.
+            more: number of steps to come.
             step_seconds: duration of a step.
         """
         each = self._seconds_per_image
@@ -334,11 +335,11 @@ class RunLength:
     steps_per_epoch: int
     """Steps in an epoch of the training split."""
     validations: ValidationPlan
-    """A refit has no validation, but reports each epoch."""
+    """When to validate; a refit has no validation, but reports each epoch."""
     plan: StepPlan
     """Plan of the steps, which may follow that of another training."""
     planner: TimePlanner | None = None
-    """Changes the plan, with a time limit."""
+    """Planner that changes the plan, with a time limit."""
 
     @classmethod
     def of(

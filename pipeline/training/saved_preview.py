@@ -102,7 +102,7 @@ def save_preview(
     Only the images that are shown are decoded. Training with the same config sees the same images.
 
     Args:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         data: the manifest.
         file: PNG file to write; missing folders are created.
         images: number of images, starting with one of each class, if there are classes.

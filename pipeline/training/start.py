@@ -36,7 +36,7 @@ from patchline.plugin_api import ImageSpec
 
 TABLE_FILE = "initial_weights.csv"
 HEAD_FOLDER = "head"
-"""In the folder of a training run that fits the head first: the fitted model."""
+"""Folder in that of a training run that fits the head first: the fitted model."""
 _MOST_IMAGES = 5_000
 _MOST_PIXELS = 2_000_000
 
@@ -96,11 +96,11 @@ def initialise_from_images(
     """Call `initialise_from(images_BCHW)` of every module that has it.
 
     Args:
-        model: just built.
+        model: the model, just built.
         images: the stored images, uint8 (N, H, W, C).
-        rows: those of the training split.
-        image: how they are normalised.
-        seed: decides which images are taken: at most 5,000, and two million pixels.
+        rows: the rows of the training split.
+        image: how the images are normalised.
+        seed: the seed that decides which images are taken: at most 5,000, and two million pixels.
     """
     wanting = [module for module in model.modules() if hasattr(module, "initialise_from")]
     if not wanting:
@@ -162,7 +162,8 @@ def take_over(
         job: the job of the new training.
         extended: the finished one.
         state: the state, just built with the plan of the whole length; it is overwritten.
-        validator: measures the best weights again if that was done on a part of the split.
+        validator: the validator, which measures the best weights again if that was done on a part
+            of the split.
 
     Raises:
         DamagedFileError: if the final checkpoint or the best weights are damaged.

@@ -74,7 +74,7 @@ class EpochRecord(FrozenModel):
         holds for the mAP of sets of labels.
 
         Args:
-            best: so far.
+            best: the best validation so far.
             history: all validations, with this one.
         """
         highest = max(each.compared[0] for each in history)
@@ -140,7 +140,7 @@ class AverageRecord(FrozenModel):
     validations: int
     """Number of validations averaged."""
     accuracy: float | None
-    """On the validation images; None for sets of labels."""
+    """Accuracy on the validation images; None for sets of labels."""
     loss: float
     map: float | None = None
     """mAP of sets of labels on the validation images."""
@@ -236,7 +236,7 @@ class FoldRecord(FrozenModel):
     """The training of one fold, at its best weights."""
 
     fold: int
-    """Counted from 1."""
+    """Number of the fold, from 1."""
     run_id: str
     """The nested MLflow run."""
     best: Path

@@ -124,18 +124,19 @@ class TrainStep:
     objective: Objective
     image: ImageSpec
     num_classes: int
-    """K; 0 if the objective uses no labels."""
+    """Number of classes, K; 0 if the objective uses no labels."""
     device: torch.device
     precision: str
     size: ProgressiveSize
     schedules: ModelSchedules
     finite: FiniteCheck
-    """Notices a loss or a gradient that is not finite."""
+    """Check for a loss or a gradient that is not finite."""
     retry: RollbackOnError
     """What happens where gradients cannot be computed as it was begun."""
     ranks: Ranks
     replica: nn.Module | None
-    """Calls the model and sums its gradients over the ranks; None for the model itself."""
+    """Module that calls the model and sums its gradients over the ranks; None for the model
+    itself."""
     kernels: DeterministicKernels = field(init=False)
 
     @property
@@ -287,7 +288,7 @@ def first_step(
     Args:
         config: the run's settings.
         image: the format of the images that the model is fed.
-        num_classes: K; 0 if the objective uses no labels.
+        num_classes: number of classes, K; 0 if the objective uses no labels.
         model: the model, on the device of this rank.
         precision: the precision of the computation: float32, bfloat16 or float16.
         plan: the plan of the steps.

@@ -179,8 +179,8 @@ class TrainingData:
             order: which images are in which batch; see `batch_order`.
             workers: number of data-loader workers for images.
             device: the device that needs the batches.
-            last_step: returns the step before which the training ends, as far as it is known. With
-                it, the images of streamed stores are fetched ahead.
+            last_step: a function that returns the step before which the training ends, as far as it
+                is known. With it, the images of streamed stores are fetched ahead.
         """
         needed = endless if last_step is None else _steps_left(order, last_step)
         if self.tokens is not None:

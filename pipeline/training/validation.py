@@ -24,7 +24,7 @@ from patchline.pipeline.training.training_data import Integers, TrainingData, Tr
 from patchline.plugin_api import ImageSpec, Objective
 
 _MOST_IMAGES = 256
-"""Of a batch."""
+"""Maximum number of images in a batch."""
 _WARM_UP, _MEASURED = 16, 64
 """Images to measure the speed with."""
 
@@ -97,7 +97,7 @@ class Validator:
 
         Args:
             model: the module that is trained; see `metrics`.
-            clock: returns the seconds since it was called last.
+            clock: a function that returns the seconds since it was called last.
         """
         self.metrics(model, min(_WARM_UP, self.images), self.images)
         measured = max(_MEASURED, self._filled_batch) if self.fills_batches else _MEASURED

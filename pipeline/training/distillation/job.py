@@ -45,8 +45,8 @@ VIEWS = (
     View(0, _REST, _CROP),
     View(_REST, 0, _CROP),
 )
-"""In the order in which they are taken: crops lie in the corners, as much of an image as the usual
-augmentation keeps at least."""
+"""Views in the order in which they are taken: crops lie in the corners, as much of an image as the
+usual augmentation keeps at least."""
 
 
 def views_of(count: int, *, mirrored: bool) -> tuple[View, ...]:

@@ -46,7 +46,7 @@ from patchline.plugin_api import ImageSpec
 
 SETTING = "training.teacher"
 FOLDER = "teachers"
-"""In the workspace."""
+"""Folder of the teachers in a workspace."""
 _RECORD_FILE = "teacher.json"
 _METRICS = {SINGLE_LABEL: "accuracy", MULTI_LABEL: "mAP"}
 """What the test of a model of each task says about it."""
@@ -68,7 +68,7 @@ class Teacher(FrozenModel):
     image: ImageSpec
     """How it sees an image."""
     model: str
-    """Its plugin."""
+    """Name of its plugin."""
     task: Task = SINGLE_LABEL
     """What it predicts for an image: one class, or a set of labels."""
     run_id: str = ""

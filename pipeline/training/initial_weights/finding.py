@@ -73,7 +73,7 @@ class Trained(NamedTuple):
     reference: str
     kind: WeightsKind
     folder: Path
-    """Holds `model.safetensors` and `model.json`."""
+    """Folder that holds `model.safetensors` and `model.json`."""
 
     @property
     def name(self) -> str:

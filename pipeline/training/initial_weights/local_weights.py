@@ -24,11 +24,12 @@ VARIABLE = "PATCHLINE_WEIGHTS"
 _FILE, _SUFFIX = "model.safetensors", ".safetensors"
 _LARGEST_HEADER = 16 << 20
 _MOST_FILES, _MOST_FOLDERS = 200, 2_000
-"""In a folder and those below it; more are no collection of weights."""
+"""Maximum in a folder and those below it; more are no collection of weights."""
 _OF_IMAGES = re.compile(r"(?:^|\.)(?:visual|vision_model|image_encoder)\.")
-"""In a file that has a text encoder beside, the names of the image encoder's tensors."""
+"""Pattern for the names of the image encoder's tensors, in a file that has a text encoder
+beside."""
 _PATCHES = re.compile(r"patch|conv_proj|(?:^|\.)conv1\.weight$")
-"""In the names of the kernels that embed patches, in the layouts that are read."""
+"""Pattern for the names of the kernels that embed patches, in the layouts that are read."""
 _BLOCKS = re.compile(r"(?:^|\.)(?:blocks|resblocks|layers?)\.(?:encoder_layer_)?\d+\.")
 _DECODER = "decoder_pred.weight"
 """A tensor of masked autoencoders as they were published."""
@@ -50,7 +51,8 @@ class WeightsAtHand(FrozenModel):
     """Tokens of an image in the pre-training, as the position embeddings show; 0 if none do."""
     channels: int
     stamp: str
-    """Changes with the file: its digest where the cache states it, else its size and time."""
+    """Text that changes with the file: its digest where the cache states it, else its size and
+    time."""
 
     @property
     def macs(self) -> float:

@@ -112,7 +112,7 @@ def _git_digest(file: Path) -> str:
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of a repository of weights, in order of preference."""
 _CARD_FILE = "README.md"
-"""Of a repository; it states the license."""
+"""File of a repository that states the license."""
 
 
 class PublishedWeights(NamedTuple):

@@ -14,21 +14,22 @@ FINE_TUNING: dict[str, dict[str, Any]] = {
     "optimizer": {"learning_rate": 1e-4, "layer_decay": 0.75},
     "training": {"epochs": 10, "batch_size": 32},
 }
-"""For all weights of a model that was trained on other data (arXiv 2106.08254, appendix); a larger
-batch of a ViT-B at 224 pixels needs more than 10 GB."""
+"""Settings for all weights of a model that was trained on other data (arXiv 2106.08254, appendix);
+a larger batch of a ViT-B at 224 pixels needs more than 10 GB."""
 
 LAST_BLOCKS: dict[str, dict[str, Any]] = {
     "optimizer": {"learning_rate": 2e-4, "layer_decay": 0.75},
     "training": {"epochs": 10, "batch_size": 32},
 }
-"""For the last blocks of a model that was trained on other data, from the fitted head
+"""Settings for the last blocks of a model that was trained on other data, from the fitted head
 (docs/how_to/fine_tune.md)."""
 
 WARM_START: dict[str, dict[str, Any]] = {
     "optimizer": {"learning_rate": 1e-3},
     "training": {"epochs": 20},
 }
-"""For a model that was trained on an earlier version of the data, and to continue pre-training."""
+"""Settings for a model that was trained on an earlier version of the data, and to continue
+pre-training."""
 
 WARM_SHARE = 1 / 3
 """Length of a warm start, as a share of the length from random weights, in which it reaches their

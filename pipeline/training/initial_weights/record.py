@@ -18,7 +18,8 @@ from patchline.pipeline.models.provenance import (
 from patchline.pipeline.training.initial_weights.recipe import display_name
 
 FOLDER = "initial_weights"
-"""In the workspace; each file's weights are in a folder named after the file's digest."""
+"""Folder of a workspace; each file's weights are in a folder in it, named after the file's
+digest."""
 RECORD_FILE, TENSORS_FILE = "initial_weights.json", "weights.safetensors"
 
 WeightsKind = Literal["file", "version", "run"]

@@ -112,8 +112,8 @@ def choose_share(logits_SNK: Array, truth: Array, *, held_out: int = 0) -> FineT
     Args:
         logits_SNK: the logits at all points, of images that were not used for training: validation
             images, and training images predicted by fits without their fold.
-        truth: their class indices (N), or sets of labels as 0 and 1 (N, K).
-        held_out: how many of them are training images.
+        truth: class indices (N) of these images, or sets of labels as 0 and 1 (N, K).
+        held_out: how many of the images are training images.
     """
     images = len(truth)
     if images < _FEWEST:
@@ -189,8 +189,8 @@ def fit_head_first(job: TrainingJob, events: EventWriter, ranks: Ranks | None = 
     Args:
         job: the job of the training of all weights, which reads the fitted head from the folder.
         events: gets the metrics.
-        ranks: compute the features together, and the first one fits the head; by default, this
-            process is alone.
+        ranks: the ranks that compute the features together, of which the first fits the head; by
+            default, this process is alone.
     """
     ranks = ranks or Ranks()
     own = job.model_copy(update={"folder": job.folder / HEAD_FOLDER})

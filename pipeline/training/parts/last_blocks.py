@@ -89,7 +89,7 @@ class _Start:
     frozen: FeatureNetwork
     tokens: StoredTokens
     run: RunTogether | None
-    """Runs a job in several processes; None trains in this one alone."""
+    """Function that runs a job in several processes; None trains in this one alone."""
 
     def fit(
         self,
@@ -142,7 +142,7 @@ def train_last_blocks(
     Args:
         job: the model and the data.
         events: gets notes, metrics and progress.
-        run: runs a job in several processes; by default, this one trains alone.
+        run: a function that runs a job in several processes; by default, this one trains alone.
 
     Raises:
         ConfigError: if the model cannot be divided.
@@ -185,7 +185,7 @@ def refit_last_blocks(
     Args:
         job: the model and the data.
         events: gets notes, metrics and progress.
-        run: runs a job in several processes; by default, this one trains alone.
+        run: a function that runs a job in several processes; by default, this one trains alone.
     """
     tokens = _tokens_of_ranks(job, events, run)
     frozen = _frozen_network(job, events)
@@ -368,7 +368,7 @@ def _of_held_out(
     Args:
         start: the tokens.
         whole: the finished fit on all training images, whose plan the others follow.
-        parts: rows among the training images.
+        parts: the parts to hold out, as rows among the training images.
         regularization: C of the heads.
         events: gets the progress.
     """

@@ -58,11 +58,11 @@ class TrainingInputs:
     """What the fits of a run need.
 
     Attributes:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         data: the manifest.
         prepared: the store.
-        run: gets metrics and pictures during training.
-        memory: may know the weights.
+        run: the run that gets metrics and pictures during training.
+        memory: the memory of earlier results, which may hold the weights.
         on_event: called with every event, for a progress display.
     """
 
@@ -147,7 +147,7 @@ def job_of(
         prepared: the store.
         folder: the folder of the training.
         run_id: id of the MLflow run; without one, any name.
-        workspace: keeps initial weights and measurements; None for neither.
+        workspace: the folder that keeps initial weights and measurements; None for neither.
     """
     unlabelled = None
     if data.unlabelled and prepared.unlabelled:

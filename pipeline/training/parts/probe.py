@@ -63,8 +63,8 @@ from patchline.pipeline.workspace.files.workspace_folder import FEATURES, FEATUR
 from patchline.pipeline.workspace.run_memory import stage_keys
 
 _TOO_FEW_TO_MEASURE = 16
+"""Number of images whose features take about as long as measuring how long they take."""
 _METRICS_OF_FIRST = ("validation/accuracy", "validation/mAP", "validation/loss", "train/accuracy")
-"""Images whose features take about as long as measuring how long they take."""
 Array = np.ndarray[Any, Any]
 
 

@@ -62,8 +62,8 @@ class TokenStore(StoredRows):
 
     Attributes:
         blocks: number of blocks before the tokens.
-        augmentation: makes the further views; view v looks as in epoch v.
-        augmented: identifies the augmentation with its settings and seed.
+        augmentation: what makes the further views; view v looks as in epoch v.
+        augmented: text that identifies the augmentation with its settings and seed.
         views: number of views of each image: itself, its mirror image if `mirrored`, and augmented
             ones.
         mirrored: whether the second view is the mirror image.

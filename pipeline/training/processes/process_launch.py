@@ -47,7 +47,7 @@ THE_END = "end"
 _RESTARTS = 3
 _GRACE_SECONDS = 2
 _JOIN_SECONDS = 90
-"""For the agents of all machines to meet, also after a process was killed."""
+"""Time for the agents of all machines to meet, also after a process was killed."""
 
 
 def attempt_key(attempt: int) -> str:

@@ -39,9 +39,9 @@ MODULE = "patchline.pipeline.training.processes.rank"
 RANKS_FOLDER = "processes"
 """Folder for what the ranks of a training run share while they run."""
 RESULT_FILE = "result.json"
-"""Of the ranks, in their folder."""
+"""Result of the ranks, in their folder."""
 RESTART_FILE = "restart"
-"""Tells that all ranks have to start again."""
+"""File that tells that all ranks have to start again."""
 _LOCK_FILE = ".first.lock"
 _PARENT_POLL_SECONDS = 0.2
 

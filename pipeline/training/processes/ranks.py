@@ -99,7 +99,7 @@ def _is_copied(file: Path) -> bool:
 FIRST = 0
 """The rank whose clock counts, and which writes events and files."""
 LONGEST_WAIT = timedelta(minutes=30)
-"""For another rank; a training run whose rank has stopped ends after it."""
+"""Time to wait for another rank; a training run whose rank has stopped ends after it."""
 
 
 class Place(NamedTuple):
@@ -326,7 +326,7 @@ def stopped_ranks_named(longest_wait: timedelta = LONGEST_WAIT) -> Iterator[None
 
 
 _SECONDS = 0.2
-"""Between two readings."""
+"""Time between two readings."""
 
 
 class SharedClock:

@@ -38,7 +38,7 @@ def draw_mix(config: TrainingConfig, seed: int, step: int, height: int, width: i
     If both are on, each batch gets one of them, with equal probability.
 
     Args:
-        config: holds the two alphas of the beta distributions.
+        config: the training's settings: the two alphas of the beta distributions.
         seed: the seed of the run.
         step: number of updates before this one.
         height: height of the images, in pixels.
@@ -68,7 +68,7 @@ def mixed_images(images_BCHW: torch.Tensor, mix: Mix) -> torch.Tensor:
     """Return mixed images; the input is not modified.
 
     Args:
-        images_BCHW: floating point, on any device.
+        images_BCHW: the images to mix, floating point, on any device.
         mix: what was drawn for the batch.
     """
     before_BCHW = images_BCHW.roll(1, 0)
@@ -88,7 +88,7 @@ def mixed_targets(targets: torch.Tensor, num_classes: int, mix: Mix) -> torch.Te
 
     Args:
         targets: class indices (B), probabilities (B, K), or sets of labels as 0 and 1 (B, K).
-        num_classes: K.
+        num_classes: number of classes, K.
         mix: what was drawn for the batch.
     """
     own_BK = one_hot(targets, num_classes) if targets.ndim == 1 else targets

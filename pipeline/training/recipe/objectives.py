@@ -31,9 +31,9 @@ def build_objective(
     """Build the objective that the config names.
 
     Args:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         image: format of the images.
-        num_classes: K; 0 for an objective without labels.
+        num_classes: number of classes, K; 0 for an objective without labels.
         class_weights_K: weight of each class in the loss, of sets where a label is present; None
             for equal weights.
 

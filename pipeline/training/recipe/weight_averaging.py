@@ -201,12 +201,13 @@ def measure_batch_norm(
     """Set the statistics of all batch-norm layers to those of the training images.
 
     Args:
-        model: all other layers run as in evaluation; without batch norm, nothing is done.
-        images: the store.
-        rows: the training images; at most 10,000 of them are used.
-        image: how they are normalised.
-        batch_size: images in one batch.
-        seed: decides which images are used, and their order.
+        model: the model, whose other layers run as in evaluation; without batch norm, nothing is
+            done.
+        images: the stored images.
+        rows: the rows of the training images; at most 10,000 of them are used.
+        image: how the images are normalised.
+        batch_size: number of images in one batch.
+        seed: the seed that decides which images are used, and their order.
     """
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     layers = [layer for layer in layers if layer.track_running_stats]

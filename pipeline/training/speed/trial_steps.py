@@ -38,9 +38,9 @@ _PLANNED_STEPS = 11
 """Over these, the schedules of the model go from their start to their end."""
 _MOST_TOGETHER = 8
 EPOCH_ENDS = 3
-"""That are measured; their mean counts."""
+"""Number of ends of epochs that are measured; their mean counts."""
 _FEWEST_IMAGES = 8
-"""Of a step whose time does not matter."""
+"""Size of a step whose time does not matter."""
 _STORED_BATCHES, _MOST_STORED_BYTES = 4, 2**28
 
 
@@ -48,11 +48,11 @@ class TrialSettings(NamedTuple):
     """How a model is trained in a trial."""
 
     config: RunConfig
-    """Resolved; its augmentation is part of a step."""
+    """Settings of the run, resolved against the data; the augmentation is part of a step."""
     image: ImageSpec
     """The size of the images."""
     num_classes: int
-    """K; 0 if the objective uses no labels."""
+    """Number of classes, K; 0 if the objective uses no labels."""
     precision: str
     """float32, bfloat16 or float16."""
 
