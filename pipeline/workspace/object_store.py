@@ -35,7 +35,7 @@ class Address(NamedTuple):
 
     scheme: str
     bucket: str
-    """Empty for a folder."""
+    """Name of the bucket; empty for a folder."""
     prefix: str
     """Path below the bucket, without `/` at the ends; the absolute path of a folder."""
 
@@ -57,7 +57,7 @@ class ObjectState(NamedTuple):
     """What tells a state of an object from every other one, for conditional writes."""
 
     e_tag: str
-    """Changes whenever the object does."""
+    """Tag that changes whenever the object does."""
     version: str = ""
     """Version, where the store counts them. On Google Cloud Storage, conditions need it."""
 
@@ -68,11 +68,11 @@ class ObjectInfo(NamedTuple):
     key: str
     bytes: int
     e_tag: str
-    """Changes whenever the object does."""
+    """Tag that changes whenever the object does."""
     modified: dt.datetime
     """Time of the last change, by the clock of the store."""
     version: str = ""
-    """Empty where the store counts none, or does not list them."""
+    """Version; empty where the store counts none, or does not list them."""
 
     @property
     def state(self) -> ObjectState:
@@ -115,7 +115,7 @@ class ObjectStore(ABC):
             key: the key of the object to read.
             start: the first byte.
             stop: the byte after the last.
-            if_match: only if the object has this ETag.
+            if_match: the ETag that the object must have; empty for any.
 
         Raises:
             ConflictError: if it has another one.
@@ -142,9 +142,9 @@ class ObjectStore(ABC):
 
         Args:
             key: the key of the object to write.
-            data: its content.
-            if_absent: only if there is none yet.
-            if_match: only if it is still in this state.
+            data: the content of the object.
+            if_absent: whether to write only if there is no such object yet.
+            if_match: the state that the object must still be in; None for any.
 
         Returns:
             The state of the new object.

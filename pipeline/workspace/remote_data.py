@@ -65,7 +65,7 @@ _WORTH_A_NOTE_BYTES = 1 << 24
 _MOST_NAMES = 1000
 _SKELETON_DEPTH = 2
 _RANGED_SUFFIXES = (".zip", ".tar")
-"""Of archives that say where their members are."""
+"""Suffixes of archives that say where their members are."""
 
 _listings: dict[str, tuple[float, list[ObjectInfo]]] = {}
 

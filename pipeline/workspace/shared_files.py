@@ -63,14 +63,14 @@ class SharedFiles:
     """The shared files of a workspace.
 
     Args:
-        store: holds them.
+        store: the store that holds the files.
         on_note: called with a sentence when an object is damaged.
     """
 
     def __init__(self, store: ObjectStore, on_note: Callable[[str], None] = lambda _: None) -> None:
         self.store, self.on_note = store, on_note
         self.id = ""
-        """Of the workspace, also where its objects were copied to; known once it is open."""
+        """Id of the workspace, also where its objects were copied to; known once it is open."""
         self._present = set[str]()
         """Digests of contents that this process knows to be in the store."""
 

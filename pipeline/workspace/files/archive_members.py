@@ -165,7 +165,7 @@ def check_expansion(file: Path, unpacked: int) -> None:
 
     Args:
         file: the archive.
-        unpacked: bytes that it unpacks to.
+        unpacked: number of bytes that it unpacks to.
 
     Raises:
         DataError: if that is more than `MOST_EXPANSION` times its size.

@@ -124,7 +124,7 @@ class FoundFile(NamedTuple):
     """A file below a folder."""
 
     path: str
-    """Relative to the top folder, with forward slashes."""
+    """Path relative to the top folder, with forward slashes."""
     entry: os.DirEntry[str]
 
 
@@ -163,7 +163,7 @@ def walk_files(
         top: the folder.
         on_unreadable: called for each folder that cannot be opened; without it, such a folder is
             an error. A folder that is removed during the walk is no error, unless it is the top.
-        ignored: tells which files and folders are skipped.
+        ignored: what tells which files and folders are skipped.
         on_ignored: called for each of them.
 
     Raises:
@@ -193,7 +193,7 @@ def visible_folders(top: Path, ignored: IgnoredFiles = DEFAULT_IGNORED) -> list[
 
     Args:
         top: the folder.
-        ignored: tells which of them are skipped.
+        ignored: what tells which of them are skipped.
 
     Raises:
         DataError: if the folder cannot be opened.

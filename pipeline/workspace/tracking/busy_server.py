@@ -46,7 +46,8 @@ def repeated(
 
     Args:
         call: a call of MLflow's client.
-        already_done: returns the answer if the busy server has completed the call all the same.
+        already_done: a function that returns the answer if the busy server has completed the call
+            all the same.
 
     Raises:
         MlflowException: if it fails otherwise, or is still busy after `PATIENCE_SECONDS`.

@@ -158,7 +158,7 @@ def settled(read: Callable[[], Run], on_wait: Callable[[float], None] | None = N
     """Return whether the owner of a run is alive; observe its heartbeat until that is known.
 
     Args:
-        read: returns the run as the store has it now.
+        read: a function that returns the run as the store has it now.
         on_wait: called once with the number of seconds that it may take, if it takes any.
 
     Returns:

@@ -28,7 +28,7 @@ class NestedRun(NamedTuple):
     """A run among those of its parent."""
 
     key: str
-    """Tells it apart, such as fold 2."""
+    """Text that tells it apart, such as `2` for fold 2."""
     folder: str
     """Folder of the runs of its kind, in the parent's folder."""
     command: str
@@ -48,7 +48,7 @@ def fold_run(parent: TrackedRun, fold: int, folds: int, config: RunConfig) -> It
 
     Args:
         parent: the run that it is nested in.
-        fold: counted from 1.
+        fold: number of the fold, from 1.
         folds: number of folds.
         config: the settings of the fold.
     """
