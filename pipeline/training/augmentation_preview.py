@@ -51,9 +51,9 @@ def preview_columns(
     """Return the stored images, then the images of each epoch.
 
     Args:
-        augmentation: of the run.
-        originals_NHWC: the images, uint8.
-        rows: their rows in the store.
+        augmentation: the run's augmentation.
+        originals_NHWC: the stored images, uint8.
+        rows: the rows of these images in the store.
         epochs: number of epochs to show.
         mixing: settings of MixUp and CutMix; None for neither.
     """

@@ -87,10 +87,10 @@ class RestartPoint:
     """
 
     tensors: Tensors
-    """Empty on other ranks."""
+    """Copies of the state's tensors, by name; empty on other ranks."""
     numbers: Numbers
     names: tuple[str, ...]
-    """Of the tensors."""
+    """Names of the state's tensors, on all ranks."""
 
     @classmethod
     def of(
@@ -99,7 +99,7 @@ class RestartPoint:
         """Copy a state to the CPU's memory; from a GPU, while training continues.
 
         Args:
-            state: to copy.
+            state: the state to copy.
             earlier: a point of the same training that is not needed any more. Its memory is used
                 again: two copies of a large model and its moments may be too much for a machine.
             copies: whether this rank has the copy.
@@ -117,8 +117,8 @@ class RestartPoint:
         """Read the restart point of a step.
 
         Args:
-            folder: of the training run.
-            step: after which it was.
+            folder: the folder of the training run.
+            step: the step after which the point was taken.
             copies: whether this rank has the copy.
 
         Raises:
@@ -152,9 +152,9 @@ class RestartPoint:
         """Bring a state back here, except for its clock.
 
         Args:
-            state: is changed.
-            take_from_first: gives a tensor the values that it has on the first of several ranks,
-                which all call this together.
+            state: the state to overwrite.
+            take_from_first: a function that gives a tensor the values that it has on the first of
+                several ranks, which all call this together.
         """
         elapsed, own = state.elapsed_seconds, state.tensors()
         _wait_for_copies()
@@ -170,7 +170,7 @@ def _copy_on_cpu(tensor: torch.Tensor, room: torch.Tensor | None) -> torch.Tenso
     """Return a copy; that of a tensor on a GPU is complete after `_wait_for_copies`.
 
     Args:
-        tensor: on any device.
+        tensor: the tensor to copy, on any device.
         room: memory for the copy, if it fits.
     """
     if room is None or not _fits(tensor, room):
@@ -199,10 +199,10 @@ class Checkpoints:
     """The checkpoints of one training run, in its folder.
 
     Args:
-        folder: of the training run.
+        folder: the folder of the training run.
         restarts: whether training may restart from its last validation.
         writes: whether this rank writes the files; the others read them.
-        clock: says when the next checkpoint is due.
+        clock: the clock that says when the next checkpoint is due.
     """
 
     def __init__(
@@ -327,8 +327,9 @@ def load(file: Path, state: TrainState, folder: Path | None = None) -> None:
 
     Args:
         file: the checkpoint.
-        state: of the same model; it is overwritten.
-        folder: of the best weights that the checkpoint names; they are verified too.
+        state: the state to overwrite, of the same model.
+        folder: the training run's folder, where the best weights that the checkpoint names are
+            verified, too; None leaves that out.
 
     Raises:
         DamagedFileError: if a file is damaged, or the checkpoint is of another model; the state is

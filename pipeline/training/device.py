@@ -19,7 +19,7 @@ def make_repeatable(threads: int | None, device: torch.device | None = None) -> 
     """Enable deterministic algorithms, set the number of threads, and return it.
 
     Args:
-        threads: on the CPU; None leaves torch's own number.
+        threads: number of threads on the CPU; None leaves torch's own number.
         device: what is computed on, unless it is the CPU.
     """
     # `use_deterministic_algorithms` also imports torch's compiler, two seconds that nobody needs

@@ -80,7 +80,7 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
     """Return the training that a job extends, if any, after comparing what both train on.
 
     Args:
-        job: of the new training.
+        job: the job of the new training.
         runs: the folder with the folders of this workspace's runs.
 
     Raises:

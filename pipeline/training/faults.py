@@ -61,7 +61,7 @@ class FiniteCheck:
     """Notice losses and gradients that are not finite.
 
     Args:
-        total: returns the sum of a tensor over the ranks.
+        total: a function that returns the sum of a tensor over the ranks.
     """
 
     def __init__(self, total: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -75,9 +75,9 @@ class FiniteCheck:
 
         Args:
             step: number of the steps before it.
-            learning_rate: of the step.
-            loss: of this rank's part, on the device.
-            norm: of the gradient, on the device.
+            learning_rate: the learning rate of the step.
+            loss: the loss of this rank's part of the batch, on the device.
+            norm: the norm of the gradient, on the device.
 
         Raises:
             Diverged: names the step.

@@ -44,7 +44,8 @@ class TrainingPart(FrozenModel):
     regularization: float | None = None
     """C of a head that is fitted without validation; None to choose it."""
     share: float | None = None
-    """Of the way from that head to the weights that are trained from it; None to choose it."""
+    """How far to go from that head to the weights that are trained from it, from 0 to 1; None to
+    choose it."""
     members: tuple[Path, ...] = ()
     """Weights of each fold, which become one ensemble; nothing is trained then."""
 
@@ -118,12 +119,12 @@ def images_of_fits(
     """Return the number of images that each training of a run has in an epoch.
 
     Args:
-        train: images of the training split.
-        validation: images of the validation split.
-        folds: as `training.folds`.
-        refit: as `training.refit`; with folds, the ensemble alone decides.
-        ensemble: as `training.ensemble`.
-        unlabelled: images that every training has besides.
+        train: number of images of the training split.
+        validation: number of images of the validation split.
+        folds: the value of `training.folds`: number of folds, or None.
+        refit: the value of `training.refit`; with folds, the ensemble alone decides.
+        ensemble: the value of `training.ensemble`.
+        unlabelled: number of unlabelled images that every training has besides.
     """
     everything = train + validation
     if folds is None:
@@ -153,9 +154,9 @@ class ExtendedTraining(FrozenModel):
 
     run_id: str
     folder: Path
-    """Of the training, with its final checkpoint and best weights."""
+    """Folder of the training, with its final checkpoint and best weights."""
     steps: int
-    """That were done."""
+    """Number of steps that were done."""
 
 
 class StoredTokens(FrozenModel):
@@ -196,7 +197,7 @@ class TeacherPredictions(FrozenModel):
     weights: Path
     """File of the teacher's weights, whose record says which images they have seen."""
     name: str
-    """Of the teacher."""
+    """Name of the teacher."""
 
     @property
     def identity(self) -> str:
@@ -207,7 +208,7 @@ class TeacherPredictions(FrozenModel):
         """Return the rows (M,) of a run that were predicted.
 
         Args:
-            splits: of the usable rows of its manifest.
+            splits: the split of each usable row of the run's manifest.
             unlabelled: number of its unlabelled images, which follow them.
         """
         labelled = np.flatnonzero(splits.isin(self.splits))
@@ -218,7 +219,7 @@ class TrainingJob(FrozenModel):
     """Everything that decides the weights, and the folder for the results."""
 
     config: RunConfig
-    """Resolved against the data."""
+    """Settings of the run, resolved against the data."""
     manifest_file: Path
     store: Path
     image: ImageSpec
@@ -226,9 +227,9 @@ class TrainingJob(FrozenModel):
     data_fingerprint: str
     run_id: str
     folder: Path
-    """For checkpoints and pictures."""
+    """Folder for checkpoints and pictures."""
     workspace: Path | None = None
-    """Remembers what was measured on this machine; None measures again."""
+    """Folder that remembers what was measured on this machine; None measures again."""
     part: TrainingPart = TrainingPart()
     """Which of the fits of the run this is."""
     initial_weights: Path | None = None

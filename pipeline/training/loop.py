@@ -392,7 +392,7 @@ class Training:
 
         Args:
             best: folder of the weights.
-            record: their validation.
+            record: the validation of these weights.
         """
         state = self.state
         model = self.step.objective.model_in(state.average.model)

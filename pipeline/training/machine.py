@@ -14,9 +14,9 @@ from patchline.pipeline.workers.launcher import Resources
 
 _ARCHITECTURE = re.compile(r"(?P<kind>sm|compute)_(?P<major>\d+)(?P<minor>\d)[a-z]?")
 MODULE = "patchline.pipeline.training"
-"""Of the training process."""
+"""Module of the training process."""
 MEMBER_MODULE = "patchline.pipeline.training.processes.member"
-"""Of what other machines run if the processes of the training are spread over several."""
+"""Module that other machines run if the processes of the training are spread over several."""
 
 
 class Machine(FrozenModel):
@@ -69,7 +69,8 @@ def has_kernels(capability: tuple[int, int], architectures: Iterable[str]) -> bo
 
     Args:
         capability: compute capability of the GPU, such as (8, 6).
-        architectures: that torch is built for, as `torch.cuda.get_arch_list` returns them.
+        architectures: the architectures that torch is built for, as `torch.cuda.get_arch_list`
+            returns them.
     """
     known = [found for each in architectures if (found := _ARCHITECTURE.fullmatch(each))]
     if not known:  # a build for AMD's GPUs names others, which only torch itself can compare
@@ -100,8 +101,8 @@ def choose_device(config: TrainingConfig, machine: Machine, machines: int = 1) -
     """Return the name of the device to train on.
 
     Args:
-        config: may name the device.
-        machine: where it is trained.
+        config: the training's settings, which may name the device.
+        machine: the machine to train on.
         machines: number of such machines over which the processes are spread.
 
     Raises:

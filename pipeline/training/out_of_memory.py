@@ -36,7 +36,7 @@ class OutOfMemoryRetry(RollbackOnError):  # noqa: N818 - no exception
 
     Args:
         events: gets a warning of what has changed.
-        folder: of the training run.
+        folder: the folder of the training run.
     """
 
     def __init__(self, events: EventWriter, folder: Path) -> None:
@@ -48,8 +48,8 @@ class OutOfMemoryRetry(RollbackOnError):  # noqa: N818 - no exception
 
         Args:
             error: why it failed.
-            step: of the attempt.
-            part: of the whole batch that this is.
+            step: the step that failed; its state is restored.
+            part: the part of the whole batch that was computed.
 
         Raises:
             RunError: if memory is short and there is nothing to divide.

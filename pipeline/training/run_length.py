@@ -81,10 +81,10 @@ class Timed:
     """Validations that fit into a time limit.
 
     Args:
-        limit_seconds: of the training, validation included.
-        steps_per_epoch: there is a validation after an epoch if the time allows.
+        limit_seconds: time limit of the training in seconds, validation included.
+        steps_per_epoch: steps in an epoch; there is a validation after an epoch if the time allows.
         images: size of the validation split.
-        batch_size: images of a step.
+        batch_size: number of images in a step.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class Timed:
         self._part: int | None = None
         self._seconds_per_image: float | None = None
         self.preparation_seconds = 0.0
-        """Of each validation, whatever its number of images: measuring batch-norm statistics."""
+        """Time before each validation, whatever its number of images: measuring batch-norm
+        statistics."""
         self._spent = 0.0
         self._validated_at = 0.0
 
@@ -109,10 +110,10 @@ class Timed:
         """Take up what a training run that is resumed, or restarts, has already validated.
 
         Args:
-            history: of the run.
-            spent_seconds: on these validations, without their preparation.
-            elapsed_seconds: of the run.
-            preparation_seconds: of all these validations.
+            history: the run's validations so far.
+            spent_seconds: the time that these validations took, without their preparation.
+            elapsed_seconds: the time that the run has taken so far.
+            preparation_seconds: the time that the preparation of all these validations took.
         """
         images = sum(record.validation_images for record in history)
         self._part = min(record.validation_images for record in history) if history else None
@@ -173,7 +174,7 @@ class Timed:
 
         Args:
             step: number of steps done.
-            more: steps to come.
+            more: number of steps to come.
             step_seconds: duration of a step.
         """
         each = self._seconds_per_image
@@ -235,10 +236,10 @@ class TimePlanner:
     """Plan the end of a run with a time limit from its measured speed.
 
     Args:
-        plan: changed in place.
-        limit_seconds: from the first step to the end of the last validation.
-        validations: how long they take.
-        most_steps: ends the run before the limit; None for no maximum.
+        plan: the plan of the steps, which is changed in place.
+        limit_seconds: time limit from the first step to the end of the last validation.
+        validations: the validations, which say how long they take.
+        most_steps: number of steps that ends the run before the limit; None for no maximum.
     """
 
     def __init__(
@@ -332,13 +333,13 @@ class RunLength:
     """When a training run validates, and when it ends."""
 
     steps_per_epoch: int
-    """Of the training split."""
+    """Steps in an epoch of the training split."""
     validations: ValidationPlan
-    """A refit has no validation, but reports each epoch."""
+    """When to validate; a refit has no validation, but reports each epoch."""
     plan: StepPlan
-    """Of the steps, which may follow the plan of another training."""
+    """Plan of the steps, which may follow that of another training."""
     planner: TimePlanner | None = None
-    """Changes the plan, with a time limit."""
+    """Planner that changes the plan, with a time limit."""
 
     @classmethod
     def of(

@@ -48,7 +48,7 @@ def labelled_picture(title: str, columns: Sequence[Column], names: Sequence[str]
 
     Args:
         title: one line.
-        columns: from `preview_columns`.
+        columns: the columns of images that `preview_columns` has returned.
         names: the class of each image.
     """
     from PIL import Image, ImageDraw, ImageFont
@@ -102,7 +102,7 @@ def save_preview(
     Only the images that are shown are decoded. Training with the same config sees the same images.
 
     Args:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         data: the manifest.
         file: PNG file to write; missing folders are created.
         images: number of images, starting with one of each class, if there are classes.

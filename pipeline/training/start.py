@@ -36,7 +36,7 @@ from patchline.plugin_api import ImageSpec
 
 TABLE_FILE = "initial_weights.csv"
 HEAD_FOLDER = "head"
-"""In the folder of a training run that fits the head first: the fitted model."""
+"""Folder in that of a training run that fits the head first: the fitted model."""
 _MOST_IMAGES = 5_000
 _MOST_PIXELS = 2_000_000
 
@@ -96,11 +96,11 @@ def initialise_from_images(
     """Call `initialise_from(images_BCHW)` of every module that has it.
 
     Args:
-        model: just built.
+        model: the model, just built.
         images: the stored images, uint8 (N, H, W, C).
-        rows: those of the training split.
-        image: how they are normalised.
-        seed: decides which images are taken: at most 5,000, and two million pixels.
+        rows: the rows of the training split.
+        image: how the images are normalised.
+        seed: the seed that decides which images are taken: at most 5,000, and two million pixels.
     """
     wanting = [module for module in model.modules() if hasattr(module, "initialise_from")]
     if not wanting:
@@ -124,11 +124,11 @@ def initial_step(
     """Return the step of a training run that has not begun.
 
     Args:
-        job: of the run, the same on all ranks.
-        data: the images may decide the initial weights, and the weights of the classes.
-        plan: of the steps.
-        device: of this rank.
-        ranks: that train together.
+        job: the job of the run, the same on all ranks.
+        data: the data; its images may decide the initial weights, and the weights of the classes.
+        plan: the plan of the steps.
+        device: the device of this rank.
+        ranks: the ranks that train together.
         events: gets what is worth knowing of the initial weights and the precision.
     """
     with ranks.first_before_others(job.folder):
@@ -159,10 +159,11 @@ def take_over(
     full-sized already stay so, if training began with smaller ones.
 
     Args:
-        job: of the new training.
+        job: the job of the new training.
         extended: the finished one.
-        state: just built, with the plan of the whole length; it is overwritten.
-        validator: measures the best weights again if that was done on a part of the split.
+        state: the state, just built with the plan of the whole length; it is overwritten.
+        validator: the validator, which measures the best weights again if that was done on a part
+            of the split.
 
     Raises:
         DamagedFileError: if the final checkpoint or the best weights are damaged.

@@ -35,7 +35,7 @@ class EpochRecord(FrozenModel):
     validation_accuracy: float | None
     learning_rate: float
     images_per_second: float
-    """Of the training steps since the validation before."""
+    """Rate of the training steps since the validation before."""
     validation_images: int = 0
     """Images that were validated; with a time limit, possibly a part of the split."""
     compared_accuracy: float | None = None
@@ -74,7 +74,7 @@ class EpochRecord(FrozenModel):
         holds for the mAP of sets of labels.
 
         Args:
-            best: so far.
+            best: the best validation so far.
             history: all validations, with this one.
         """
         highest = max(each.compared[0] for each in history)
@@ -125,7 +125,7 @@ class EnsembleResult(FrozenModel):
     label_calibrations: tuple[LabelCalibration, ...] = ()
     """The scales and shifts of each member instead, of sets of labels."""
     thresholds: LabelThresholds | None = None
-    """Of sets of labels, by what each member predicts for the images of its fold."""
+    """Thresholds for sets of labels, from what each member predicts for the images of its fold."""
     seconds: float
 
     @property
@@ -140,7 +140,7 @@ class AverageRecord(FrozenModel):
     validations: int
     """Number of validations averaged."""
     accuracy: float | None
-    """On the validation images; None for sets of labels."""
+    """Accuracy on the validation images; None for sets of labels."""
     loss: float
     map: float | None = None
     """mAP of sets of labels on the validation images."""
@@ -162,7 +162,7 @@ class TriedShare(FrozenModel):
     """The quality of the weights at a point between a fitted head and trained weights."""
 
     share: float
-    """Of the way: 0 is the initial network with the fitted head, 1 the trained weights."""
+    """How far along: 0 is the initial network with the fitted head, 1 the trained weights."""
     accuracy: float | None
     """None for sets of labels."""
     loss: float
@@ -180,9 +180,10 @@ class FineTuningRecord(FrozenModel):
     """How far the weights went from a fitted head towards the trained ones, and why."""
 
     share: float
-    """Of the way; 0 is the head alone."""
+    """How far the weights go, from 0 to 1; 0 is the head alone."""
     tried: tuple[TriedShare, ...]
-    """From the head to the trained weights; empty if there was no image to compare them with."""
+    """Points from the head to the trained weights; empty if there was no image to compare them
+    on."""
     images: int
     """Images that the shares were compared on."""
     held_out: int = 0
@@ -235,7 +236,7 @@ class FoldRecord(FrozenModel):
     """The training of one fold, at its best weights."""
 
     fold: int
-    """Counted from 1."""
+    """Number of the fold, from 1."""
     run_id: str
     """The nested MLflow run."""
     best: Path
@@ -298,7 +299,7 @@ class TrainResult(TrainingRecord):
     steps: int
     epochs: float
     seconds: float
-    """From the first step to the end of the last validation."""
+    """Time from the first step to the end of the last validation."""
     images_per_second: float
     """Training images per second of training steps, without validation; of a fitted head, images
     per second of their features."""

@@ -33,7 +33,7 @@ class RunningSums:
     pending is read by all of them together.
 
     Args:
-        total: returns the sum of a tensor over the ranks.
+        total: a function that returns the sum of a tensor over the ranks.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RunningSums:
     def restore(self, numbers: dict[str, float]) -> None:
         """Take the sums that `numbers` has returned; without any, start at zero."""
         self.seconds = numbers.get("seconds", 0.0)
-        """Spent in the steps of the epoch; whoever does the steps adds it."""
+        """Time spent in the steps of the epoch; whoever does the steps adds it."""
         self._loss, self._correct = numbers.get("loss", 0.0), int(numbers.get("correct", 0))
         self.images = int(numbers.get("images", 0))
         self.total_images = int(numbers.get("total_images", 0))

@@ -58,7 +58,7 @@ class Gradients:
     """Number of images of this rank that were classified correctly; 0 without classes, and for sets
     of labels."""
     images: int
-    """In the whole batch."""
+    """Number of images in the whole batch."""
     norm: torch.Tensor
     """Global norm of the gradient, before clipping; 0 if it overflows float16, so that the update
     is left out; not finite if the loss of any rank is not."""
@@ -95,8 +95,9 @@ class RollbackOnError:
 
         Args:
             error: why it failed.
-            step: of the attempt; with other kernels once an operation has no deterministic one.
-            part: of the whole batch that this is.
+            step: the step that failed; it uses other kernels once an operation has no deterministic
+                one.
+            part: the part of the whole batch that was computed.
 
         Raises:
             RuntimeError: the error itself, if nothing else can be tried.
@@ -123,18 +124,19 @@ class TrainStep:
     objective: Objective
     image: ImageSpec
     num_classes: int
-    """K; 0 if the objective uses no labels."""
+    """Number of classes, K; 0 if the objective uses no labels."""
     device: torch.device
     precision: str
     size: ProgressiveSize
     schedules: ModelSchedules
     finite: FiniteCheck
-    """Notices a loss or a gradient that is not finite."""
+    """Check for a loss or a gradient that is not finite."""
     retry: RollbackOnError
     """What happens where gradients cannot be computed as it was begun."""
     ranks: Ranks
     replica: nn.Module | None
-    """Calls the model and sums its gradients over the ranks; None for the model itself."""
+    """Module that calls the model and sums its gradients over the ranks; None for the model
+    itself."""
     kernels: DeterministicKernels = field(init=False)
 
     @property
@@ -160,8 +162,8 @@ class TrainStep:
         another way; see `patchline.pipeline.training.out_of_memory`.
 
         Args:
-            batch: what this rank has loaded.
-            part: of the whole batch that this is; None for all of it.
+            batch: the images and targets that this rank has loaded.
+            part: the part of the whole batch that it is; None for all of it.
 
         Raises:
             RunError: if there is not enough memory.
@@ -284,16 +286,16 @@ def first_step(
     """Return how steps are computed, on the state before the first one.
 
     Args:
-        config: of the run.
-        image: that the model is fed.
-        num_classes: K; 0 if the objective uses no labels.
-        model: on the device of this rank.
-        precision: of the computation.
-        plan: of the steps.
-        class_weights_K: of the classification loss.
-        finite: notices a loss or a gradient that is not finite.
+        config: the run's settings.
+        image: the format of the images that the model is fed.
+        num_classes: number of classes, K; 0 if the objective uses no labels.
+        model: the model, on the device of this rank.
+        precision: the precision of the computation: float32, bfloat16 or float16.
+        plan: the plan of the steps.
+        class_weights_K: weight of each class in the loss; None for equal weights.
+        finite: the check for a loss or a gradient that is not finite.
         retry: what happens where gradients cannot be computed as it was begun.
-        ranks: that train together.
+        ranks: the ranks that train together; by default, this process is alone.
     """
     settings, ranks, device = config.training, ranks or Ranks(), next(model.parameters()).device
     objective = build_objective(config, image, num_classes, class_weights_K)

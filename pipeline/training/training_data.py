@@ -102,8 +102,8 @@ class DividedOrder:
     """The batches of an order, divided among ranks by position; yields those of one of them.
 
     Args:
-        order: of the whole batches.
-        rank: from 0.
+        order: the order of the whole batches.
+        rank: number of the rank, from 0.
         size: number of ranks.
         mixing: whether the images of a batch are mixed, each with the one before it.
     """
@@ -178,9 +178,9 @@ class TrainingData:
         Args:
             order: which images are in which batch; see `batch_order`.
             workers: number of data-loader workers for images.
-            device: where the batches are needed.
-            last_step: returns the step before which the training ends, as far as it is known. With
-                it, the images of streamed stores are fetched ahead.
+            device: the device that needs the batches.
+            last_step: a function that returns the step before which the training ends, as far as it
+                is known. With it, the images of streamed stores are fetched ahead.
         """
         needed = endless if last_step is None else _steps_left(order, last_step)
         if self.tokens is not None:
@@ -333,7 +333,7 @@ def class_labels(
 
     Args:
         texts: the labels as a manifest has them.
-        classes: in their order; none of an encoder.
+        classes: the classes in their order; none for an encoder.
         task: whether an image has one label, or a set.
     """
     if not classes:

@@ -24,7 +24,7 @@ from patchline.pipeline.training.training_data import Integers, TrainingData, Tr
 from patchline.plugin_api import ImageSpec, Objective
 
 _MOST_IMAGES = 256
-"""Of a batch."""
+"""Maximum number of images in a batch."""
 _WARM_UP, _MEASURED = 16, 64
 """Images to measure the speed with."""
 
@@ -41,7 +41,7 @@ class Validator:
     image: ImageSpec
     device: torch.device
     precision: str = "float32"
-    """That of the training run; the finished model is judged in float32."""
+    """Precision of the training run; the finished model is judged in float32."""
     ranks: Ranks = field(default_factory=Ranks)
     fills_batches: bool = False
     """Whether each batch has the same number of images, for compiled models."""
@@ -52,7 +52,7 @@ class Validator:
         What cannot be compiled runs as it is.
 
         Args:
-            model: as for `metrics`.
+            model: the module that is trained; see `metrics`.
         """
         self.fills_batches = True
         model.compile(dynamic=False)
@@ -96,8 +96,8 @@ class Validator:
         At least a whole batch where batches are filled up: fewer images take as long.
 
         Args:
-            model: as for `metrics`.
-            clock: returns the seconds since it was called last.
+            model: the module that is trained; see `metrics`.
+            clock: a function that returns the seconds since it was called last.
         """
         self.metrics(model, min(_WARM_UP, self.images), self.images)
         measured = max(_MEASURED, self._filled_batch) if self.fills_batches else _MEASURED

@@ -49,7 +49,7 @@ class CacheState(NamedTuple):
 
     removed: tuple[CacheEntry, ...]
     bytes: int
-    """What is left."""
+    """Size of what is left."""
     limit: int
 
 

@@ -12,8 +12,8 @@ _DEFAULT_BYTES = 50 * 10**9
 _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
 PAGES_SHARE, PAGE_SHARE = 1 / 2, 1 / 8
-"""Of the limit: what images of a store that is larger than that take while a training run uses
-them, and a page of them, where one process trains on the machine."""
+"""Shares of the limit: what images of a store that is larger than that take while a training run
+uses them, and a page of them, where one process trains on the machine."""
 
 
 def limit() -> int:

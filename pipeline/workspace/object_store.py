@@ -35,9 +35,9 @@ class Address(NamedTuple):
 
     scheme: str
     bucket: str
-    """Empty for a folder."""
+    """Name of the bucket; empty for a folder."""
     prefix: str
-    """Below the bucket, without `/` at the ends; the absolute path of a folder."""
+    """Path below the bucket, without `/` at the ends; the absolute path of a folder."""
 
     @classmethod
     def of_object(cls, text: str) -> Address:
@@ -57,9 +57,9 @@ class ObjectState(NamedTuple):
     """What tells a state of an object from every other one, for conditional writes."""
 
     e_tag: str
-    """Changes whenever the object does."""
+    """Tag that changes whenever the object does."""
     version: str = ""
-    """Where the store counts versions. On Google Cloud Storage, conditions need it."""
+    """Version, where the store counts them. On Google Cloud Storage, conditions need it."""
 
 
 class ObjectInfo(NamedTuple):
@@ -68,11 +68,11 @@ class ObjectInfo(NamedTuple):
     key: str
     bytes: int
     e_tag: str
-    """Changes whenever the object does."""
+    """Tag that changes whenever the object does."""
     modified: dt.datetime
-    """By the clock of the store."""
+    """Time of the last change, by the clock of the store."""
     version: str = ""
-    """Empty where the store counts none, or does not list them."""
+    """Version; empty where the store counts none, or does not list them."""
 
     @property
     def state(self) -> ObjectState:
@@ -112,10 +112,10 @@ class ObjectStore(ABC):
         Fewer bytes are returned where the object ends.
 
         Args:
-            key: of the object.
+            key: the key of the object to read.
             start: the first byte.
             stop: the byte after the last.
-            if_match: only if the object has this ETag.
+            if_match: the ETag that the object must have; empty for any.
 
         Raises:
             ConflictError: if it has another one.
@@ -141,10 +141,10 @@ class ObjectStore(ABC):
         """Write an object as a whole.
 
         Args:
-            key: of the object.
-            data: its content.
-            if_absent: only if there is none yet.
-            if_match: only if it is still in this state.
+            key: the key of the object to write.
+            data: the content of the object.
+            if_absent: whether to write only if there is no such object yet.
+            if_match: the state that the object must still be in; None for any.
 
         Returns:
             The state of the new object.
@@ -178,7 +178,7 @@ class FolderStore(ObjectStore):
     """The objects in a folder.
 
     Args:
-        folder: is created if it does not exist.
+        folder: the folder for the objects, which is created if it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -65,7 +65,7 @@ _WORTH_A_NOTE_BYTES = 1 << 24
 _MOST_NAMES = 1000
 _SKELETON_DEPTH = 2
 _RANGED_SUFFIXES = (".zip", ".tar")
-"""Of archives that say where their members are."""
+"""Suffixes of archives that say where their members are."""
 
 _listings: dict[str, tuple[float, list[ObjectInfo]]] = {}
 
@@ -119,7 +119,7 @@ def local_image(path: Path) -> Path:
     """Return where the images of a path lie on this machine, after downloading what is missing.
 
     Args:
-        path: of a file, a folder or an archive; also an address, as `pathlib` changes it.
+        path: the path of a file, a folder or an archive; also an address, as `pathlib` changes it.
 
     Raises:
         ConfigError: if the address or the credentials are wrong.
@@ -186,7 +186,7 @@ def kept_states(files: Iterable[Path]) -> dict[Path, KeptState]:
     """Return the state of each object whose file is as it was downloaded, or stands for it.
 
     Args:
-        files: of objects, with real paths; of others, nothing is returned.
+        files: the files of objects, with real paths; for others, nothing is returned.
     """
     top, indexes = place() / FOLDER, dict[str, dict[str, str]]()
     states = ((file, _kept_state(file, top, indexes)) for file in files)
@@ -217,7 +217,7 @@ def stand_in(objects: Mapping[Path, KeptState]) -> None:
     Whoever reads one that has changed since gets an error.
 
     Args:
-        objects: by the file where each would be downloaded.
+        objects: the state of each object, by the file where it would be downloaded.
     """
     by_folder: dict[Path, list[Path]] = {}
     for file in objects:
@@ -439,10 +439,10 @@ def _download(
     """Let a folder hold the current objects.
 
     Args:
-        address: that their keys are relative to.
-        folder: the local one for it.
-        objects: which.
-        removes: whether what else is in the folder goes.
+        address: the address that the objects' keys are relative to.
+        folder: the local folder for the address.
+        objects: the objects that the folder is to hold.
+        removes: whether everything else in the folder is removed.
     """
     with indexed(folder) as index:
         stale = [each for each in objects if not _is_whole(folder, each, index)]
@@ -549,7 +549,7 @@ class RemoteIndex(dict[str, str]):
     """The index of a folder: the state of each object by its key.
 
     Args:
-        file: of the index; whoever changes it holds its lock.
+        file: the file of the index; whoever changes it holds its lock.
     """
 
     def __init__(self, file: Path) -> None:

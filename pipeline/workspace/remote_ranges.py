@@ -24,12 +24,12 @@ from patchline.pipeline.workspace.object_store import Address, ConflictError, Ob
 
 PART_BYTES = 1 << 20
 _MOST_AHEAD = 8
-"""Parts in one request."""
+"""Maximum number of parts in one request."""
 _IN_MEMORY = 4
-"""Parts, so that the small reads of an archive's headers open no file each."""
+"""Number of parts in memory, so that the small reads of an archive's headers open no file each."""
 _WHOLE = "whole"
 _CHECKSUM_BYTES = 4
-"""Of a CRC-32 behind each part in its file."""
+"""Size of the CRC-32 behind each part in its file."""
 
 
 class ObjectRanges:
@@ -79,7 +79,7 @@ class ObjectRanges:
         """Return a part; if it is fetched, together with others that are likely to be read next.
 
         Args:
-            number: of the part.
+            number: the number of the part, from 0.
             last: the number of the last one that is certain to be read.
         """
         data = self._kept.get(number)

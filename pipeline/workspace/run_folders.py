@@ -67,7 +67,7 @@ def fetch(folder: Path, *, results: bool = False) -> bool:
     """Fetch what the store has of a run and this machine lacks, or has only in part.
 
     Args:
-        folder: of the run, in the folder `.patchline`.
+        folder: the folder of the run, in the folder `.patchline`.
         results: whether to fetch the results of its stages, too; whoever resumes the run fetches
             them when they are needed.
 
@@ -114,7 +114,8 @@ def fetch_checkpoint(folder: Path) -> None:
     """Fetch the newest checkpoint of a training run if it was computed on another machine.
 
     Args:
-        folder: of the training, in the folder of its run; any other one has no checkpoints.
+        folder: the folder of the training, in the folder of its run; any other one has no
+            checkpoints.
 
     Raises:
         StorageError: if the store does not answer.
@@ -176,7 +177,7 @@ class CheckpointSender:
     its place. A store that is away costs no training: the files are on this machine's disk.
 
     Args:
-        folder: of the training.
+        folder: the folder of the training.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -43,7 +43,7 @@ class Reference(FrozenModel):
     """What a name stands for."""
 
     files: dict[str, FileDigest] = Field(default_factory=dict)
-    """By path relative to a folder."""
+    """Digest and size of each file, by its path in a folder."""
     value: dict[str, Any] = Field(default_factory=dict)
     """What else belongs to it, as JSON."""
 
@@ -63,14 +63,14 @@ class SharedFiles:
     """The shared files of a workspace.
 
     Args:
-        store: holds them.
+        store: the store that holds the files.
         on_note: called with a sentence when an object is damaged.
     """
 
     def __init__(self, store: ObjectStore, on_note: Callable[[str], None] = lambda _: None) -> None:
         self.store, self.on_note = store, on_note
         self.id = ""
-        """Of the workspace, also where its objects were copied to; known once it is open."""
+        """Id of the workspace, also where its objects were copied to; known once it is open."""
         self._present = set[str]()
         """Digests of contents that this process knows to be in the store."""
 
@@ -189,8 +189,8 @@ class SharedFiles:
         """Upload files that the store does not hold, then let a name stand for them.
 
         Args:
-            name: replaces an earlier reference of this name.
-            folder: with the files.
+            name: the name for the files; an earlier reference of this name is replaced.
+            folder: the folder with the files.
             files: their paths in the folder; with their digests if these are known.
             value: what else belongs to it.
 
@@ -205,8 +205,8 @@ class SharedFiles:
         """Let a name stand for something else, unless another machine was faster.
 
         Args:
-            name: of the reference.
-            reference: whose files are in the store.
+            name: the name that is to stand for the reference.
+            reference: the new reference, whose files are in the store.
             before: what `find` has returned.
 
         Returns:
@@ -294,7 +294,7 @@ class SharedFiles:
         """End a block in which something is fetched that is damaged, and say that it is not used.
 
         Args:
-            what: is fetched, such as its name.
+            what: what is fetched, such as its name.
         """
         try:
             yield
@@ -368,8 +368,8 @@ class SharedFile:
     """A file of a shared workspace, from when it is fetched until it is replaced.
 
     Args:
-        files: of the workspace.
-        name: of the file: its path in the workspace.
+        files: the files of the shared workspace.
+        name: the name of the file: its path in the workspace.
     """
 
     def __init__(self, files: SharedFiles, name: str) -> None:

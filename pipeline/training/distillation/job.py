@@ -45,8 +45,8 @@ VIEWS = (
     View(0, _REST, _CROP),
     View(_REST, 0, _CROP),
 )
-"""In the order in which they are taken: crops lie in the corners, as much of an image as the usual
-augmentation keeps at least."""
+"""Views in the order in which they are taken: crops lie in the corners, as much of an image as the
+usual augmentation keeps at least."""
 
 
 def views_of(count: int, *, mirrored: bool) -> tuple[View, ...]:
@@ -70,11 +70,11 @@ class TeachingJob(FrozenModel):
     """Folder of its model."""
     name: str
     sha256: str
-    """Of its weights."""
+    """SHA-256 of its weights."""
     classes: tuple[str, ...]
-    """Of the run."""
+    """Classes of the run, in their order."""
     task: Task = SINGLE_LABEL
-    """Of the run and its teacher."""
+    """Task of the run and of its teacher."""
     images: tuple[ImagesToTeach, ...]
     """The labelled images, then the unlabelled ones."""
     views: int
@@ -91,7 +91,7 @@ class Taught(FrozenModel):
     file: Path
     """Logits, float32 (M, V * K): images, views, classes of the run."""
     splits: tuple[str, ...]
-    """Of the labelled images; the unlabelled ones follow them."""
+    """Splits of the labelled images; the unlabelled ones follow them."""
     labelled: int
     unlabelled: int
     """Number of images."""
@@ -102,7 +102,7 @@ class Taught(FrozenModel):
     """Fraction of the labelled images for which the teacher predicts the label; of sets of labels,
     the mAP of its predictions of these images."""
     images_per_second: float = 0.0
-    """Of those that were predicted now; 0 if all were stored."""
+    """Rate of the predictions that were made now; 0 if all were stored."""
 
     @property
     def images(self) -> int:
@@ -132,7 +132,7 @@ class Taught(FrozenModel):
         """Return how many images the teacher has predicted, and how far it agrees with the labels.
 
         Args:
-            before: what it has seen of the data; it may have been trained on the labels.
+            before: what the teacher has seen of the data; it may have been trained on the labels.
         """
         further = f" and {self.unlabelled:,} without labels" if self.unlabelled else ""
         views = f", in {self.views} views each" if self.views > 1 else ""
@@ -211,10 +211,10 @@ def class_columns(
     """Return which outputs of a teacher are the classes of the data.
 
     Args:
-        name: of the teacher, for errors.
-        of_teacher: its classes, in the order of its outputs.
-        classes: of the data.
-        task: of the data.
+        name: the teacher's name, for errors.
+        of_teacher: the teacher's classes, in the order of its outputs.
+        classes: the classes of the data, in their order.
+        task: the task of the data: one label for each image, or a set of labels.
 
     Raises:
         ConfigError: if the teacher does not know a class of the data: its probability could only be

@@ -96,7 +96,7 @@ class TeacherOutputs(StoredRows):
 
     Attributes:
         columns: the teacher's outputs that are the classes of the run, in the run's order.
-        views: of each image.
+        views: the views of each image that the teacher predicts.
         weights: digest of the teacher's weights.
     """
 
@@ -124,12 +124,12 @@ class TeacherOutputs(StoredRows):
         Args:
             model: the teacher, on its device.
             weights: digest of its weights.
-            image: how it sees an image.
-            images: what to predict.
+            image: how the teacher sees an image.
+            images: the images to predict.
             workspace: the folder `.patchline`.
-            device: of the model.
-            columns: its outputs that count.
-            views: of each image.
+            device: the device that the model is on.
+            columns: the teacher's outputs that are the classes of the run, in the run's order.
+            views: the views of each image to predict.
         """
         outputs = cls(
             model,

@@ -46,7 +46,7 @@ from patchline.plugin_api import ImageSpec
 
 SETTING = "training.teacher"
 FOLDER = "teachers"
-"""In the workspace."""
+"""Folder of the teachers in a workspace."""
 _RECORD_FILE = "teacher.json"
 _METRICS = {SINGLE_LABEL: "accuracy", MULTI_LABEL: "mAP"}
 """What the test of a model of each task says about it."""
@@ -59,15 +59,16 @@ class Teacher(FrozenModel):
     """An absolute path, published weights, a model version such as `flowers/3`, or a run's id."""
     kind: WeightsKind
     sha256: str
-    """Of the file of its weights as it was found; of a multi-label model with its calibration."""
+    """SHA-256 of the file of its weights as it was found; of a multi-label model, with its
+    calibration."""
     folder: Path
-    """In the workspace; holds the model."""
+    """Folder in the workspace that holds the model."""
     classes: tuple[str, ...]
-    """In the order of its outputs."""
+    """Classes in the order of its outputs."""
     image: ImageSpec
     """How it sees an image."""
     model: str
-    """Its plugin."""
+    """Name of its plugin."""
     task: Task = SINGLE_LABEL
     """What it predicts for an image: one class, or a set of labels."""
     run_id: str = ""
@@ -131,7 +132,7 @@ def find_teacher(config: RunConfig, workspace: Path) -> Teacher:
     """Return the teacher that a config names, after keeping it in the workspace.
 
     Args:
-        config: with `training.teacher`.
+        config: the run's settings, with `training.teacher` set.
         workspace: the folder `.patchline`.
 
     Raises:
@@ -218,8 +219,8 @@ def check_task(teacher: Teacher, task: Task) -> None:
     """Refuse a teacher that answers another question than the run asks.
 
     Args:
-        teacher: of the run.
-        task: of its data.
+        teacher: the run's teacher.
+        task: the task of the run's data.
 
     Raises:
         ConfigError: if it is of the other task.

@@ -73,7 +73,7 @@ class Trained(NamedTuple):
     reference: str
     kind: WeightsKind
     folder: Path
-    """Holds `model.safetensors` and `model.json`."""
+    """Folder that holds `model.safetensors` and `model.json`."""
 
     @property
     def name(self) -> str:
@@ -97,10 +97,10 @@ def find(
             `flowers@champion`, a run's id or name, or `champion` for the champion of the run's own
             model, which may also be given as NAME@champion.
         workspace: the folder `.patchline`.
-        name: of the run's own model.
-        sha256: of the file, if a run has recorded it.
-        num_heads: attention heads of a file that does not say how many it has.
-        download: published weights may be downloaded.
+        name: the name of the run's own model.
+        sha256: SHA-256 of the file, if a run has recorded it.
+        num_heads: number of attention heads, for a file that does not say how many it has.
+        download: whether published weights may be downloaded.
 
     Returns:
         None for the champion of the run's own model if there is none yet.
@@ -134,9 +134,9 @@ def find_trained(reference: str, workspace: Path, setting: str = SETTING) -> Tra
     """Return the folder of a model that Patchline has trained: a file, a version or a run.
 
     Args:
-        reference: as for `find`.
+        reference: what names the weights; see `find`.
         workspace: the folder `.patchline`.
-        setting: that names the weights, for errors.
+        setting: the setting that names the weights, for errors.
 
     Returns:
         None if the reference names a file from elsewhere, or published weights.
@@ -172,9 +172,9 @@ def find_converted(
     Args:
         reference: the file or the name.
         workspace: the folder `.patchline`.
-        num_heads: attention heads of a file that does not say how many it has.
-        download: published weights may be downloaded.
-        setting: that names the weights, for errors.
+        num_heads: number of attention heads, for a file that does not say how many it has.
+        download: whether published weights may be downloaded.
+        setting: the setting that names the weights, for errors.
 
     Raises:
         ConfigError: if there are no such weights, or they cannot be read.

@@ -52,10 +52,10 @@ def load_into(
     classes, and its one output is not used.
 
     Args:
-        model: just built; its weights are overwritten.
-        start: describes the weights.
-        folder: holds their tensors.
-        classes: of the model's outputs, in order; none for an encoder.
+        model: the model, just built; its weights are overwritten.
+        start: the description of the weights.
+        folder: the folder that holds their tensors.
+        classes: the classes of the model's outputs, in order; none for an encoder.
 
     Raises:
         ConfigError: if a weight other than the head's is missing, left over, or does not fit.

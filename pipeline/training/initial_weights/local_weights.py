@@ -24,11 +24,12 @@ VARIABLE = "PATCHLINE_WEIGHTS"
 _FILE, _SUFFIX = "model.safetensors", ".safetensors"
 _LARGEST_HEADER = 16 << 20
 _MOST_FILES, _MOST_FOLDERS = 200, 2_000
-"""In a folder and those below it; more are no collection of weights."""
+"""Maximum in a folder and those below it; more are no collection of weights."""
 _OF_IMAGES = re.compile(r"(?:^|\.)(?:visual|vision_model|image_encoder)\.")
-"""In a file that has a text encoder beside, the names of the image encoder's tensors."""
+"""Pattern for the names of the image encoder's tensors, in a file that has a text encoder
+beside."""
 _PATCHES = re.compile(r"patch|conv_proj|(?:^|\.)conv1\.weight$")
-"""In the names of the kernels that embed patches, in the layouts that are read."""
+"""Pattern for the names of the kernels that embed patches, in the layouts that are read."""
 _BLOCKS = re.compile(r"(?:^|\.)(?:blocks|resblocks|layers?)\.(?:encoder_layer_)?\d+\.")
 _DECODER = "decoder_pred.weight"
 """A tensor of masked autoencoders as they were published."""
@@ -41,16 +42,17 @@ class WeightsAtHand(FrozenModel):
     """A file of weights whose header looks like a Vision Transformer's."""
 
     reference: str
-    """As in `model.init`: published weights by name, or an absolute path."""
+    """Value for `model.init`: the name of published weights, or an absolute path."""
     where: str
-    """In a few words."""
+    """Where the file was found, in a few words."""
     parameters: int
-    """Of the image encoder."""
+    """Number of parameters of the image encoder."""
     tokens: int
-    """Of an image in the pre-training, as the position embeddings show; 0 if none do."""
+    """Tokens of an image in the pre-training, as the position embeddings show; 0 if none do."""
     channels: int
     stamp: str
-    """Changes with the file: its digest where the cache states it, else its size and time."""
+    """Text that changes with the file: its digest where the cache states it, else its size and
+    time."""
 
     @property
     def macs(self) -> float:
@@ -63,7 +65,7 @@ class WeightsSearch(FrozenModel):
 
     weights: tuple[WeightsAtHand, ...] = ()
     passed: tuple[str, ...] = ()
-    """Sentences."""
+    """Sentences that say what is not used, and why."""
     registered: tuple[str, ...] = ()
     """Versions of other registered models, as in `model.init`: encoders first."""
 
@@ -78,7 +80,8 @@ def search(own_name: str) -> WeightsSearch:
     """Return the weights in `PATCHLINE_WEIGHTS`, the libraries' caches and the local registry.
 
     Args:
-        own_name: of the run's own model, which is trained again only if `model.init` says so.
+        own_name: the name of the run's own model, which is trained again only if `model.init` says
+            so.
     """
     found: dict[str, WeightsAtHand] = {}
     passed: list[str] = []

@@ -52,8 +52,8 @@ def publisher_of(file: Path, sha256: str) -> str:
     """Return the published name of a file whose content has a known checksum; else empty.
 
     Args:
-        file: of weights.
-        sha256: of its content.
+        file: the file of weights.
+        sha256: SHA-256 of the file's content.
     """
     if file.suffix.lower() in _TORCH:
         name = _STATED.get(sha256[:_STATED_DIGITS], "") or _stated_by_torchvision(sha256)
@@ -112,7 +112,7 @@ def _git_digest(file: Path) -> str:
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of a repository of weights, in order of preference."""
 _CARD_FILE = "README.md"
-"""Of a repository; it states the license."""
+"""File of a repository that states the license."""
 
 
 class PublishedWeights(NamedTuple):
@@ -122,7 +122,7 @@ class PublishedWeights(NamedTuple):
     file: str
     """Name of the file, with the place that it is published at."""
     license: str
-    """As the library states it; empty if it does not."""
+    """License as the library states it; empty if it does not."""
 
 
 class Downloaded(NamedTuple):
@@ -137,8 +137,8 @@ def file_of(reference: str, *, download: bool, setting: str = "model.init") -> D
 
     Args:
         reference: the library and the name of the weights there, such as `timm:vit_tiny_patch16`.
-        download: fetch the file if it is not in the library's cache.
-        setting: that names the weights, for errors.
+        download: whether to download the file if it is not in the library's cache.
+        setting: the setting that names the weights, for errors.
 
     Raises:
         ConfigError: if there are no such weights, they are not cached, or cannot be downloaded.

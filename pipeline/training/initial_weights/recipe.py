@@ -14,21 +14,22 @@ FINE_TUNING: dict[str, dict[str, Any]] = {
     "optimizer": {"learning_rate": 1e-4, "layer_decay": 0.75},
     "training": {"epochs": 10, "batch_size": 32},
 }
-"""For all weights of a model that was trained on other data (arXiv 2106.08254, appendix); a larger
-batch of a ViT-B at 224 pixels needs more than 10 GB."""
+"""Settings for all weights of a model that was trained on other data (arXiv 2106.08254, appendix);
+a larger batch of a ViT-B at 224 pixels needs more than 10 GB."""
 
 LAST_BLOCKS: dict[str, dict[str, Any]] = {
     "optimizer": {"learning_rate": 2e-4, "layer_decay": 0.75},
     "training": {"epochs": 10, "batch_size": 32},
 }
-"""For the last blocks of a model that was trained on other data, from the fitted head
+"""Settings for the last blocks of a model that was trained on other data, from the fitted head
 (docs/how_to/fine_tune.md)."""
 
 WARM_START: dict[str, dict[str, Any]] = {
     "optimizer": {"learning_rate": 1e-3},
     "training": {"epochs": 20},
 }
-"""For a model that was trained on an earlier version of the data, and to continue pre-training."""
+"""Settings for a model that was trained on an earlier version of the data, and to continue
+pre-training."""
 
 WARM_SHARE = 1 / 3
 """Length of a warm start, as a share of the length from random weights, in which it reaches their
@@ -83,10 +84,11 @@ def settings_for(
     """Return the settings for initial weights, as nested settings.
 
     Args:
-        reference: as in `model.init`.
-        trainable: as in `training.trainable`, None if it is not set.
-        labelled: the objective uses labels; without them, pre-training continues.
-        taught: by a teacher, whose predictions are targets for images, not for stored features.
+        reference: the weights, as `model.init` names them.
+        trainable: the value of `training.trainable`; None if it is not set.
+        labelled: whether the objective uses labels; without them, pre-training continues.
+        taught: whether there is a teacher, whose predictions are targets for images, not for stored
+            features.
     """
     if not labelled or not is_published(reference):
         return {} if trainable == "head" else WARM_START

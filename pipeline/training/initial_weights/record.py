@@ -18,7 +18,8 @@ from patchline.pipeline.models.provenance import (
 from patchline.pipeline.training.initial_weights.recipe import display_name
 
 FOLDER = "initial_weights"
-"""In the workspace; each file's weights are in a folder named after the file's digest."""
+"""Folder of a workspace; each file's weights are in a folder in it, named after the file's
+digest."""
 RECORD_FILE, TENSORS_FILE = "initial_weights.json", "weights.safetensors"
 
 WeightsKind = Literal["file", "version", "run"]
@@ -39,11 +40,11 @@ class InitialWeights(FrozenModel):
     or the id of an MLflow run."""
     kind: WeightsKind
     sha256: str
-    """Of the file as it was found."""
+    """SHA-256 of the file as it was found."""
     layout: str
     """What the file was recognised as, such as `timm ViT`."""
     settings: dict[str, Any]
-    """Of the model: its plugin's `name`, its dimensions, its patch embedding."""
+    """Settings of the model: its plugin's `name`, its dimensions, its patch embedding."""
     channels: int
     image_size: int
     """Pixels per side of the images that the weights were trained with."""
@@ -55,9 +56,10 @@ class InitialWeights(FrozenModel):
     grid: tuple[int, int] | None = None
     """Rows and columns of the position embeddings; None for a square grid."""
     classes: tuple[str, ...] | None = None
-    """Of the head's outputs, in order; None if there is no head, or their names are unknown."""
+    """Classes of the head's outputs, in order; None if there is no head, or their names are
+    unknown."""
     sources: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """For each weight, the tensors of the file that it was made from; empty if its own."""
+    """Tensors of the file that each weight was made from; empty if Patchline saved the file."""
     skipped: dict[str, str] = Field(default_factory=dict)
     """Tensors of the file that are not used, each with the reason."""
     resizing: str = "antialiased"
@@ -69,7 +71,7 @@ class InitialWeights(FrozenModel):
     head_only: bool = False
     """Whether that run trained nothing but a head, on the frozen features of other weights."""
     license: str = ""
-    """As the library that published the weights states it; kept from run to run."""
+    """License as the library that published the weights states it; kept from run to run."""
     provenance: ProvenanceSummary = UNKNOWN
     """Whether all images that the weights have seen are recorded; the digests of those that are
     lie in the file of the tensors."""

@@ -46,9 +46,9 @@ def with_initial_weights(
     another patch size, also if it equals its default.
 
     Args:
-        config: not resolved, or resolved by an earlier attempt.
+        config: the run's settings, not resolved, or resolved by an earlier attempt.
         start: the weights.
-        classes: of the run; None if they are not known.
+        classes: the run's classes; None if they are not known.
 
     Raises:
         ConfigError: if a setting contradicts the weights.
@@ -106,7 +106,7 @@ def check_divisible(config: RunConfig, start: InitialWeights) -> None:
     """Check that the last blocks of the model can be trained, if they are to be.
 
     Args:
-        config: that follows the weights.
+        config: the run's settings, which follow the weights.
         start: the weights.
 
     Raises:
@@ -358,11 +358,11 @@ def starting_point(
     """Find the initial weights that a config names, and return the config that follows them.
 
     Args:
-        config: not resolved, with `model.init`.
+        config: the run's settings, not resolved, with `model.init` set.
         data_name: the name of the run's model, unless the config names it.
         workspace: the folder `.patchline`, where the weights are kept.
-        manifest_file: of the run; its images that the weights have seen are counted.
-        classes: of the run; for other classes than those of the weights, a tanh head is replaced.
+        manifest_file: the run's manifest; its images that the weights have seen are counted.
+        classes: the run's classes; if the weights have other classes, a tanh head is replaced.
 
     Raises:
         ConfigError: if there are no such weights, or a setting contradicts them.

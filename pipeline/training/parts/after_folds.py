@@ -110,9 +110,9 @@ def fit_all_weights(
     """Train all weights, from a fitted head on if the settings ask for one.
 
     Args:
-        job: of a fit, or of a refit.
+        job: the job of a fit, or of a refit.
         events: gets metrics and progress.
-        ranks: that train together; by default, this process is alone.
+        ranks: the ranks that train together; by default, this process is alone.
     """
     if job.config.training.trainable == "head_then_all":
         fit_head_first(job, events, ranks)

@@ -66,9 +66,9 @@ def between(fitted: Tensors, trained: Tensors, share: float) -> dict[str, torch.
     """Return the weights at a share of the way; integers, such as counters, are the trained ones.
 
     Args:
-        fitted: at 0.
-        trained: at 1, with the same names.
-        share: of the way.
+        fitted: the weights at share 0.
+        trained: the weights at share 1, with the same names.
+        share: how far to go from the first weights to the second, from 0 to 1.
     """
     return {
         name: torch.lerp(fitted[name].to(tensor.device, tensor.dtype), tensor, share)
@@ -90,11 +90,11 @@ def logits_along(
     """Return the logits (S, N, K) of some images at all points of the line.
 
     Args:
-        model: on its device; it has the trained weights afterwards.
-        fitted: its weights at 0.
-        trained: its weights at 1.
-        images: to predict.
-        rows: of these images.
+        model: the model on its device; it has the trained weights afterwards.
+        fitted: the model's weights at share 0.
+        trained: the model's weights at share 1.
+        images: the stored images.
+        rows: the rows of the images to predict.
         image: how the model sees one.
     """
     device, logits = next(model.parameters()).device, []
@@ -110,10 +110,10 @@ def choose_share(logits_SNK: Array, truth: Array, *, held_out: int = 0) -> FineT
     With few images, it is the point before the trained end, unless the end is clearly better.
 
     Args:
-        logits_SNK: at all points, of images that were not used for training: validation images,
-            and training images predicted by fits without their fold.
-        truth: their class indices (N), or sets of labels as 0 and 1 (N, K).
-        held_out: how many of them are training images.
+        logits_SNK: the logits at all points, of images that were not used for training: validation
+            images, and training images predicted by fits without their fold.
+        truth: class indices (N) of these images, or sets of labels as 0 and 1 (N, K).
+        held_out: how many of the images are training images.
     """
     images = len(truth)
     if images < _FEWEST:
@@ -187,10 +187,10 @@ def fit_head_first(job: TrainingJob, events: EventWriter, ranks: Ranks | None = 
     """Fit the head in a folder of its own, unless an interrupted attempt has done so.
 
     Args:
-        job: of the training of all weights, which reads the fitted head from the folder.
+        job: the job of the training of all weights, which reads the fitted head from the folder.
         events: gets the metrics.
-        ranks: compute the features together, and the first one fits the head; by default, this
-            process is alone.
+        ranks: the ranks that compute the features together, of which the first fits the head; by
+            default, this process is alone.
     """
     ranks = ranks or Ranks()
     own = job.model_copy(update={"folder": job.folder / HEAD_FOLDER})
@@ -209,10 +209,10 @@ def head_first(
     """Fit the head of a frozen network, unless an interrupted attempt has done so.
 
     Args:
-        job: with a folder of its own for the head.
+        job: the job, with a folder of its own for the head.
         frozen: the network.
         events: gets the metrics.
-        began: when the features were begun, on the monotonic clock.
+        began: the time when the features were begun, on the monotonic clock.
     """
     file = job.folder / _RESULT_FILE
     if file.exists():
@@ -226,7 +226,7 @@ def between_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
     """Return the result with the best weights between the fitted head and the trained ones.
 
     Args:
-        job: of the training.
+        job: the job of the training.
         trained: the result for all weights.
     """
     fitted = TrainResult.from_file(job.folder / HEAD_FOLDER / _RESULT_FILE)

@@ -89,7 +89,7 @@ class _Start:
     frozen: FeatureNetwork
     tokens: StoredTokens
     run: RunTogether | None
-    """For several processes."""
+    """Function that runs a job in several processes; None trains in this one alone."""
 
     def fit(
         self,
@@ -101,10 +101,10 @@ class _Start:
         """Train from the tokens to the end, with changes of the settings and of the job.
 
         Args:
-            events: of the job's folder.
-            settings: of the training.
-            record: replaces that of the config.
-            changes: of the job.
+            events: the writer of the events in the job's folder.
+            settings: the changes of the training settings.
+            record: the record to use instead of the config's; None keeps that.
+            changes: the changes of the job's fields.
         """
         job = self._job_with(settings, record, **changes)
         if self.run is None:
@@ -142,7 +142,7 @@ def train_last_blocks(
     Args:
         job: the model and the data.
         events: gets notes, metrics and progress.
-        run: for several processes; by default, this one trains alone.
+        run: a function that runs a job in several processes; by default, this one trains alone.
 
     Raises:
         ConfigError: if the model cannot be divided.
@@ -183,9 +183,9 @@ def refit_last_blocks(
     """Train on the training and validation images, as far as the job's part says.
 
     Args:
-        job: as for `train_last_blocks`.
+        job: the model and the data.
         events: gets notes, metrics and progress.
-        run: as for `train_last_blocks`.
+        run: a function that runs a job in several processes; by default, this one trains alone.
     """
     tokens = _tokens_of_ranks(job, events, run)
     frozen = _frozen_network(job, events)
@@ -368,7 +368,7 @@ def _of_held_out(
     Args:
         start: the tokens.
         whole: the finished fit on all training images, whose plan the others follow.
-        parts: rows among the training images.
+        parts: the parts to hold out, as rows among the training images.
         regularization: C of the heads.
         events: gets the progress.
     """

@@ -58,11 +58,11 @@ class TrainingInputs:
     """What the fits of a run need.
 
     Attributes:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         data: the manifest.
         prepared: the store.
-        run: gets metrics and pictures during training.
-        memory: may know the weights.
+        run: the run that gets metrics and pictures during training.
+        memory: the memory of earlier results, which may hold the weights.
         on_event: called with every event, for a progress display.
     """
 
@@ -142,13 +142,12 @@ def job_of(
     """Return the job of an ordinary training, without a teacher.
 
     Args:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         data: the manifest.
         prepared: the store.
-        folder: of the training.
-        run_id: of the MLflow run; without one, any name.
-        workspace: keeps initial weights and measurements; None for neither.
-        teacher: what a teacher has predicted for the images, if there is one.
+        folder: the folder of the training.
+        run_id: id of the MLflow run; without one, any name.
+        workspace: the folder that keeps initial weights and measurements; None for neither.
     """
     unlabelled = None
     if data.unlabelled and prepared.unlabelled:

@@ -63,8 +63,8 @@ from patchline.pipeline.workspace.files.workspace_folder import FEATURES, FEATUR
 from patchline.pipeline.workspace.run_memory import stage_keys
 
 _TOO_FEW_TO_MEASURE = 16
+"""Number of images whose features take about as long as measuring how long they take."""
 _METRICS_OF_FIRST = ("validation/accuracy", "validation/mAP", "validation/loss", "train/accuracy")
-"""Images whose features take about as long as measuring how long they take."""
 Array = np.ndarray[Any, Any]
 
 
@@ -77,9 +77,9 @@ class FeatureNetwork:
     head: nn.Linear
     features_ND: Array
     folder: Path
-    """Of the features, for this network and these images."""
+    """Folder of the features, for this network and these images."""
     seconds: float
-    """To compute the features, or to find them."""
+    """Seconds that it took to compute the features, or to find them."""
     precision: Precision
     device: torch.device
     threads: int
@@ -129,8 +129,9 @@ def probe_of(
         job: the model and the data.
         frozen: the network; it has the fitted head afterwards.
         events: gets the metrics.
-        began: when the features were begun, on the monotonic clock.
-        is_first: as for `probe`.
+        began: the time when the features were begun, on the monotonic clock.
+        is_first: whether more weights are trained after the head; its metrics are then called
+            `head/…`.
     """
     fitted = fitted_head(job, frozen, events)
     logits_NK = frozen.logits_with(fitted)
@@ -198,8 +199,8 @@ def frozen_network(
     Args:
         job: the model and the data.
         events: gets notes and progress.
-        ranks: that compute the features together; only the first one gets them. By default, this
-            process computes them alone.
+        ranks: the ranks that compute the features together; only the first one gets them. By
+            default, this process computes them alone.
     """
     ranks = ranks or Ranks()
     device = ranks.own_device(choose_device(job.config.training, detect_machine()))

@@ -62,9 +62,10 @@ class TokenStore(StoredRows):
 
     Attributes:
         blocks: number of blocks before the tokens.
-        augmentation: makes the further views; view v looks as in epoch v.
-        augmented: identifies the augmentation with its settings and seed.
-        views: of each image: itself, its mirror image if `mirrored`, and augmented ones.
+        augmentation: what makes the further views; view v looks as in epoch v.
+        augmented: text that identifies the augmentation with its settings and seed.
+        views: number of views of each image: itself, its mirror image if `mirrored`, and augmented
+            ones.
         mirrored: whether the second view is the mirror image.
     """
 
@@ -185,12 +186,12 @@ class TokenFit:
     """A finished fit from tokens: from the fitted head to the trained weights.
 
     Attributes:
-        job: of the fit.
-        result: of the fit; its folder of weights does not exist yet.
+        job: the job of the fit.
+        result: the result of the fit; its folder of weights does not exist yet.
         data: tokens and labels.
         model: the last blocks, with the trained weights.
         fitted: the weights that the fit began with.
-        ended: when the fit ended, on the monotonic clock.
+        ended: the time when the fit ended, on the monotonic clock.
     """
 
     job: TrainingJob

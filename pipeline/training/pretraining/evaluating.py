@@ -27,7 +27,7 @@ class PretrainingJob(FrozenModel):
     """What was trained, the images to test it on, and the folder for the results."""
 
     config: RunConfig
-    """Resolved."""
+    """Settings of the run, resolved against the data."""
     trained: Path
     """Folder of the weights."""
     manifest_file: Path
@@ -35,7 +35,7 @@ class PretrainingJob(FrozenModel):
     image: ImageSpec
     device: str
     pictures: int
-    """Images to make pictures of, at most."""
+    """Maximum number of images to make pictures of."""
     folder: Path
 
 
@@ -51,7 +51,7 @@ class PicturedImage(FrozenModel):
     """An image and its views."""
 
     path: str
-    """As in the manifest."""
+    """Path as the manifest states it."""
     views: tuple[ViewFile, ...]
 
 
@@ -59,7 +59,7 @@ class PretrainingResult(FrozenModel):
     """The losses of the test images, and pictures of the first ones."""
 
     losses: tuple[float, ...]
-    """Of each test image; of each batch, if the objective computes no loss of one image."""
+    """Loss of each test image; of each batch, if the objective computes no loss of one image."""
     images: int
     pictures: tuple[PicturedImage, ...]
     seconds: float
@@ -73,7 +73,7 @@ class PretrainingReport(FrozenModel):
     """The result of a pre-training on the test images."""
 
     name: str
-    """Of the registered encoder."""
+    """Name of the registered encoder."""
     objective: str
     data_fingerprint: str
     images: int
@@ -121,8 +121,8 @@ def evaluate_encoder(run: TrainedRun, folder: Path, on_event: OnEvent) -> Pretra
 
     Args:
         run: the training with the best weights.
-        folder: receives `report.html`, `report.json` and the pictures.
-        on_event: receives the progress.
+        folder: the folder that receives `report.html`, `report.json` and the pictures.
+        on_event: called with every event, for a progress display.
     """
     config, data, trained = run.config, run.data, run.trained
     job = PretrainingJob(

@@ -26,16 +26,16 @@ NODE_VARIABLE = "PATCHLINE_NODE"
 """Environment variable of a rank: which of the machines it runs on, counted from 0."""
 _BACKENDS = ("GLOO", "NCCL")
 _PATIENCE = timedelta(minutes=2)
-"""For the store to answer."""
+"""Time for the store to answer."""
 
 
 class Machines(FrozenModel):
     """The machines of a group; the first one has the job."""
 
     nodes: tuple[str, ...] = (LOOPBACK,)
-    """Their addresses."""
+    """Addresses of the machines."""
     port: int = 0
-    """Of the store on the first machine."""
+    """Port of the store on the first machine."""
     shares_folder: bool = True
     """Whether all of them see the folder of the training; otherwise each has one of its own."""
 

@@ -29,7 +29,7 @@ class MemberJob(FrozenModel):
     """Which training to take part in."""
 
     folder: Path
-    """Of the training."""
+    """Folder of the training."""
     node: int
     """Which of the machines this is, counted from 0."""
 

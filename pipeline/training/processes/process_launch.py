@@ -47,7 +47,7 @@ THE_END = "end"
 _RESTARTS = 3
 _GRACE_SECONDS = 2
 _JOIN_SECONDS = 90
-"""For the agents of all machines to meet, also after a process was killed."""
+"""Time for the agents of all machines to meet, also after a process was killed."""
 
 
 def attempt_key(attempt: int) -> str:
@@ -61,7 +61,7 @@ class ProcessGroup:
     As a context manager, it lets the other machines wait for the next job, and go in the end.
 
     Args:
-        job: of the training run, whose folder is that of the group.
+        job: the job of the training run; its folder is that of the group.
 
     Raises:
         ConfigError: by `with`, if this machine cannot train in as many processes.
@@ -86,7 +86,7 @@ class ProcessGroup:
         """Let all processes do a job, as `fit` does it, and return the result.
 
         Args:
-            job: that of the training run, or a part of it with a folder of its own.
+            job: the job of the training run, or a part of it with a folder of its own.
             kind: class of the result.
 
         Raises:
@@ -140,10 +140,10 @@ def run_agent(job: TrainingJob, machines: Machines, name: str, node: int, logs: 
     """Run torch's agent of one machine, with its part of the processes, to their end.
 
     Args:
-        job: of the training.
+        job: the job of the training run.
         machines: all machines of the group.
-        name: of the attempt, the same on all machines.
-        node: which of the machines this is.
+        name: the name of the attempt, the same on all machines.
+        node: the number of this machine, from 0.
         logs: folder for the agent's own logs.
 
     Raises:

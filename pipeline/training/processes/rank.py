@@ -39,9 +39,9 @@ MODULE = "patchline.pipeline.training.processes.rank"
 RANKS_FOLDER = "processes"
 """Folder for what the ranks of a training run share while they run."""
 RESULT_FILE = "result.json"
-"""Of the ranks, in their folder."""
+"""Result of the ranks, in their folder."""
 RESTART_FILE = "restart"
-"""Tells that all ranks have to start again."""
+"""File that tells that all ranks have to start again."""
 _LOCK_FILE = ".first.lock"
 _PARENT_POLL_SECONDS = 0.2
 
@@ -91,7 +91,7 @@ def take_words(shared: Path, folder: Path, words: str) -> None:
 
     Args:
         shared: folder for what the ranks share.
-        folder: of the job.
+        folder: the folder of the job.
         words: the contents of the files, by name, as JSON; or nothing.
     """
     from patchline.pipeline.training.out_of_memory import HALVINGS_FILE
@@ -117,9 +117,9 @@ def fit(job: TrainingJob, events: EventWriter, ranks: Ranks) -> FrozenModel:
     """Train to the end as one of several ranks, and return the result of the job's part.
 
     Args:
-        job: the same on all ranks.
-        events: those of other ranks than the first are not read.
-        ranks: that train together.
+        job: the job, the same on all ranks.
+        events: the writer of events; those of ranks other than the first are not read.
+        ranks: the ranks that train together.
     """
     from patchline.pipeline.training.out_of_memory import explain_out_of_memory
     from patchline.pipeline.training.parts.after_folds import fit_all_weights

@@ -99,7 +99,7 @@ def _is_copied(file: Path) -> bool:
 FIRST = 0
 """The rank whose clock counts, and which writes events and files."""
 LONGEST_WAIT = timedelta(minutes=30)
-"""For another rank; a training run whose rank has stopped ends after it."""
+"""Time to wait for another rank; a training run whose rank has stopped ends after it."""
 
 
 class Place(NamedTuple):
@@ -123,10 +123,10 @@ class Ranks:
     """The ranks of a training run, as one of them sees them; by default, it is the only one.
 
     Args:
-        place: of this process.
+        place: this process's place among the ranks.
         device: `cpu` or `cuda`.
-        store: through which the ranks find each other; not used by a single one.
-        longest_wait: for another rank.
+        store: the store through which the ranks find each other; not used by a single one.
+        longest_wait: the longest time to wait for another rank.
         shares_folder: whether all ranks see the folder of the training.
     """
 
@@ -265,7 +265,7 @@ class Ranks:
         """Let rank 0 run the block, then the others; they read the files that it has written.
 
         Args:
-            folder: of these files, that of the training.
+            folder: the folder of the training, which holds these files.
         """
         if not self.is_first:
             self._have_files_of_first(folder)
@@ -326,7 +326,7 @@ def stopped_ranks_named(longest_wait: timedelta = LONGEST_WAIT) -> Iterator[None
 
 
 _SECONDS = 0.2
-"""Between two readings."""
+"""Time between two readings."""
 
 
 class SharedClock:

@@ -33,7 +33,7 @@ def training_loss(
     Args:
         logits_BK: the model's outputs.
         targets: class indices (B), or target probabilities (B, K), for example of mixed images.
-        config: chooses the loss and its settings.
+        config: the training's settings, which choose the loss.
         class_weights_K: weight of each class; None for equal weights.
     """
     logits_BK, smoothing = logits_BK.float(), config.label_smoothing or 0.0
@@ -85,8 +85,8 @@ def set_loss(
 
     Args:
         logits_BK: the model's outputs.
-        targets_BK: 1 where an image has a label, otherwise 0, or in between.
-        config: chooses the loss and its settings.
+        targets_BK: the sets of labels: 1 where an image has a label, otherwise 0, or in between.
+        config: the training's settings, which choose the loss.
         positive_weights_K: weight of the loss where a label is present; None for 1.
     """
     logits_BK, targets_BK = logits_BK.float(), targets_BK.float()

@@ -26,7 +26,8 @@ class Mix:
     """How the images of one batch are mixed."""
 
     share: float
-    """Of the image itself, from 0 to 1; the rest belongs to the one before it in the batch."""
+    """Share of the image itself, from 0 to 1; the rest belongs to the one before it in the
+    batch."""
     box: tuple[int, int, int, int] | None = None
     """Top, left, bottom and right of the region that CutMix replaces; None for MixUp."""
 
@@ -37,11 +38,11 @@ def draw_mix(config: TrainingConfig, seed: int, step: int, height: int, width: i
     If both are on, each batch gets one of them, with equal probability.
 
     Args:
-        config: holds the two alphas of the beta distributions.
-        seed: of the run.
+        config: the training's settings: the two alphas of the beta distributions.
+        seed: the seed of the run.
         step: number of updates before this one.
-        height: of the images, in pixels.
-        width: of the images, in pixels.
+        height: height of the images, in pixels.
+        width: width of the images, in pixels.
     """
     if not config.mixup and not config.cutmix:
         return None
@@ -67,7 +68,7 @@ def mixed_images(images_BCHW: torch.Tensor, mix: Mix) -> torch.Tensor:
     """Return mixed images; the input is not modified.
 
     Args:
-        images_BCHW: floating point, on any device.
+        images_BCHW: the images to mix, floating point, on any device.
         mix: what was drawn for the batch.
     """
     before_BCHW = images_BCHW.roll(1, 0)
@@ -87,7 +88,7 @@ def mixed_targets(targets: torch.Tensor, num_classes: int, mix: Mix) -> torch.Te
 
     Args:
         targets: class indices (B), probabilities (B, K), or sets of labels as 0 and 1 (B, K).
-        num_classes: K.
+        num_classes: number of classes, K.
         mix: what was drawn for the batch.
     """
     own_BK = one_hot(targets, num_classes) if targets.ndim == 1 else targets

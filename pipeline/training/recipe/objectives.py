@@ -31,9 +31,9 @@ def build_objective(
     """Build the objective that the config names.
 
     Args:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         image: format of the images.
-        num_classes: K; 0 for an objective without labels.
+        num_classes: number of classes, K; 0 for an objective without labels.
         class_weights_K: weight of each class in the loss, of sets where a label is present; None
             for equal weights.
 
@@ -65,10 +65,10 @@ def save_trained(
     """Save the model inside a module, and beside it the rest of the module if there is one.
 
     Args:
-        folder: receives the files.
-        objective: that the module was trained with.
-        module: contains the model.
-        description: of the model.
+        folder: the folder that receives the files.
+        objective: the objective that the module was trained with.
+        module: the module that contains the model.
+        description: the description that is saved with the model.
         provenance: the images that the weights have seen.
     """
     model = objective.model_in(module)

@@ -34,7 +34,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.training.config import OptimizerConfig
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic iteration: the steepest at 0 that keeps singular values near 1."""
+"""Coefficients of the quintic iteration: the steepest at 0 that keeps singular values near 1."""
 _ITERATIONS = 5
 _EPSILON = 1e-7
 _RMS_OF_ADAMW = 0.2
@@ -76,9 +76,9 @@ class Muon(torch.optim.Optimizer):
     Args:
         groups: parameter groups as torch takes them; each may set `lr`, `weight_decay`, `matrices`.
         lr: learning rate, on AdamW's scale in both kinds of groups.
-        momentum: of the matrices' gradients, Nesterov's form.
-        betas: of AdamW.
-        weight_decay: decoupled, in both kinds of groups.
+        momentum: the factor of Nesterov's momentum, for the matrices.
+        betas: AdamW's decay rates of the means of the gradient and of its square.
+        weight_decay: weight decay, decoupled, in both kinds of groups.
     """
 
     def __init__(
@@ -169,14 +169,14 @@ class Muon(torch.optim.Optimizer):
 _FIRST, _SMALLEST = 2.0**16, 1.0
 _CHANGE = 2.0
 _UPDATES = 2000
-"""Without overflow, after which the factor grows."""
+"""Number of updates without overflow after which the factor grows."""
 
 
 class LossScale:
     """The factor of the loss of a training run.
 
     Args:
-        precision: of the run; without float16, the factor is 1 and nothing is done.
+        precision: the run's precision; without float16, the factor is 1 and nothing is done.
     """
 
     def __init__(self, precision: str = "float32") -> None:

@@ -23,9 +23,11 @@ class ProgressiveSize:
     """The size of the training images at each progress.
 
     Args:
-        config: has the fraction of the size at the start, and when the full size begins.
+        config: the training's settings: the fraction of the size at the start, and when the full
+            size begins.
         image: the full size.
-        model: must take smaller images; one with a grid of patches gets multiples of a patch.
+        model: the model, which must take smaller images; one with a grid of patches gets multiples
+            of a patch.
 
     Raises:
         ConfigError: if the model takes no images of the smaller size.
@@ -102,8 +104,8 @@ class ModelSchedules:
     stay as they are.
 
     Args:
-        config: has the length of the ramp, and the end of the patch dropout.
-        model: its probabilities at this moment are those of the full schedule.
+        config: the training's settings: the length of the ramp, and the end of the patch dropout.
+        model: the model; its probabilities at this moment are those of the full schedule.
     """
 
     def __init__(self, config: TrainingConfig, model: nn.Module) -> None:

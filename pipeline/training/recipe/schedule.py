@@ -30,10 +30,10 @@ def learning_rate_factor(
     """Return the fraction of the peak learning rate at a progress from 0 (start) to 1 (end).
 
     Args:
-        progress: of the training.
+        progress: the progress of the training, from 0 to 1.
         warmup_fraction: fraction of the training with a linearly rising rate.
         schedule: what follows, a key of `SCHEDULES`.
-        decay_fraction: of `wsd`: fraction of the training with a falling rate, at the end.
+        decay_fraction: fraction of the training with a falling rate, at the end; used by `wsd`.
     """
     if progress < warmup_fraction:
         return progress / warmup_fraction

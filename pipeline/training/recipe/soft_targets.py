@@ -47,12 +47,12 @@ class SoftTargets:
 
     Attributes:
         file: logits of the teacher, float32 (M, V * K).
-        num_classes: K.
+        num_classes: number of classes, K.
         places_N: the teacher's row of each image; -1 if it has not predicted it.
         labels_N: class index of each image; -1 if it has no label.
         weight: share of the teacher in the target of a labelled image.
-        temperature: divides the teacher's logits; 0 for its most probable class alone.
-        smoothing: of the labels.
+        temperature: what the teacher's logits are divided by; 0 for its most probable class alone.
+        smoothing: fraction of a label's target that is spread over all classes.
     """
 
     file: Path
@@ -125,8 +125,9 @@ class SoftSetTargets(SoftTargets):
     """The targets of images with sets of labels.
 
     Attributes:
-        sets_NK: 1 where a labelled image has a label, otherwise 0; those of the unlabelled images,
-            which follow the labelled ones, are the labels of a probability of 0.5 or more.
+        sets_NK: the sets of labels: 1 where a labelled image has a label, otherwise 0; those of the
+            unlabelled images, which follow the labelled ones, are the labels of a probability of
+            0.5 or more.
     """
 
     sets_NK: Sets = field(kw_only=True)
@@ -174,7 +175,7 @@ def soft_targets(
 
     Args:
         file: logits of the teacher, float32 (M, V * K).
-        num_classes: K.
+        num_classes: number of classes, K.
         taught_rows: the images (M,) that they are of.
         labels_N: class index of each image; -1 if it has no label.
         settings: the weight, the temperature and the smoothing of labels.

@@ -37,8 +37,8 @@ class MovingAverage:
     So even in a short run the average is no longer dominated by the initial weights.
 
     Args:
-        model: on its device; its parameters and buffers are followed.
-        decay: of the average after many steps.
+        model: the model on its device; its parameters and buffers are followed.
+        decay: the decay after many steps, from 0 to 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -87,7 +87,7 @@ class LastWeights:
     """The weights of the last validations of one training, as files.
 
     Args:
-        folder: of the training.
+        folder: the folder of the training.
         count: how many validations are averaged; None keeps nothing.
     """
 
@@ -150,11 +150,11 @@ class LastWeights:
         comes to the same result.
 
         Args:
-            steps: of the validations.
-            model: has these weights afterwards.
-            folder: receives the average.
-            data: batch-norm statistics are those of its training images.
-            job: describes the model.
+            steps: the steps of the validations.
+            model: the model, which has the averaged weights afterwards.
+            folder: the folder that receives the average.
+            data: the training's data; batch-norm statistics are those of its training images.
+            job: the training's job, which describes the model.
 
         Raises:
             DamagedFileError: if a file is missing or damaged.
@@ -178,9 +178,9 @@ def measure_batch_norm_often(model: nn.Module, data: TrainingData, job: Training
     The same ones each time: every n-th row, so that all classes of a folder are among them.
 
     Args:
-        model: about to be validated; without batch norm, nothing is done.
-        data: has the images.
-        job: says how they are normalised.
+        model: the model that is about to be validated; without batch norm, nothing is done.
+        data: the data with the training images.
+        job: the training's job, which says how the images are normalised.
     """
     rows = data.training.rows
     rows = rows[:: max(1, math.ceil(len(rows) / _OFTEN))]
@@ -201,12 +201,13 @@ def measure_batch_norm(
     """Set the statistics of all batch-norm layers to those of the training images.
 
     Args:
-        model: all other layers run as in evaluation; without batch norm, nothing is done.
-        images: the store.
-        rows: the training images; at most 10,000 of them are used.
-        image: how they are normalised.
-        batch_size: images in one batch.
-        seed: decides which images are used, and their order.
+        model: the model, whose other layers run as in evaluation; without batch norm, nothing is
+            done.
+        images: the stored images.
+        rows: the rows of the training images; at most 10,000 of them are used.
+        image: how the images are normalised.
+        batch_size: number of images in one batch.
+        seed: the seed that decides which images are used, and their order.
     """
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     layers = [layer for layer in layers if layer.track_running_stats]

@@ -25,7 +25,7 @@ from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.host.private_folder import private_folder
 
 _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
-"""Of a training run that repays its compilation on a GPU."""
+"""Length of a training run that repays its compilation on a GPU."""
 _MOST_GRAPHS = 64
 _LONGEST_REASON = 200
 _NO_COMPILER = re.compile(
@@ -39,8 +39,9 @@ def is_wanted(config: TrainingConfig, device: torch.device, steps: int) -> bool:
     """Return whether to compile, as set or because it pays: see the performance page.
 
     Args:
-        config: sets it, or leaves the choice.
-        device: compiling for a CPU takes longer than a usual training gains.
+        config: the training's settings, which may leave the choice.
+        device: the device that trains; compiling for a CPU takes longer than a usual training
+            gains.
         steps: planned number of steps; that of a training run with a time limit is not known yet.
     """
     if config.compile is not None:
@@ -63,9 +64,9 @@ def compile_model(
     training runs without compilation.
 
     Args:
-        step: computes gradients of the state.
-        order: of this rank's parts, for their sizes.
-        validator: validates the average.
+        step: what computes the gradients of the state.
+        order: the order of this rank's parts of the batches, which gives their sizes.
+        validator: what validates the average.
         events: gets the reason.
     """
     settings = step.config.training

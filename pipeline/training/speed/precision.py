@@ -38,13 +38,14 @@ FILE = "precision.json"
 STAGE = "precision"
 MOST_SECONDS = 2.0
 _LONGEST_SECONDS, _SHARE_OF_LIMIT = 10.0, 0.005
-"""Of a measurement before a training run with a time limit, on top of the limit."""
+"""Time of a measurement before a training run with a time limit, on top of the limit."""
 _WORTH_CASTING = 1.15
 """How many times faster bfloat16 has to be; with less, float32 is the more exact choice."""
 _NEAR = 1.1
 """Factor around that, within which more steps are measured, and an earlier choice stands."""
 _FEWEST_IMAGES, _FEWEST_IMAGES_GPU, _MOST_IMAGES = 8, 64, 256
-"""Of a measured step; a GPU takes as long for fewer, in any precision, to launch the kernels."""
+"""Numbers of images in a measured step; a GPU takes as long for fewer, in any precision, to launch
+the kernels."""
 _ROUNDS, _MOST_ROUNDS, _ENLARGED = 3, 12, 2
 _FIRST_WITH_TENSOR_CORES = (7, 0)
 """Compute capability from which a GPU multiplies float16 several times faster than float32."""
@@ -57,7 +58,7 @@ class Precision(FrozenModel):
     name: str
     """float32, bfloat16 or float16."""
     reason: str = ""
-    """Empty if it is set."""
+    """Why it was chosen; empty if it is set."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ class Chooser:
     """Chooses the precision of one model.
 
     Attributes:
-        config: resolved.
+        config: the run's settings, resolved against the data.
         image: the size of the images.
         num_classes: number of classes.
-        model: on its device; it is not changed.
-        workspace: remembers what was measured; None measures again.
+        model: the model on its device; it is not changed.
+        workspace: the folder that remembers what was measured; None measures again.
         is_frozen: whether the model is in evaluation mode and only predicts.
         folds: number of folds, if each image is predicted by the fit without its fold.
         again: whether to measure even so; what is remembered then decides where both precisions are
@@ -166,9 +167,9 @@ def choose_for_training(
     """Return the precision of a training run; a training run that resumes keeps its own.
 
     Args:
-        job: of the training; a file in its folder keeps what was not set.
-        model: with its first weights, on its device.
-        ranks: that train together: the first chooses.
+        job: the job of the training; a file in its folder keeps what was not set.
+        model: the model with its first weights, on its device.
+        ranks: the ranks that train together; the first one chooses.
         events: gets the reason.
         is_frozen: whether only features are computed.
     """
@@ -232,11 +233,12 @@ def images_per_second(
     else the machine does only makes a step slower, so the fastest of many depends on it least.
 
     Args:
-        steps: yields the seconds of steps, for the name of a precision and a number of images.
+        steps: a function that yields the seconds of steps, for the name of a precision and a number
+            of images.
         half: the precision to compare float32 with.
-        most: images of a step, at most; on a slow machine, a step has fewer.
+        most: maximum number of images in a step; on a slow machine, a step has fewer.
         seconds: how long this should take; a few steps of a few images are always measured.
-        fewest: images of a step, unless `most` is less.
+        fewest: minimum number of images in a step, unless `most` is less.
     """
     began, batch, names = None, min(fewest, most), ("float32", half)
     while True:

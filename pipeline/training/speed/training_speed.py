@@ -34,8 +34,8 @@ class RecentRate:
         """Return the current rate; 0 before there is one.
 
         Args:
-            seconds: of training steps so far.
-            images: trained on so far.
+            seconds: the time that training steps have taken so far.
+            images: number of images that were trained on so far.
         """
         marks = self._marks
         if marks and seconds < marks[-1][0]:  # training went back to an earlier step
@@ -61,11 +61,11 @@ class ComputeShare:
     """Measured once, in about a quarter of a second; changes neither weights nor random numbers.
 
     Args:
-        model: that is trained.
-        image: the full size.
-        sizes: of the images at each progress.
-        device: that trains.
-        precision: of the matrix products.
+        model: the model that is trained.
+        image: the images at their full size.
+        sizes: the size of the images at each progress.
+        device: the device that trains.
+        precision: the precision of the matrix products.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class ComputeShare:
         """Return the share at a training rate, the mean since the start of the training.
 
         Args:
-            images_per_second: mean since the start.
-            progress: of the training, from 0 to 1.
+            images_per_second: mean rate since the start of the training.
+            progress: the progress of the training, from 0 to 1.
         """
         small = self._sizes.share_of_small(progress)
         flops = small * self._flops_of_small + (1 - small) * self._flops

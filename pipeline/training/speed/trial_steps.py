@@ -38,9 +38,9 @@ _PLANNED_STEPS = 11
 """Over these, the schedules of the model go from their start to their end."""
 _MOST_TOGETHER = 8
 EPOCH_ENDS = 3
-"""That are measured; their mean counts."""
+"""Number of ends of epochs that are measured; their mean counts."""
 _FEWEST_IMAGES = 8
-"""Of a step whose time does not matter."""
+"""Size of a step whose time does not matter."""
 _STORED_BATCHES, _MOST_STORED_BYTES = 4, 2**28
 
 
@@ -48,11 +48,11 @@ class TrialSettings(NamedTuple):
     """How a model is trained in a trial."""
 
     config: RunConfig
-    """Resolved; its augmentation is part of a step."""
+    """Settings of the run, resolved against the data; the augmentation is part of a step."""
     image: ImageSpec
     """The size of the images."""
     num_classes: int
-    """K; 0 if the objective uses no labels."""
+    """Number of classes, K; 0 if the objective uses no labels."""
     precision: str
     """float32, bfloat16 or float16."""
 
@@ -72,11 +72,12 @@ def trial_steps(
     their mean.
 
     Args:
-        settings: of the training.
-        model: on its device; it is trained.
-        batch: B.
+        settings: how the model is trained.
+        model: the model to train, on its device.
+        batch: number of images in a batch.
         together_seconds: how long to let a GPU work, roughly, before it is waited for.
-        scale: of the images' sides in the first ten steps, as at the start of a short training.
+        scale: factor of the images' sides in the first ten steps, as at the start of a short
+            training.
     """
     trial = _Trial.of(settings, model, batch, scale)
     device = trial.device
@@ -166,11 +167,11 @@ class EpochEnd(NamedTuple):
     """What the end of an epoch takes besides the steps."""
 
     validated_per_second: float
-    """Images."""
+    """Number of images that are validated in a second."""
     seconds: float
-    """To keep the weights, and a copy of the state to restart from."""
+    """Seconds to keep the weights, and a copy of the state to restart from."""
     checkpoint_seconds: float
-    """To write a checkpoint."""
+    """Seconds to write a checkpoint."""
 
 
 def trial_epoch_end(
@@ -179,10 +180,10 @@ def trial_epoch_end(
     """Do what the training loop does at the end of an epoch, and return what it takes.
 
     Args:
-        settings: of the training.
-        model: on its device; it is trained.
-        images: to validate on.
-        folder: on the disk that keeps the weights; the files are left in it.
+        settings: how the model is trained.
+        model: the model to train, on its device.
+        images: number of images to validate on.
+        folder: a folder on the disk that keeps the weights; the files are left in it.
     """
     trial, image = _Trial.of(settings, model, _FEWEST_IMAGES), settings.image
     trial.do_step()  # so that the optimizer has its moments
@@ -222,9 +223,9 @@ def trial_predictions(
 
     Args:
         image: the size of the images.
-        model: on its device, in evaluation mode.
+        model: the model on its device, in evaluation mode.
         precision: float32, bfloat16 or float16.
-        batch: B.
+        batch: number of images in a batch.
     """
     device = next(model.parameters()).device
     generator = np.random.default_rng(0)

@@ -25,8 +25,8 @@ def check_own_folder(folder: Path, use: str, remedy: str) -> None:
     mode. Nothing is checked on systems without such modes.
 
     Args:
-        folder: that exists.
-        use: what it is for, such as `--record`.
+        folder: the folder to check, which exists.
+        use: what the folder is for, such as `--record`.
         remedy: what to do instead, without a full stop.
 
     Raises:
@@ -71,8 +71,8 @@ def check_secret(file: Path, what: str) -> None:
     The group of a file of root's may read it, as that of a secret in a container.
 
     Args:
-        file: that exists.
-        what: it is, such as `token file`.
+        file: the file to check, which exists.
+        what: what the file is, such as `token file`.
 
     Raises:
         ConfigError: if others may read or write it.

@@ -116,8 +116,8 @@ class ListedArchive(Generic[Place]):
         """Take note of a member; return the path of a file that may be read, None for others.
 
         Args:
-            name: as the archive states it.
-            place: where it is.
+            name: the name that the archive states.
+            place: the place of the member in the archive.
             is_folder: whether the member is a folder.
             refusal: why a member of this kind is not read.
 
@@ -165,7 +165,7 @@ def check_expansion(file: Path, unpacked: int) -> None:
 
     Args:
         file: the archive.
-        unpacked: bytes that it unpacks to.
+        unpacked: number of bytes that it unpacks to.
 
     Raises:
         DataError: if that is more than `MOST_EXPANSION` times its size.
@@ -219,7 +219,7 @@ def read_names(file: Path, raw: Sequence[bytes], encoding: str | None) -> ReadNa
     Args:
         file: the archive, for messages.
         raw: the names that are not ASCII.
-        encoding: of all of them; None means UTF-8, or cp437 if one of them is not.
+        encoding: the encoding of all of them; None means UTF-8, or cp437 if one of them is not.
 
     Raises:
         DataError: if a name is not in the given encoding.

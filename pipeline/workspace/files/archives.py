@@ -60,7 +60,7 @@ class ZipArchive(ListedArchive[zipfile.ZipInfo]):
 
     Args:
         file: the archive.
-        encoding: of the names that do not declare one; by default UTF-8, or cp437.
+        encoding: the encoding of names that do not declare one; by default UTF-8, or cp437.
     """
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
@@ -170,9 +170,9 @@ _PIECE_BYTES = 1 << 20
 _OPENED = 8
 """Archives whose members are kept in memory; shards are mostly read one after the other."""
 NAMED_SUFFIX = ".names"
-"""Of a file that stands for an archive, and states the encoding of its names."""
+"""Suffix of a file that stands for an archive, and states the encoding of its names."""
 INDEX_SUFFIX = ".shards"
-"""Of the index of several shards."""
+"""Suffix of the index of several shards."""
 _INDEX_FORMAT = "patchline shards 1"
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 _opening: dict[Path, threading.Lock] = {}
@@ -184,7 +184,8 @@ def readable_archive(file: Path, work_dir: Path, name_encoding: str | None = Non
 
     Args:
         file: a zip or tar file.
-        work_dir: receives the tar file, named after the digest of the compressed one.
+        work_dir: the folder that receives the tar file, named after the digest of the compressed
+            one.
         name_encoding: encoding of the names that do not declare one; by default UTF-8 or cp437.
 
     Returns:

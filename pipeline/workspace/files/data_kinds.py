@@ -34,7 +34,7 @@ class FoundKind(NamedTuple):
     """What a path holds."""
 
     kind: DataKind
-    """Unknown if it cannot be read."""
+    """Kind of the data; unknown if it cannot be read."""
     reason: str = ""
     """Why it is unknown, as a sentence."""
 

@@ -60,7 +60,7 @@ def split_named(name: str, *, exactly: bool = False) -> Split | None:
     with two splits (`train_val`) or with any other word means nothing.
 
     Args:
-        name: of a folder, for example.
+        name: the name of a folder, for example.
         exactly: whether no other word may be there.
     """
     if exactly:

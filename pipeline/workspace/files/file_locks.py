@@ -36,7 +36,7 @@ def acquire(file: Path, wait_seconds: float = _FOREVER) -> BaseFileLock | None:
     """Acquire the lock on a file and return it; the caller releases it.
 
     Args:
-        file: created with its folder if it does not exist.
+        file: the file to lock, which is created with its folder if it does not exist.
         wait_seconds: how long to wait for another holder; without it, until the lock is free.
 
     Returns:
@@ -60,7 +60,7 @@ def locked(file: Path, on_wait: Callable[[], None] | None = None) -> Iterator[No
     """Hold the lock on a file while the block runs; wait until it is free.
 
     Args:
-        file: created with its folder if it does not exist.
+        file: the file to lock, which is created with its folder if it does not exist.
         on_wait: called once if another holder has the lock.
 
     Raises:
@@ -81,7 +81,7 @@ def try_lock(file: Path, wait_seconds: float = 0.0) -> Iterator[bool]:
     """Hold the lock on a file while the block runs, if it can be acquired; yield whether it was.
 
     Args:
-        file: created with its folder if it does not exist.
+        file: the file to lock, which is created with its folder if it does not exist.
         wait_seconds: how long to wait for another holder.
 
     Raises:
@@ -101,7 +101,7 @@ class Liveness(Enum):
     ALIVE = "alive"
     DEAD = "dead"
     UNKNOWN = "unknown"
-    """Without evidence: then nothing is closed, taken over or deleted."""
+    """No evidence; then nothing is closed, taken over or deleted."""
 
 
 def holder_of(file: Path, wait_seconds: float = 0.0, of_identity: str | None = None) -> Liveness:
@@ -111,11 +111,12 @@ def holder_of(file: Path, wait_seconds: float = 0.0, of_identity: str | None = N
     processes may check at the same time, and see the holder and not each other.
 
     Args:
-        file: is not created; it may belong to another user, and be read-only.
+        file: the locked file, which is not created; it may belong to another user, and be
+            read-only.
         wait_seconds: how long the lock must stay held, because whoever removes what a dead holder
             left behind holds the lock for a moment.
-        of_identity: of the lock that the holder has recorded (`identity`); a free lock with another
-            one, or with none, says nothing about that holder.
+        of_identity: the identity of the lock that the holder has recorded (`identity`); a free lock
+            with another one, or with none, says nothing about that holder.
 
     Returns:
         UNKNOWN if the file is missing or may not be opened, which says nothing about a holder.
@@ -221,7 +222,7 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
 
     Args:
         target: the file; its folder holds nothing but such files.
-        make: writes the file at the path that it is given.
+        make: a function that writes the file at the path that it is given.
 
     Raises:
         StorageError: if the folder may not be written, or the disk is full.
@@ -242,7 +243,7 @@ def known_digest(file: Path, folder: Path) -> str:
 
     Args:
         file: any file.
-        folder: keeps a record for each file.
+        folder: the folder that keeps a record for each file.
     """
     status = file.stat()
     times = status.st_mtime_ns, status.st_ctime_ns

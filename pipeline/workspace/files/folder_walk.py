@@ -38,7 +38,7 @@ class IgnoredFiles:
     """Tells which files and folders are skipped.
 
     Args:
-        patterns: as in the module docstring; `default` stands for the default ones.
+        patterns: the patterns, as in the module docstring; `default` stands for the default ones.
     """
 
     def __init__(self, patterns: Sequence[str] = (DEFAULT,)) -> None:
@@ -56,9 +56,9 @@ class IgnoredFiles:
         """Return whether a file or a folder is skipped.
 
         Args:
-            path: below the data's folder, with forward slashes.
-            name: its last part.
-            is_folder: whether it is a folder.
+            path: the path below the data's folder, with forward slashes.
+            name: the last part of the path.
+            is_folder: whether the path is that of a folder.
         """
         rule = self._folder if is_folder else self._file
         if rule is not None and rule(name.casefold()):
@@ -124,7 +124,7 @@ class FoundFile(NamedTuple):
     """A file below a folder."""
 
     path: str
-    """Relative to the top folder, with forward slashes."""
+    """Path relative to the top folder, with forward slashes."""
     entry: os.DirEntry[str]
 
 
@@ -163,7 +163,7 @@ def walk_files(
         top: the folder.
         on_unreadable: called for each folder that cannot be opened; without it, such a folder is
             an error. A folder that is removed during the walk is no error, unless it is the top.
-        ignored: tells which files and folders are skipped.
+        ignored: what tells which files and folders are skipped.
         on_ignored: called for each of them.
 
     Raises:
@@ -193,7 +193,7 @@ def visible_folders(top: Path, ignored: IgnoredFiles = DEFAULT_IGNORED) -> list[
 
     Args:
         top: the folder.
-        ignored: tells which of them are skipped.
+        ignored: what tells which of them are skipped.
 
     Raises:
         DataError: if the folder cannot be opened.

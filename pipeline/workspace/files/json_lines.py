@@ -20,7 +20,7 @@ class WholeLine(NamedTuple):
     """A line that has an end."""
 
     number: int
-    """Counted from 1."""
+    """Number of the line, from 1."""
     content: dict[str, Any] | None
     """None if it is cut off: the rest of a line that a killed process has begun."""
 
@@ -37,7 +37,7 @@ class AppendLog:
     """Lines that processes append to a file.
 
     Args:
-        file: need not exist; its folder exists before a line is appended.
+        file: the file, which need not exist; its folder exists before a line is appended.
     """
 
     def __init__(self, file: Path) -> None:
@@ -95,7 +95,8 @@ class AppendLog:
         """Yield the values of the whole lines since the last call, without damaged ones.
 
         Args:
-            read: returns the value of a line, or raises a ValueError, TypeError or OverflowError.
+            read: a function that returns the value of a line, or raises a ValueError, TypeError or
+                OverflowError.
         """
         for line in self.new_content().splitlines():
             with suppress(ValueError, TypeError, OverflowError):

@@ -43,7 +43,7 @@ class KeptSchema:
         tables.
 
         Args:
-            database: its file.
+            database: the file of the database.
         """
         try:
             sql = self.file.read_text(encoding="utf-8")

@@ -31,8 +31,8 @@ def sqlite_uri(file: Path, *, asynchronous: bool = False, **options: object) -> 
 
     Args:
         file: an absolute path.
-        asynchronous: for Prefect, whose driver is aiosqlite.
-        options: of the driver, such as the `timeout` in seconds.
+        asynchronous: whether the URI is for Prefect, whose driver is aiosqlite.
+        options: options of the driver, such as the `timeout` in seconds.
     """
     path = str(file)
     if _is_ordinary(path):
@@ -104,9 +104,9 @@ def safe_join(folder: Path, path: str, source: object) -> Path:
     """Return the file that a relative path names below a folder.
 
     Args:
-        folder: need not exist.
-        path: from elsewhere, with forward slashes.
-        source: where it comes from, for the message.
+        folder: the folder, which need not exist.
+        path: a relative path from elsewhere, with forward slashes.
+        source: where the path comes from, for the message.
 
     Raises:
         DataError: if it leads out of the folder, also through a link, or no file can have it.
@@ -161,7 +161,7 @@ def expanded(path: str | Path, setting: str) -> Path:
     """Return a path with the user's folder in place of `~`.
 
     Args:
-        path: as it was given.
+        path: the path as it was given.
         setting: the key that it was given for.
 
     Raises:

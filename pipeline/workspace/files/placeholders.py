@@ -16,9 +16,9 @@ from typing import NamedTuple, Protocol
 from patchline.pipeline.workspace.files.atomic_files import write_text
 
 FOLDER = Path("sources/objects")
-"""Of downloaded objects and what stands for them, in a workspace."""
+"""Folder of a workspace for downloaded objects, and what stands for them."""
 PARTS_FOLDER = Path("sources/object_parts")
-"""Of what was read of objects, in a workspace."""
+"""Folder of a workspace for what was read of objects."""
 _MARK = f"{os.sep}{FOLDER}{os.sep}"
 _FORMAT = "patchline object 1"
 _MOST_BYTES = 1 << 14
@@ -32,7 +32,7 @@ class RangedObject(NamedTuple):
     bytes: int
     e_tag: str
     parts: Path
-    """Receives what was read of objects of its bucket."""
+    """Folder that receives what was read of objects of its bucket."""
 
 
 class RangeReader(Protocol):

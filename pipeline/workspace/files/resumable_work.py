@@ -55,8 +55,9 @@ class FinishedPieces:
 
     Args:
         log: the file; its folder exists before a piece is added.
-        digest: returns the digest of a piece's bytes as they are on disk, or raises an OSError.
-        what: the rows are, for a warning: "decoded images".
+        digest: a function that returns the digest of a piece's bytes as they are on disk, or raises
+            an OSError.
+        what: what the rows are, for a warning: "decoded images".
     """
 
     def __init__(self, log: Path, digest: Callable[[Piece], str], what: str) -> None:
@@ -135,9 +136,9 @@ class EarlierResult:
     """A result of the same format, complete or not.
 
     Attributes:
-        contents: identifies what each row was computed from.
-        finished: its pieces.
-        read: returns the rows of a piece.
+        contents: what identifies, for each row, what it was computed from.
+        finished: the finished pieces of the result.
+        read: a function that returns the rows of a piece.
     """
 
     contents: Sequence[Hashable]
@@ -150,7 +151,7 @@ class EarlierRows:
 
     Args:
         results: the earlier results; the first that has a row gives it.
-        missing: identifies what the rows that are needed would be computed from.
+        missing: what identifies, for each row that is needed, what it would be computed from.
     """
 
     def __init__(self, results: Iterable[EarlierResult], missing: Iterable[Hashable]) -> None:
@@ -169,7 +170,7 @@ class EarlierRows:
         """Yield the rows that are held undamaged, piece by piece.
 
         Args:
-            contents: identifies what each row of interest would be computed from.
+            contents: what identifies, for each row of interest, what it would be computed from.
 
         Yields:
             The place in `contents`, and the row as it is kept.
@@ -202,10 +203,10 @@ class ResumableArray:
     """An array (N, ...) on disk, and which of its rows are finished.
 
     Args:
-        file: ends in `.npy`.
-        shape: of the whole array.
-        dtype: of its values.
-        what: its rows are, for a warning: "decoded images".
+        file: the file of the array, which ends in `.npy`.
+        shape: shape of the whole array.
+        dtype: type of the array's values.
+        what: what the rows are, for a warning: "decoded images".
 
     Attributes:
         finished: the pieces whose rows are in the file.

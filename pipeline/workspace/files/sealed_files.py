@@ -169,7 +169,7 @@ class FileDigest(FrozenModel):
     """Digest and size of a file's content."""
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    """In hexadecimal digits."""
+    """SHA-256 in hexadecimal digits."""
     bytes: int
 
 

@@ -31,7 +31,7 @@ from patchline.pipeline.workspace.files.shared_file import OpenFile
 _HEADER_BYTES = 1 << 20
 """The most that is read at once for a header; more is an attempt to fill the memory."""
 _MAGIC_AT = 257
-"""Of a header, where its format is named."""
+"""Position in a header where its format is named."""
 HEADER_ERRORS = (
     tarfile.TarError, OSError, ValueError, EOFError, LookupError, ArithmeticError, RecursionError,
 )  # fmt: skip
@@ -70,7 +70,7 @@ class TarArchive(ListedArchive[_MemberPlace]):
 
     Args:
         file: the archive.
-        encoding: of the names that are not UTF-8; by default, they are escaped.
+        encoding: the encoding of names that are not UTF-8; by default, these are escaped.
     """
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:

@@ -20,7 +20,7 @@ from patchline.pipeline.workspace.files import workspace_identity
 logger = logging.getLogger(__name__)
 
 WORKSPACE = Path(".patchline")
-"""In the working directory; `WORKSPACE.resolve()` is its absolute path."""
+"""Folder in the working directory; `WORKSPACE.resolve()` is its absolute path."""
 _STORE = "mlflow.db"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _OTHERS = 0o077
@@ -176,9 +176,9 @@ STORES, FEATURES, PREDICTIONS, RUNS = "prepared", "features", "teacher_predictio
 """Folders of a workspace: decoded images, features of frozen models, what teachers have predicted,
 and what each run wrote."""
 REQUEST_FILE = "request.json"
-"""In a run's folder: what is needed to resume it."""
+"""File in a run's folder: what is needed to resume it."""
 FEATURES_FILE = "features.json"
-"""In the folder of a training run: which features it has used."""
+"""File in the folder of a training run: which features it has used."""
 LAST_CHECKPOINT, PREVIOUS_CHECKPOINT = "last.safetensors", "previous.safetensors"
 PROGRESS = "progress"
 """Key of a checkpoint's metadata that has the `step`."""

@@ -28,9 +28,10 @@ class Identity:
     """The absolute path of the folder that holds `.patchline`, when it was last used."""
     device: int
     inode: int
-    """Of the folder `.patchline`: a moved folder keeps them on its disk, a copy does not."""
+    """Device and inode of the folder `.patchline`: a moved folder keeps them on its disk, a copy
+    does not."""
     earlier: tuple[str, ...] = ()
-    """Where the workspace lay before, the latest first; a copy has no earlier folders."""
+    """Folders where the workspace lay before, the latest first; a copy has none."""
     copied_from: str = ""
     """The id of the workspace that this one is a copy of."""
 

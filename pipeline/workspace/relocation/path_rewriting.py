@@ -110,7 +110,7 @@ def claim_prefect(database: Path, folder: Path, identity: str) -> None:
     """Make the schedules that a Prefect database has for a folder those of one workspace.
 
     Args:
-        database: copied with the workspace, or used by it alone.
+        database: the database, copied with the workspace or used by it alone.
         folder: the folder of the workspace.
         identity: the new id of the workspace.
 

@@ -76,26 +76,26 @@ class Contents(FrozenModel):
     patchline: str
     """The version that wrote it."""
     created: str
-    """ISO 8601, UTC."""
+    """Time when it was written; ISO 8601, UTC."""
     folder: str
     """The folder that was exported."""
     runs: int
-    """In the MLflow database."""
+    """Number of runs in the MLflow database."""
     models: int
-    """Registered models."""
+    """Number of registered models."""
     caches: bool
     """Whether it holds what the next run makes again from the images."""
     outside: int
     """Artifact locations that are not in the folder, and so not in the archive."""
     members: dict[str, Member]
-    """By path."""
+    """All other members of the archive, by path."""
 
 
 def files(folder: Path, *, caches: bool) -> Iterator[str]:
     """Yield the paths of a workspace's files that belong to its archive, without the databases.
 
     Args:
-        folder: holds the workspace.
+        folder: the folder that holds the workspace.
         caches: whether to include what the next run makes again from the images.
     """
     left_out = _OF_PROCESSES if caches else _OF_PROCESSES | CACHES
@@ -138,7 +138,7 @@ def export(folder: Path, target: Path, progress: Progress, *, caches: bool = Fal
     """Write the workspace of a folder into an archive.
 
     Args:
-        folder: holds `.patchline` and `mlflow.db`.
+        folder: the folder that holds `.patchline` and `mlflow.db`.
         target: the archive; replaced as a whole once it is complete.
         progress: called with a label, the bytes that are written, and all bytes.
         caches: whether to include what the next run makes again from the images.
@@ -300,7 +300,7 @@ def store_elsewhere(folder: Path) -> str | None:
     """Return the address of the store of a folder's runs, without credentials.
 
     Args:
-        folder: holds `.patchline` and maybe `mlflow.db`.
+        folder: the folder that holds `.patchline` and maybe `mlflow.db`.
 
     Returns:
         None if the store is the folder's own `mlflow.db`.
@@ -332,8 +332,8 @@ def restore(archive_file: Path, folder: Path, progress: Progress) -> Contents:
     """Unpack an archive into a folder that is empty or does not exist.
 
     Args:
-        archive_file: written by `patchline workspace export`.
-        folder: becomes the workspace; its records still name the old folder.
+        archive_file: an archive that `patchline workspace export` has written.
+        folder: the folder that becomes the workspace; its records still name the old folder.
         progress: called with a label, the bytes that were read, and all bytes.
 
     Raises:

@@ -50,7 +50,7 @@ from patchline.pipeline.workspace.tracking.tracked_run import FOLDER_TAG
 from patchline.pipeline.workspace.tracking.tracking_store import all_runs, store_exists
 
 CHECKPOINTS = (LAST_CHECKPOINT, PREVIOUS_CHECKPOINT, "restart-*.safetensors")
-"""In the folder of a training run; a finished one needs them only if it is extended."""
+"""Files in the folder of a training run; a finished one needs them only if it is extended."""
 _LOCKS = ".locks"
 _FINISHED = "FINISHED"
 
@@ -59,7 +59,7 @@ class Removable(FrozenModel):
     """A file or a folder that may go."""
 
     kind: str
-    """checkpoint, store, features or predictions."""
+    """What it is: checkpoint, store, features or predictions."""
     path: Path
     files: int
     bytes: int
@@ -71,7 +71,7 @@ class RemovableObject(FrozenModel):
 
     kind: str = "object"
     path: str
-    """Its address."""
+    """Address of the object."""
     key: str
     files: int = 1
     bytes: int
@@ -381,7 +381,7 @@ def unneeded_objects(
     lease that has not expired; these are returned, too.
 
     Args:
-        shared: of the workspace.
+        shared: the files of the shared workspace.
         finished_runs: names of the folders of runs whose checkpoints are not needed.
 
     Raises:

@@ -53,7 +53,7 @@ class RunRequest(FrozenModel):
     """The request for a run, resolved against its data."""
 
     config: RunConfig
-    """As it was before training, without what was chosen for this machine."""
+    """Settings as they were before training, without what was chosen for this machine."""
     data_fingerprint: str
     plan: dict[str, Any] | None = None
     """What filled in the preset, if there was one: a `patchline.pipeline.planning.facts.Plan`."""
@@ -71,7 +71,7 @@ class RunKind:
     """What is resumed: a training run, or what a tool makes of many."""
 
     command: str
-    """That starts one; the source of its MLflow run."""
+    """Command that starts such a run; the source of its MLflow run."""
     request: type[RunRequest]
 
 
@@ -88,7 +88,7 @@ class InterruptedRun:
     """Ids of the flow runs that worked on it, separated by commas."""
     request: RunRequest
     owner: Liveness
-    """Of the process that worked on it; DEAD if it has ended."""
+    """What is known of the process that worked on it; DEAD if that has ended."""
     finished: bool = False
 
 
@@ -105,7 +105,7 @@ def find(
         runs: the folder with the folders of this workspace's runs.
         on_wait: called with a sentence before the heartbeat of a process that cannot be seen from
             here is observed, which takes a minute and a half.
-        kind: of the run.
+        kind: the kind of run to find.
 
     Raises:
         ConfigError: if no run or several match, or if the run cannot be resumed.
@@ -130,8 +130,8 @@ def with_processes(run: InterruptedRun, processes: int) -> InterruptedRun:
     """Return a run that is resumed with another number of processes; its request keeps it.
 
     Args:
-        run: of training, which nobody works on.
-        processes: that train together.
+        run: the training run, which nobody works on.
+        processes: number of processes that train together.
 
     Raises:
         ConfigError: if the other settings do not allow so many.

@@ -158,7 +158,7 @@ def alive(workspace: Path, flow_run_id: str, what: str) -> Iterator[LiveRun]:
     Args:
         workspace: the folder `.patchline`.
         flow_run_id: Prefect's id of the run.
-        what: what it does, in messages.
+        what: what the process does, in messages.
 
     Raises:
         OrchestrationError: if another process executes it.

@@ -111,7 +111,7 @@ class SharedStageMemory(StageMemory):
         """Send a record and its files to the store of a shared workspace.
 
         Args:
-            record: of this machine.
+            record: the record to send, which is of this machine.
             if_missing: whether only to make up for what the store does not have.
         """
         if self.shared is None:

@@ -56,9 +56,9 @@ class StageRecord(FrozenModel):
     folder: Path
     """The folder with the files."""
     files: dict[str, FileDigest]
-    """By path relative to the folder."""
+    """Digest and size of each file, by its path in the folder."""
     result: dict[str, Any]
-    """Paths inside the folder begin with `{folder}`."""
+    """Result as JSON; paths inside the folder begin with `{folder}`."""
 
 
 @dataclass
@@ -96,12 +96,12 @@ class StageMemory:
         """Return the result of an earlier run with the same inputs, or None.
 
         Args:
-            stage: its name.
+            stage: the name of the stage.
             ingredients: everything that determines the result.
             result_class: the class of the result.
             target: the folder of this run that receives the files; None if the files stay where
                 they are, because all runs share them.
-            own_only: use only what this run has computed itself.
+            own_only: whether to use only what this run has computed itself.
 
         Raises:
             DataError: if a path in a record leads out of its folder.
@@ -148,11 +148,11 @@ class StageMemory:
         """Return the result of a stage: an earlier one with the same inputs, or a new one.
 
         Args:
-            stage: its name.
+            stage: the name of the stage.
             ingredients: everything that determines the result.
             result_class: the class of the result.
             folder: the folder of this run for the files of the result.
-            compute: computes the result.
+            compute: a function that computes the result.
         """
         recalled = self.recall(stage, ingredients, result_class, folder)
         if recalled is not None:
@@ -165,10 +165,10 @@ class StageMemory:
         """Record a result and the files of its folder, under each of the keys.
 
         Args:
-            stage: its name.
+            stage: the name of the stage.
             result: what the stage returned; paths inside the folder are stored relative to it.
-            folder: holds every file that the result refers to.
-            keys: inputs; first those of this run, then others that lead to the same result.
+            folder: the folder that holds every file that the result refers to.
+            keys: the inputs; first those of this run, then others that lead to the same result.
         """
         folder = folder.resolve()
         files = {

@@ -46,7 +46,8 @@ def repeated(
 
     Args:
         call: a call of MLflow's client.
-        already_done: returns the answer if the busy server has completed the call all the same.
+        already_done: a function that returns the answer if the busy server has completed the call
+            all the same.
 
     Raises:
         MlflowException: if it fails otherwise, or is still busy after `PATIENCE_SECONDS`.
@@ -73,8 +74,8 @@ def client_class(
     """Return a class of MLflow's client whose calls pass through a function.
 
     Args:
-        called: is given a call, and returns what the call returns.
-        directly: names of methods that do not.
+        called: the function that is given each call, and returns what the call returns.
+        directly: names of methods whose calls do not pass through it.
     """
     from mlflow import MlflowClient
 

@@ -135,7 +135,7 @@ def of_heartbeat(key: str, beat: str, stale_seconds: float | None = None) -> Liv
     """Return what a heartbeat says, compared with what this workspace has seen of it before.
 
     Args:
-        key: of the owner, such as the id of its run.
+        key: the key of the owner, such as the id of its run.
         beat: the newest heartbeat; an empty one says nothing.
         stale_seconds: how long it has to stay the same until the owner counts as dead; by default
             `STALE_SECONDS`.
@@ -158,7 +158,7 @@ def settled(read: Callable[[], Run], on_wait: Callable[[float], None] | None = N
     """Return whether the owner of a run is alive; observe its heartbeat until that is known.
 
     Args:
-        read: returns the run as the store has it now.
+        read: a function that returns the run as the store has it now.
         on_wait: called once with the number of seconds that it may take, if it takes any.
 
     Returns:

@@ -28,11 +28,11 @@ class NestedRun(NamedTuple):
     """A run among those of its parent."""
 
     key: str
-    """Tells it apart, such as fold 2."""
+    """Text that tells it apart, such as `2` for fold 2."""
     folder: str
-    """In the parent's folder: that of the runs of its kind."""
+    """Folder of the runs of its kind, in the parent's folder."""
     command: str
-    """Its source; only whole runs can be resumed or reproduced."""
+    """Source of the run; only whole runs can be resumed or reproduced."""
     experiment: str
     name: str
 
@@ -48,7 +48,7 @@ def fold_run(parent: TrackedRun, fold: int, folds: int, config: RunConfig) -> It
 
     Args:
         parent: the run that it is nested in.
-        fold: counted from 1.
+        fold: number of the fold, from 1.
         folds: number of folds.
         config: the settings of the fold.
     """
@@ -71,9 +71,9 @@ def nested_run(
 
     Args:
         parent: the run that it is nested in.
-        new: what is opened.
-        config: its settings.
-        tag: which holds its key.
+        new: the run to open.
+        config: the settings of the nested run.
+        tag: the tag that holds the key of the nested run.
     """
     runs, params = parent.folder / new.folder, config.flat()
     unfinished = [
@@ -99,7 +99,7 @@ def nest(run: TrackedRun, parent_run_id: str) -> None:
     """Nest an open run in another one; if that is in another store, it stays where it is.
 
     Args:
-        run: that is nested.
+        run: the run to nest, which is open.
         parent_run_id: id of the other run.
     """
     from mlflow.exceptions import MlflowException
@@ -126,8 +126,8 @@ def finished(parent: TrackedRun, key: str, tag: str, runs: Path) -> TrackedRun |
 
     Args:
         parent: the run that it is nested in.
-        key: tells it apart.
-        tag: which holds the key.
+        key: the key of the nested run, which tells it apart.
+        tag: the tag that holds the key.
         runs: the folder with the folders of the runs of its kind.
     """
     earlier = _earlier_runs(parent, key, tag, runs)

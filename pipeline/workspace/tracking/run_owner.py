@@ -48,8 +48,8 @@ def claim(store: MlflowClient, run: Run) -> int:
     """Become the next owner of a run, unless another process does so first.
 
     Args:
-        store: of the run.
-        run: as it was when its owner was found dead.
+        store: the client of the store that holds the run.
+        run: the run as it was when its owner was found dead.
 
     Returns:
         The number of this owner.
@@ -79,9 +79,9 @@ def begin(store: MlflowClient, run_id: str, number: int = 1) -> Owner:
     """Beat for a run, in a thread, until the returned owner ends.
 
     Args:
-        store: of the run.
-        run_id: of the run.
-        number: of this owner.
+        store: the client of the store that holds the run.
+        run_id: MLflow's id of the run.
+        number: the number of this owner, from 1.
     """
     owner = _owners[run_id] = Owner(store, run_id, number)
     return owner

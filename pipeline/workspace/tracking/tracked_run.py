@@ -48,9 +48,10 @@ INITIAL_RUN_TAG = "patchline.initial_run_id"
 TEACHER_TAG, TEACHER_RUN_TAG = "patchline.teacher", "patchline.teacher_run_id"
 """The model whose predictions a run was trained towards, and the run that trained it."""
 REGULARIZATION_TAG = "training.regularization"
-"""Of the head, of a run that trained nothing else."""
+"""Tag with the C of the head, for a run that trained nothing else."""
 LICENSE_TAG = "patchline.initial_weights_license"
-"""Of published weights that the run, or one that it started from, began with."""
+"""Tag with the license of published weights that the run, or one that it started from, began
+with."""
 SEEN_TAG = "patchline.seen_images"
 """What the initial weights have seen of the validation and test images, and what follows."""
 _LONGEST_PARAM = 6000
@@ -90,7 +91,8 @@ def owned_run(
     """Open a training run; see `open_run`.
 
     Args:
-        config: resolved; its name is the experiment, its settings are the params.
+        config: the run's settings, resolved; its name is the experiment, its settings are the
+            params.
         runs: the folder in which this run gets a folder.
         tags: additional tags.
         request: what is needed to resume the run.
@@ -144,8 +146,8 @@ def continued_run(
 
     Args:
         run_id: the id of the run.
-        folder: its folder, which exists.
-        params: logged if its process was killed before they were.
+        folder: the folder of the run, which exists.
+        params: the run's params, which are logged if its process was killed before they were.
         tags: additional tags.
         nested: whether this process owns the run that it is nested in, so that the process which
             opened it is known to be gone.

@@ -102,7 +102,7 @@ def absolute_store(uri: str) -> str:
     """Return the URI of a store; a SQLite file's path is made absolute.
 
     Args:
-        uri: as the user gave it; empty for the SQLite file in the working directory.
+        uri: the URI as the user gave it; empty for the SQLite file in the working directory.
     """
     if not uri:
         return sqlite_uri(Path(DATABASE).resolve())
@@ -352,9 +352,9 @@ def unreachable(
     """Return the error for a store that failed, without credentials.
 
     Args:
-        uri: of the store.
+        uri: the URI of the store.
         error: what failed.
-        variable: what may name the store.
+        variable: the environment variable that may name the store.
     """
     text = str(error)
     reason = next((words for sign, words in _IN_WORDS if sign in text), first_line(error))
