@@ -96,7 +96,7 @@ class Note(FrozenModel):
     """Who answered."""
     reason: str = ""
     flow_run_id: str = ""
-    """Of the Prefect flow run that waits for the answer."""
+    """ID of the Prefect flow run that waits for the answer."""
     at: str
     """ISO 8601, UTC."""
 

@@ -44,9 +44,9 @@ class VersionRecords:
     reference: ModelReference
     run_id: str
     metrics: dict[str, float]
-    """From the version's own test report, without the prefix `test/`."""
+    """Metrics of the version's own test report, by name without the prefix `test/`."""
     manifest: pd.DataFrame | None
-    """Of the data used for training, model selection and testing; None if its run is gone."""
+    """Rows of the data used for training, model selection and testing; None if its run is gone."""
     predictions: pd.DataFrame
     """Columns sha256 and probabilities, in the package's class order; empty if they were never
     compared with those of the package, which predicts the images again then."""
@@ -195,7 +195,7 @@ def load_or_predict(
     """Return a version's probabilities: recorded ones, or computed now by its package.
 
     Args:
-        records: of the version.
+        records: the version's records.
         images: columns path and sha256.
         root: what the paths are relative to; none if the images are gone.
         classes: the order of the returned columns.
@@ -257,11 +257,12 @@ def _table(
     """Return the table in a folder of a run's artifacts; None if there is none.
 
     Args:
-        store: of the run.
-        run_id: of the run.
-        folder: of the artifacts.
+        store: the client of the tracking store that has the run.
+        run_id: ID of the run.
+        folder: a folder among the run's artifacts.
         into: receives the file.
-        sha256: of the file if it is the one that counts; nothing else is returned then.
+        sha256: the SHA-256 that the file has to have, otherwise None is returned; None accepts any
+            file.
     """
     files = [item.path for item in store.list_artifacts(run_id, folder)]
     tables = [path for path in files if path.endswith(".parquet")]

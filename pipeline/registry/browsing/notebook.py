@@ -117,7 +117,7 @@ class Report:
 
     path: Path
     metrics: Mapping[str, MetricEstimate] = field(default_factory=dict)
-    """By name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
+    """Metrics by name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
 
     def __repr__(self) -> str:
         """Return what it is and where its file is."""
@@ -133,12 +133,12 @@ class Evaluation(Report):
     """The report of a registered version on given data."""
 
     name: str = ""
-    """Of the registered model."""
+    """The name of the registered model."""
     version: str = ""
     run_id: str = ""
-    """Of the MLflow run that holds the evaluation."""
+    """ID of the MLflow run that holds the evaluation."""
     split: str = ""
-    """Which images were evaluated; the metrics' names begin with it."""
+    """The images that were evaluated; the metrics' names begin with it."""
     images: int = 0
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
@@ -211,7 +211,7 @@ class Decision:
     """Whether a version became champion, and why."""
 
     name: str
-    """Of the registered model."""
+    """The name of the registered model."""
     version: str
     promoted: bool
     forced: bool
@@ -246,14 +246,14 @@ class Run:
     """A finished training run and the version that it registered."""
 
     run_id: str
-    """Of the MLflow run."""
+    """ID of the MLflow run."""
     name: str
-    """Of the registered model and the experiment."""
+    """The name of the registered model and of the experiment."""
     version: str
     aliases: tuple[str, ...]
-    """Of the version when the run ended, such as `challenger` and `champion`."""
+    """Aliases of the version when the run ended, such as `challenger` and `champion`."""
     metrics: Mapping[str, MetricEstimate]
-    """By name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
+    """Metrics by name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
     report: Report
     promotion: Decision | None
     """The decision about the champion; None if the run made none."""
