@@ -30,7 +30,7 @@ class EventWriter:
     """Append events to a file, one whole line at a time.
 
     Attributes:
-        folder: of the file, which is that of the worker.
+        folder: the folder that holds the file; it is the worker's.
     """
 
     def __init__(self, file: Path, *, progress_interval_seconds: float = 0.5) -> None:

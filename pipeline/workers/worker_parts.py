@@ -69,7 +69,7 @@ def map_rows(
     Args:
         worker: reads its rows from `ROWS_FILE`, and writes into its folder.
         rows: what JSON can hold.
-        parts: into how many ranges they are divided.
+        parts: the number of parts that the rows are divided into.
         job_of: returns the job of a part, given its folder and its rows.
         on_done: called with the number of rows that are done.
 
