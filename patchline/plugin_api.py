@@ -228,7 +228,7 @@ class PixelValues(FrozenModel):
     """What becomes of pixel values and bands that are not 8 bits of grey or RGB."""
 
     ranges: tuple[ValueRange, ...] = ()
-    """For each type of values; empty if all images have 8 bits per color."""
+    """A range for each type of values; empty if all images have 8 bits per color."""
 
     bands: tuple[int, ...] = ()
     """The bands that are used, counted from 1; empty for the colors of each image's format."""
@@ -411,7 +411,7 @@ class LeftOutFile(NamedTuple):
     """A file that a data source found but does not use; it is named where the data is described."""
 
     path: str
-    """As in `ListedImage`; it is never opened."""
+    """The file's path, as in `ListedImage`; it is never opened."""
     reason: str
     """Why it is not used: `is a link; links in archives are not followed`."""
     status: Literal["damaged", "foreign"] = "damaged"
@@ -493,8 +493,9 @@ class DataSourcePlugin(_Described[C]):
 
     build: Callable[[C, SourceContext], DataSource]
     example: Callable[[Path], str] | None = None
-    """For the checks: write a few images of at least two classes into an empty folder, in the
-    source's format, and return the path to pass to it. None for a source that needs no path."""
+    """A function for the checks: it writes a few images of at least two classes into an empty
+    folder, in the source's format, and returns the path to pass to the source. None for a source
+    that needs no path."""
     reads_ranges: bool = False
     """Whether it opens an archive by `readable_archive` and `open_archive` alone. One on an object
     store is then read by ranges; otherwise it is downloaded first."""
@@ -623,7 +624,7 @@ class Objective(ABC):
         """Return the mean loss of the images of a batch, in float32.
 
         Args:
-            outputs: of the module.
+            outputs: the module's outputs for the batch; their first dimension is B.
             targets: class indices (B) or probabilities (B, K); without meaning for an objective
                 that uses no labels.
         """
@@ -731,11 +732,11 @@ class WorkRequest:
     """What `patchline schedule create` was given for a tool's work."""
 
     value: str
-    """Of the flag."""
+    """The value of the flag."""
     images: Path | None
     out: Path | None
     columns: Mapping[str, Any]
-    """Of a table of images, as the settings of a run name them: `label_column`."""
+    """Columns of a table of images, by the name of their setting, such as `label_column`."""
 
 
 @dataclass(frozen=True)
@@ -747,7 +748,7 @@ class ToolWork:
     flag: str
     """`--monitor`; it takes a value."""
     help: str
-    """Of the flag."""
+    """The help text of the flag."""
     parameters: str
     """`package.module:function`, which checks a `WorkRequest` and returns the flow's parameters as
     JSON."""
@@ -756,7 +757,7 @@ class ToolWork:
     description: str
     """What it does, with the flow's parameters: `compares {data} with {model}`."""
     formerly: tuple[str, ...] = ()
-    """Where the flow was before, as `package.module:function`; earlier schedules name it so."""
+    """Earlier places of the flow, as `package.module:function`; earlier schedules name it so."""
 
 
 @dataclass(frozen=True)
@@ -792,9 +793,9 @@ class ToolService:
     flag: str
     """`--serve`; it takes a value. `patchline up --json` has the address as `serve_url`."""
     help: str
-    """Of the flag."""
+    """The help text of the flag."""
     port_help: str
-    """Of the flag with the first port to try, `--serve-port`."""
+    """The help text of the flag that sets the first port to try, `--serve-port`."""
     program: str
     """`package.module:function`, called with the flag's value and a port in a process of its own,
     which is started again when it ends or no longer answers; it serves on 127.0.0.1."""

@@ -166,7 +166,7 @@ class SentJob:
     """A job on its way, as the machine of the run sees it.
 
     Args:
-        task: whose folder has `job.json`.
+        task: the worker's task, whose folder has `job.json`.
 
     Raises:
         StorageError: if the store does not take its files.
@@ -270,7 +270,7 @@ class ReceivedJob:
     """A job of another machine, as the machine that does it sees it; see `enter_workspace`.
 
     Args:
-        name: of the job.
+        name: the job's name in the shared workspace.
 
     Raises:
         PipelineError: if its files cannot be fetched.
