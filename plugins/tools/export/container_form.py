@@ -117,7 +117,7 @@ def check_server(
     """Start the server of a folder, and compare its answers with the package's.
 
     Args:
-        folder: of the container.
+        folder: the folder of the container, which holds the server and the model.
         served: the version.
         images_NHWC: uint8, in the size that the model takes.
         expected_NK: the package's probabilities.
@@ -167,7 +167,7 @@ def running_server(
     """Run the server of a container's folder; yield its address and token.
 
     Args:
-        folder: of the container.
+        folder: the folder of the container, which holds the server and the model.
         served: the version.
         python: the interpreter; one of another environment needs no fence around its libraries.
 

@@ -64,9 +64,9 @@ def list_export(reference: ModelReference, record: ExportRecord, folder: Path) -
     A refusal does not replace an export of the same form that was written before.
 
     Args:
-        reference: of the version.
-        record: of the export.
-        folder: that was written; nothing is read there if the export was refused.
+        reference: the version that was exported.
+        record: the export's record: what was measured, and what was chosen.
+        folder: the folder of the export; nothing is read there if the export was refused.
 
     Returns:
         What the pages lack of it, as a clause; empty if nothing.
@@ -244,7 +244,7 @@ class ExportRecord(FrozenModel):
     """Largest allowed difference in probability."""
     processor: ProcessorRecord
     threads: int
-    """That each latency was measured with."""
+    """The number of threads that each latency was measured with."""
     libraries: dict[str, str]
     """Versions of the libraries that compute."""
     chosen: TriedForm | None
