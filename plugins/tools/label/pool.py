@@ -50,11 +50,12 @@ class Pool:
     """The images below a folder, sorted by name.
 
     Args:
-        folder: with the images.
-        table_folder: that the paths of answers are relative to.
+        folder: the folder with the images.
+        table_folder: the folder that the paths of answers are relative to.
 
     Attributes:
-        images: by key; `use` replaces the whole table, so that a thread may hold on to it.
+        images: the images by key; `use` replaces the whole table, so that a thread may hold on to
+            it.
         by_path: the same ones.
         left_out: images whose names no table can hold.
 
@@ -117,8 +118,8 @@ def drawn_at_random(
     of all images at any time.
 
     Args:
-        keys: of all images.
-        seed: of the draw.
+        keys: keys of all images.
+        seed: the seed of the draw.
         near: the near duplicates of images that have some.
     """
     near = near or {}
@@ -247,7 +248,7 @@ def check_same_labels(data: DataLabels, labels: Mapping[str, tuple[str, ...]], p
 
     Args:
         data: what the folder says.
-        labels: of the findings, by key.
+        labels: labels of the images that the findings name, by key.
         pool: the images.
     """
     own = {answer.path: answer.labels for answer in data.answers}
