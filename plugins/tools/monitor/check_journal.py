@@ -54,8 +54,8 @@ class StreamCheck(FrozenModel):
     """Part of `false_alarms` that is spent in this period, this check included."""
     images: int
     independent_images: int | None = None
-    """Of near duplicates and of the images of a group, one counts; the tests take these alone. None
-    if an earlier Patchline made the check."""
+    """The number of images that the tests take: of near duplicates and of the images of a group,
+    one counts. None if an earlier Patchline made the check."""
     reference_images: int | None = None
     independent_reference_images: int | None = None
     independence_unknown: tuple[str, ...] = ()
@@ -68,7 +68,8 @@ class StreamCheck(FrozenModel):
     """How often each class or label is predicted, the largest change first."""
     confidence: ConfidenceShift
     accuracy: LabelledAccuracy | None
-    """Of all images of the stream that had a label then; None if that was not known."""
+    """The accuracy on all images of the stream that had a label then; None if that was not
+    known."""
     accuracy_unknown: str = ""
     """Why it was not known."""
     notes: tuple[str, ...]
@@ -76,7 +77,8 @@ class StreamCheck(FrozenModel):
     keys: tuple[str, ...]
     """Identify the images: SHA-256 of a file or of an array, or the id of a recorded answer."""
     predictions: tuple[Prediction, ...] = ()
-    """Of each image, for labels that come later; empty if an earlier Patchline made the check."""
+    """The prediction for each image, for labels that come later; empty if an earlier Patchline made
+    the check."""
 
     @property
     def drift(self) -> bool:
@@ -186,7 +188,8 @@ def period_of(earlier: list[StreamCheck], false_alarms: float | None, checks: in
     Args:
         earlier: the checks so far.
         false_alarms: given by the user; None for the earlier, or the default.
-        checks: of a period, likewise.
+        checks: the number of checks in a period, given by the user; None for the earlier, or the
+            default.
 
     Raises:
         ConfigError: if they differ from those of earlier checks.
