@@ -45,7 +45,7 @@ class WholeFit(NamedTuple):
     config: RunConfig
     notes: tuple[str, ...]
     seconds_per_epoch: float | None
-    """As the plan measured or estimated it; None without a plan."""
+    """Seconds that an epoch takes, as the plan measured or estimated it; None without a plan."""
 
 
 def check_settings(config: RunConfig) -> None:
@@ -86,7 +86,7 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
     Args:
         config: planned and resolved.
         plan: says how fast it trains; None without a preset.
-        data: of the search.
+        data: the data that the search uses.
 
     Raises:
         ConfigError: if the plan fits a head alone.
@@ -205,10 +205,10 @@ class SearchOutline(FrozenModel):
         """Return the outline of a search.
 
         Args:
-            settings: of the search.
-            space: of the search.
+            settings: the settings of the search.
+            space: the search space, with a dimension for each setting.
             plan: resolved, with the length of a whole fit in epochs.
-            seconds_per_epoch: of one fit; None if it is not known.
+            seconds_per_epoch: seconds that an epoch of one fit takes; None if that is not known.
             notes: what differs from the plan.
         """
         steps = rungs(plan.training.epochs, settings.reduction, settings.first_rung)
