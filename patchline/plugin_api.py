@@ -215,10 +215,10 @@ class ValueRange(FrozenModel):
     """Type of the values: `uint16`, `int16`, `int32`, `float`, …"""
 
     low: float
-    """Becomes 0, as does what is below."""
+    """The value that becomes 0, as does what is below."""
 
     high: float
-    """Becomes 255, as does what is above."""
+    """The value that becomes 255, as does what is above."""
 
     origin: str = ""
     """How the range was found."""
@@ -244,19 +244,19 @@ class ImageSpec(FrozenModel):
     """The format of a model's input images, after decoding and resizing."""
 
     channels: Literal[1, 3]
-    """1 for greyscale, 3 for RGB."""
+    """The number of channels: 1 for greyscale, 3 for RGB."""
 
     height: int
-    """Pixels."""
+    """The height of an image, in pixels."""
 
     width: int
-    """Pixels."""
+    """The width of an image, in pixels."""
 
     mean: tuple[float, ...]
-    """Per channel, of the training split, on the scale 0 to 1."""
+    """The mean of each channel over the training split, on the scale 0 to 1."""
 
     std: tuple[float, ...]
-    """Per channel, of the training split, on the scale 0 to 1."""
+    """The standard deviation of each channel over the training split, on the scale 0 to 1."""
 
     resize: Literal["crop", "squash", "pad"]
     """How an image of another shape is resized: scale and crop, squash, or scale and pad."""
@@ -381,7 +381,7 @@ class Encoder(Protocol):
         """Return the tokens that the head is computed from, normalised: (B, P + N, D).
 
         Args:
-            images_BCHW: normalised.
+            images_BCHW: normalised images.
             visible_BV: numbers of the visible patches of each image, row by row from 0; only these
                 are encoded then, in this order: (B, P + V, D).
         """
@@ -395,7 +395,7 @@ class ListedImage(NamedTuple):
     """A file found by a data source; it has not been opened yet."""
 
     path: str
-    """Relative to the listing's root, with forward slashes."""
+    """The file's path, relative to the listing's root, with forward slashes."""
     label: str
     """The class name; empty for a file without a class."""
     split: Split | None = None
@@ -549,7 +549,7 @@ class Assumptions:
     """How it mirrors images whatever the data, in words such as "HorizontalFlip in flips.yaml";
     empty if it does not, or only by a setting `horizontal_flip`."""
     changes: tuple[str, ...] = ()
-    """Others that nothing measures, in words such as "rotations of up to 90 degrees"."""
+    """Other changes, which nothing measures, in words such as "rotations of up to 90 degrees"."""
 
 
 BatchTransform: TypeAlias = "Callable[[torch.Tensor, BatchRandom], torch.Tensor]"
@@ -592,7 +592,7 @@ class ObjectiveContext:
 
     image: ImageSpec
     num_classes: int
-    """K; 0 for an objective that uses no labels."""
+    """The number of classes, K; 0 for an objective that uses no labels."""
     classification_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """The loss that `training.loss`, `training.label_smoothing` and `training.class_weights` set:
     logits (B, K) and targets to the mean loss of the images."""
@@ -637,7 +637,7 @@ class Objective(ABC):
         """Return pictures of what was learned, such as reconstructions of the images.
 
         Args:
-            module: what was trained, in evaluation mode.
+            module: the module that was trained, in evaluation mode.
             images_BCHW: normalised test images.
 
         Returns:
@@ -687,7 +687,7 @@ class StoreContext:
     """The address for building a store."""
 
     address: Address
-    """Keys of the store are relative to it."""
+    """The address that keys of the store are relative to."""
     patience_seconds: float | None = None
     """How long a request that fails is repeated; None leaves it to the store."""
 
@@ -765,7 +765,7 @@ class ToolEvent:
     """An event that a tool tells, and that notifications can name."""
 
     name: str
-    """`patchline.drift.detected`."""
+    """The event's name, such as `patchline.drift.detected`."""
     when: str
     """What has just happened."""
     resource: str

@@ -219,7 +219,7 @@ def evaluate(
             all images.
         seen_images: evaluate also on images used for training or model selection.
         common_classes: leave out images of classes that the model does not know.
-        columns: those of a table that cannot be guessed, such as `{"label_column": "species"}`.
+        columns: columns of a table that cannot be guessed, such as `{"label_column": "species"}`.
         evaluation: settings of the report, those of the section `evaluation` of a run.
 
     Raises:
@@ -331,7 +331,7 @@ def models(name: str | None = None) -> pd.DataFrame:
     A table, because a notebook shows, sorts and filters it.
 
     Args:
-        name: one model only.
+        name: the registered model to list; by default all models.
 
     Returns:
         One row for each version, with the index `name` and `version`, the columns `aliases`,

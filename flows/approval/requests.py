@@ -46,7 +46,7 @@ class ApprovalRequest:
     """The name of the registered model."""
     version: str
     hours: float
-    """Until it expires."""
+    """Hours until the request expires."""
     state: str
     """The state of the flow run, such as `Suspended`."""
     kind: StateType

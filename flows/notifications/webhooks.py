@@ -48,7 +48,7 @@ class Notification(FrozenModel):
 
     name: str
     events: tuple[str, ...]
-    """Without the prefix `patchline.`."""
+    """Names of the events, without the prefix `patchline.`."""
     webhook: str | None
     """Scheme and host of the URL; none if its block was deleted in the Prefect UI."""
     enabled: bool

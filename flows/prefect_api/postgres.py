@@ -45,11 +45,11 @@ class Database:
     """The address of a database."""
 
     place: str
-    """USER@HOST:PORT/NAME."""
+    """The database's place, as USER@HOST:PORT/NAME."""
     parameters: Mapping[str, str]
     """Parameters of the connection, such as `sslmode`; `host` is the folder of a socket."""
     password: str | None = field(default=None, repr=False)
-    """Only if the address contained one."""
+    """The password in the address; None if it contained none."""
 
     @property
     def address(self) -> str:

@@ -80,8 +80,8 @@ def checked(section: type[_Section], given: Mapping[str, Any], name: str = "") -
     """Return a section of settings.
 
     Args:
-        section: its class.
-        given: what the caller sets.
+        section: the class of the section.
+        given: the settings as the caller gave them.
         name: stands in front of a setting that is wrong.
 
     Raises:
@@ -251,7 +251,7 @@ def new_run(
 
     Args:
         data: the data, named as on the command line; None for the default.
-        settings: sections as dicts.
+        settings: the run's settings, with sections as dicts.
         preset: name of a preset.
         config: YAML file with settings, weaker than `settings`.
 

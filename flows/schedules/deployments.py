@@ -89,11 +89,12 @@ def deploy(
 
     Args:
         flow: a flow at the top level of an importable module.
-        name: unique in this folder among deployments of the same kind.
+        name: a name that is unique in this folder among deployments of the same kind.
         parameters: the flow's parameters, as JSON can hold them.
         schedule: the times at which it runs; None if it is not started by time.
         triggers: events that start it.
-        labels: at least `patchline.kind`; the folder and the name are added.
+        labels: the deployment's labels, at least `patchline.kind`; the folder and the name are
+            added.
         description: text for the deployment's page, in Markdown.
         concurrency: what happens to a run that is due while another is active.
         paused: whether it starts no runs by itself until it is resumed.
@@ -193,7 +194,7 @@ def start(
 
     Args:
         deployment_id: the deployment.
-        parameters: override those of the deployment.
+        parameters: parameters of the flow, which override those of the deployment.
         idempotency_key: a second call with the same key returns the first run's id.
         name: the name of the flow run; by default Prefect generates one.
 

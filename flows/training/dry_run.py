@@ -50,7 +50,7 @@ class DryRun:
 
     data: IngestedData
     config: RunConfig
-    """Resolved."""
+    """The run's settings, resolved."""
     plan: Plan | None
     """None with the preset none."""
     context: Context
@@ -93,7 +93,7 @@ class Rehearsal(FrozenModel):
 
     seconds: float
     run_seconds: float
-    """Estimated from the measured speeds."""
+    """Seconds that the run would take, estimated from the measured speeds."""
     training_seconds: float
     """The part of `run_seconds` for training and its validation."""
 

@@ -101,7 +101,7 @@ class AliasChange(FrozenModel):
     reason: str
     """The reason for the change, in one sentence."""
     at: str
-    """ISO 8601, UTC."""
+    """The time of the change: ISO 8601, UTC."""
     gates: dict[str, bool | None] = Field(default_factory=dict)
     """The gates that were evaluated, and whether each passed; None if it had nothing to check."""
     artifact: str | None = None

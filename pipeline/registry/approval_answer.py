@@ -98,7 +98,7 @@ class Note(FrozenModel):
     flow_run_id: str = ""
     """ID of the Prefect flow run that waits for the answer."""
     at: str
-    """ISO 8601, UTC."""
+    """The time of this state: ISO 8601, UTC."""
 
 
 def note(

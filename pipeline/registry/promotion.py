@@ -318,7 +318,7 @@ def _upload(store: MlflowClient, run_id: str | None, folder: Path, place: str) -
         store: the registry.
         run_id: ID of the version's run; None if it has none.
         folder: the folder that holds the files.
-        place: among the run's artifacts; a repeated comparison replaces the files there.
+        place: the path among the run's artifacts; a repeated comparison replaces the files there.
 
     Returns:
         The URI of the files; none if the run was deleted.

@@ -78,7 +78,7 @@ class VersionSummary(FrozenModel):
     flow_run_id: str
     """ID of the Prefect flow run that made it."""
     created_at: str
-    """ISO 8601, UTC."""
+    """The time at which the version was registered: ISO 8601, UTC."""
     decision: dict[str, Any] | None
     """The latest decision on whether the version becomes champion."""
     approval: dict[str, Any] | None = None
@@ -91,7 +91,7 @@ class ModelSummary(FrozenModel):
     name: str
     versions: tuple[VersionSummary, ...]
     history: tuple[AliasChange, ...]
-    """Oldest first."""
+    """Changes of the model's aliases, the oldest first."""
 
 
 class ModelReference(NamedTuple):

@@ -170,7 +170,7 @@ def evaluate_version(
 
     Args:
         chosen: the version and its images.
-        choices: include the settings of the report.
+        choices: the user's choices, which include the settings of the report.
         workspace: the folder in which decoded images are cached.
         folder: receives the report, its charts and the predictions.
         on_progress: called as each stage advances.

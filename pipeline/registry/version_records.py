@@ -48,8 +48,8 @@ class VersionRecords:
     manifest: pd.DataFrame | None
     """Rows of the data used for training, model selection and testing; None if its run is gone."""
     predictions: pd.DataFrame
-    """Columns sha256 and probabilities, in the package's class order; empty if they were never
-    compared with those of the package, which predicts the images again then."""
+    """Recorded predictions: columns sha256 and probabilities, in the package's class order; empty
+    if they were never compared with those of the package, which predicts the images again then."""
     root: Path | None
     """The folder or archive that the manifest's paths are relative to; none if it is gone."""
 
@@ -196,7 +196,7 @@ def load_or_predict(
 
     Args:
         records: the version's records.
-        images: columns path and sha256.
+        images: a table of the images with the columns path and sha256.
         root: what the paths are relative to; none if the images are gone.
         classes: the order of the returned columns.
         on_progress: called with the number of images predicted, and the number to predict.
@@ -230,7 +230,7 @@ def image_reader(
     """Return a function that reads the image in a row; it returns none if the image is gone.
 
     Args:
-        images: columns path and sha256.
+        images: a table of the images with the columns path and sha256.
         root: what the paths are relative to; none if the images are gone.
         mapping: what becomes of values that are not of 8 bits.
     """

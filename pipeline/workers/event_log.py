@@ -58,11 +58,11 @@ class EventWriter:
         """Append a progress event, unless the last one is less than half a second old.
 
         Args:
-            done: units of work that are done.
-            total: all units.
-            unit: what they are.
+            done: the number of units that are done.
+            total: the number of all units.
+            unit: the name of the units, for messages.
             details: returns further values; called only if the event is written.
-            values: further values.
+            values: further values of the event, by name.
         """
         now = time.monotonic()
         if done >= total or now - self._last_progress >= self._interval:

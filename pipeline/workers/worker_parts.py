@@ -48,7 +48,7 @@ def number_of_parts(rows: int, fewest: int) -> int:
 
     Args:
         rows: number of rows, such as images.
-        fewest: rows of a part.
+        fewest: the smallest number of rows in a part.
     """
     slots = worker_start.current_launcher().slots(_ALONE)
     return 1 if slots == 1 else max(1, min(_PARTS_FOR_EACH * slots, rows // fewest))

@@ -436,9 +436,9 @@ class Driver:
         """Return a free seat that is large enough, or ask for one.
 
         Args:
-            needs: what has to be free there.
-            module: what the first node of a new seat will work for.
-            others: what its other nodes will.
+            needs: the resources that have to be free there.
+            module: the module that the first node of a new seat will work for.
+            others: the module that its other nodes will work for.
             may_release: whether seats that are free may be given back for it.
         """
         for seat in self._seats:

@@ -112,7 +112,7 @@ class _Roots:
 
     Args:
         workspace: the folder `.patchline`.
-        outside: what lies elsewhere, numbered; a file or a folder each.
+        outside: files and folders that lie elsewhere; they are numbered in this order.
     """
 
     def __init__(self, workspace: Path, outside: Iterable[Path]) -> None:

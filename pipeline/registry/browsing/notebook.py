@@ -157,11 +157,12 @@ class Explanation:
     probability: float | None
     """None if there is no label."""
     model: str
-    """NAME/VERSION, or the run."""
+    """The model that is explained: NAME/VERSION, or the run."""
     true_label: str | None = None
     """None if it is not known."""
     labels: tuple[str, ...] | None = None
-    """Those that a multi-label model gives, the most probable first; None of any other model."""
+    """The labels that a multi-label model gives, the most probable first; None of any other
+    model."""
 
     def __repr__(self) -> str:
         """Return the answer, and where the page is."""
@@ -189,7 +190,8 @@ class DataReport:
     splits: Mapping[str, int]
     """Number of images by split, as a run would divide them."""
     findings: tuple[Finding, ...]
-    """Each with `kind`, `severity`, `count`, `files`, `action` and `summary`; errors first."""
+    """Findings, each with `kind`, `severity`, `count`, `files`, `action` and `summary`; errors
+    first."""
     notes: tuple[str, ...]
     fingerprint: str
     """Version of the data."""
@@ -223,7 +225,7 @@ class Decision:
     """Whether all images that the version has seen are recorded: known, upstream corpus unknown, or
     unknown."""
     gates: tuple[GateResult, ...]
-    """Each with `name`, `passed`, `value`, `threshold` and `sentence`."""
+    """Results of the gates, each with `name`, `passed`, `value`, `threshold` and `sentence`."""
     report: Report | None
     """The comparison with the champion; None if there was none to compare with."""
 

@@ -28,7 +28,7 @@ class FinishedRun:
 
     run: TrackedRun
     config: RunConfig
-    """Resolved."""
+    """The run's settings, resolved."""
     data: IngestedData
     trained: TrainResult
     registered: Registered

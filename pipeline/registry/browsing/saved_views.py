@@ -42,7 +42,7 @@ class SavedView(FrozenModel):
     """A view that answers one question about the runs of an experiment."""
 
     key: str
-    """Part of its address."""
+    """A word for the view, which is part of its address."""
     name: str
     """The view's name in the menu."""
     question: str
@@ -51,7 +51,7 @@ class SavedView(FrozenModel):
     order_by: str = _STARTED
     ascending: bool = False
     started: str = "ALL"
-    """ALL, LAST_24_HOURS, LAST_7_DAYS, LAST_30_DAYS."""
+    """The period in which the runs were started: ALL, LAST_24_HOURS, LAST_7_DAYS, LAST_30_DAYS."""
     columns: tuple[str, ...]
     charts: dict[str, Any] = Field(default_factory=dict)
     """Charts that the view opens with: curves over epochs, then grids of images; empty for a

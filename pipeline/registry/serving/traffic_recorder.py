@@ -306,7 +306,7 @@ class TrafficRecorder:
         """Remove the oldest parts, with their images, until the folder is small enough.
 
         Args:
-            most: bytes that may remain.
+            most: the largest allowed size of the folder, in bytes.
         """
         parts = sorted(part for part in self.folder.glob(PARTS) if part.is_file())
         with self._lock:

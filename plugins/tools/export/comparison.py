@@ -110,7 +110,7 @@ def compared(
     """Compare the probabilities of a form with those of the package.
 
     Args:
-        package_NK: probabilities of the package.
+        package_NK: probabilities of the package (N, K).
         form_NK: probabilities of the form (N, K), for the same images.
         labels_N: number of the true class of each image; of a multi-label model, zeros and ones
             (N, K).
@@ -175,7 +175,7 @@ class FormInputs:
     """What the forms of a model are made from."""
 
     package_folder: Path
-    """Holds `model.onnx`, `model.json` and `model.safetensors`."""
+    """The folder that holds `model.onnx`, `model.json` and `model.safetensors`."""
     package: PackagedModel
     reference: ModelReference
     """The registered version."""
@@ -199,11 +199,11 @@ class ExportCandidate:
     """A form that may be written if it agrees with the package."""
 
     name: str
-    """Such as `int8, static`."""
+    """The form and how it was made, such as `int8, static`."""
     folder: Path
-    """Holds the files of the form, and nothing else."""
+    """The folder that holds the files of the form, and nothing else."""
     model_files: tuple[str, ...]
-    """Those whose size is compared with that of `model.onnx`."""
+    """The files whose size is compared with that of `model.onnx`."""
     open: Callable[[int], Answers]
     """Opens the files that were written, with a number of threads; 0 for one per core."""
     bounds: Bounds
@@ -252,7 +252,7 @@ def measured_latency(
     """Time the package and a form in turn at each batch size.
 
     Args:
-        package: maps images to probabilities.
+        package: the package, which maps images to probabilities.
         form: the same, in another form.
         images_NHWC: images to take the batches from; they repeat if there are too few.
         seconds: budget for each batch size.
@@ -304,7 +304,8 @@ class ComparisonImages:
     origin: str
     """A description of the images, for a sentence."""
     calibration_NHWC: Array
-    """Others than those that are compared; none if there are none."""
+    """Images to calibrate int8 with, others than those that are compared; empty if there are
+    none."""
     calibration_origin: str
 
 

@@ -212,13 +212,13 @@ class TriedForm(FrozenModel):
     """One way to make a form, with what was measured."""
 
     name: str
-    """Such as `int8, static, 8-bit weights`."""
+    """The form and how it was made, such as `int8, static, 8-bit weights`."""
     details: dict[str, str]
     agreement: Agreement
     bytes: int
     """Size of its model files."""
     latency: tuple[BatchLatency, ...] = ()
-    """Empty if it is refused."""
+    """The latency at each batch size; empty if the form is refused."""
 
     @property
     def speedup(self) -> float:

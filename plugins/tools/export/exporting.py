@@ -238,7 +238,8 @@ def export(
         images: real images to compare on.
         out: the folder to write; it does not exist yet, and does not if the form is refused.
         on_progress: called as images are predicted.
-        source: holds `model.onnx`, `model.json` and `model.safetensors` of the version.
+        source: the folder that holds `model.onnx`, `model.json` and `model.safetensors` of the
+            version.
         seconds: how long latencies are measured for each batch size, in seconds.
     """
     make_folder(out.parent)

@@ -38,11 +38,11 @@ class PoolImage(NamedTuple):
     """An image of the folder."""
 
     key: str
-    """Stands for it in addresses and requests, so that a path never does."""
+    """A key that stands for the image in addresses and requests, so that a path never does."""
     path: str
-    """Relative to the folder of the table, with forward slashes."""
+    """The path relative to the folder of the table, with forward slashes."""
     name: str
-    """Relative to the folder that is labelled."""
+    """The path relative to the folder that is labelled."""
     file: Path
 
 
@@ -149,7 +149,7 @@ class LabelFindings(NamedTuple):
     """Images whose labels may be wrong."""
 
     labels: dict[str, tuple[str, ...]]
-    """What the data says, by path, in the order of the findings."""
+    """The labels in the data, by path, in the order of the findings."""
     task: Task
     """Whether the labels are written as lists."""
 
@@ -247,7 +247,7 @@ def check_same_labels(data: DataLabels, labels: Mapping[str, tuple[str, ...]], p
     The findings may be on a table, and the folders that its images are in may be no classes.
 
     Args:
-        data: what the folder says.
+        data: the labels that the data gives.
         labels: labels of the images that the findings name, by key.
         pool: the images.
     """

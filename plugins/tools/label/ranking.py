@@ -46,7 +46,7 @@ class ImageOrder:
         listed: the only images to ask about, in this order; None for all, as they are ranked.
 
     Attributes:
-        listed: likewise, as the keys of a dictionary.
+        listed: the only images to ask about, as the keys of a dictionary; None for all.
     """
 
     def __init__(self, keys: Sequence[str], seed: int, listed: Sequence[str] | None = None) -> None:

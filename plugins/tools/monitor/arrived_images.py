@@ -145,8 +145,8 @@ class ArrivedImages(ABC):
     """The images of a stream, before anything is computed.
 
     Attributes:
-        keys: identify each image, now and at the next check.
-        names: what each is called.
+        keys: the key of each image, which identifies it now and at the next check.
+        names: the name of each image, for people.
         groups: the group of each image, such as its patient; empty where there is none.
         labels: the labels of each image, whether the model has them or not; None where they are not
             known.

@@ -43,13 +43,13 @@ class StreamCheck(FrozenModel):
     """One check of a stream, and its result."""
 
     number: int
-    """Counted from 1."""
+    """The number of the check, counted from 1."""
     at: str
-    """When it ended; ISO 8601, UTC."""
+    """The time at which it ended: ISO 8601, UTC."""
     false_alarms: float
     """Probability of any false alarm in a period of checks."""
     checks: int
-    """Checks in a period."""
+    """The number of checks in a period."""
     spent: float
     """Part of `false_alarms` that is spent in this period, this check included."""
     images: int
@@ -75,7 +75,7 @@ class StreamCheck(FrozenModel):
     notes: tuple[str, ...]
     page: Path
     keys: tuple[str, ...]
-    """Identify the images: SHA-256 of a file or of an array, or the id of a recorded answer."""
+    """The key of each image: SHA-256 of a file or of an array, or the id of a recorded answer."""
     predictions: tuple[Prediction, ...] = ()
     """The prediction for each image, for labels that come later; empty if an earlier Patchline made
     the check."""
@@ -187,7 +187,8 @@ def period_of(earlier: list[StreamCheck], false_alarms: float | None, checks: in
 
     Args:
         earlier: the checks so far.
-        false_alarms: given by the user; None for the earlier, or the default.
+        false_alarms: the probability of any false alarm in a period, given by the user; None for
+            the earlier, or the default.
         checks: the number of checks in a period, given by the user; None for the earlier, or the
             default.
 
@@ -237,7 +238,7 @@ class Period(NamedTuple):
     false_alarms: float = FALSE_ALARMS
     """Probability of any false alarm in a period."""
     checks: int = CHECKS
-    """Checks in a period."""
+    """The number of checks in a period."""
 
     @classmethod
     def checked(cls, false_alarms: float, checks: int) -> Self:

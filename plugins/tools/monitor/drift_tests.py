@@ -47,7 +47,7 @@ class OutputTest(NamedTuple):
     """The test of all outputs."""
 
     p_value: float
-    """Corrected for the number of outputs."""
+    """The p-value, corrected for the number of outputs."""
     statistic: float
     """The largest distance between two distribution functions, from 0 to 1."""
     output: int
@@ -82,8 +82,8 @@ def distances(sorted_MK: Array, outputs_NK: Array) -> Array:
     to compare the two at each new value, and just below it.
 
     Args:
-        sorted_MK: outputs of the reference, each sorted.
-        outputs_NK: new ones, in any order.
+        sorted_MK: outputs of the reference images (M, K), each output sorted.
+        outputs_NK: outputs of the new images (N, K), in any order.
     """
     values_NK = np.sort(outputs_NK, axis=0)
     images, count = len(sorted_MK), len(values_NK)
@@ -404,7 +404,7 @@ def class_shares(
         reference: the version's reference images, each with one class.
         probabilities_NK: probabilities of the images (N, K).
         features_ND: features of the images (N, D); None if they are not known.
-        classes: their names.
+        classes: names of the classes.
         seed: the seed of the draw of reference images, and of the permutations.
     """
     before_K = reference.probabilities_MK.astype(np.float64).mean(axis=0)

@@ -95,7 +95,7 @@ class Monitored:
 
     Attributes:
         reference: the version.
-        stream: what was looked at.
+        stream: the stream that was looked at.
         check: the check.
         is_new: whether it was made now; otherwise no image is new since then, and only its
             accuracy is that of the labels there are now.

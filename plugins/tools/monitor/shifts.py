@@ -66,7 +66,7 @@ class LabelledAccuracy(FrozenModel):
     """Accuracy minus mean confidence on the same images, paired: below 0, the model is
     overconfident about them."""
     of_own_classes: MetricEstimate | None = None
-    """Without the images of classes that the model lacks; None if there is none."""
+    """The accuracy without the images of classes that the model lacks; None if there is none."""
     other_classes: dict[str, int] = Field(default_factory=dict)
     """Number of images of each class or label that the model lacks."""
 

@@ -116,7 +116,7 @@ def gain_of_map(
 
     Args:
         labels_NK: 1 where an image has a label, else 0.
-        before_RNK: probabilities of each fit of the plan.
+        before_RNK: probabilities of each fit of the plan (R, N, K).
         after_RNK: the same of the best settings.
         groups: the groups that the images form, which are drawn together; None if the images are
             independent.
@@ -202,9 +202,9 @@ def _half_width(
     """Return half of a 95% interval whose variance has a part of the images and one of the seeds.
 
     Args:
-        images: variance of the mean from the images.
+        images: the variance of the mean that comes from the images.
         images_freedom: its degrees of freedom.
-        extra: what the seeds add.
+        extra: the variance that the seeds add.
         seeds: the mean square that this was estimated from.
         seeds_freedom: its degrees of freedom.
     """
@@ -332,7 +332,7 @@ def planned_fits(
 
     Args:
         best: the best settings, resolved.
-        plan: those of the plan.
+        plan: the plan's settings, resolved.
         seeds: number of seeds; they follow that of the trials.
         is_plan: whether both are the same: there is nothing to compare, so one fit is trained.
     """
@@ -434,12 +434,12 @@ class SweepResult(FrozenModel):
     """The name of the experiment and of the registered model."""
     study: str
     metric: str
-    """accuracy, or mAP of sets of labels."""
+    """The metric that is searched for: accuracy, or mAP of sets of labels."""
     data_fingerprint: str
     images: dict[str, int]
     """The number of images, by split."""
     space: dict[str, str]
-    """Each dimension as it is typed."""
+    """The dimension of each setting, as it is typed."""
     outside: tuple[str, ...] = ()
     """Settings whose range does not contain the plan's value, which is then no trial."""
     rungs: tuple[int, ...]
@@ -552,7 +552,7 @@ class SweepSummary(FrozenModel):
     final_fits: tuple[FinalFit, ...] = ()
     trial_table: tuple[TrialRecord, ...] = ()
     epochs: float = 0.0
-    """Trained by all trials together."""
+    """Epochs that all trials together have trained."""
     rungs: tuple[int, ...] = ()
     space: dict[str, str] = Field(default_factory=dict)
     seconds: float = 0.0

@@ -539,9 +539,9 @@ class TrialTasks:
 
     Args:
         study: the study that holds the trials of the search.
-        inputs: shared by all trials.
+        inputs: what all trials share.
         clock: the time that the search has taken so far, and its limit.
-        workers: trials at a time.
+        workers: the number of trials at a time.
         after: called after each trial.
     """
 

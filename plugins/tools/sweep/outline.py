@@ -84,8 +84,8 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
     """Return the settings that a search begins with.
 
     Args:
-        config: planned and resolved.
-        plan: says how fast it trains; None without a preset.
+        config: the run's settings, planned and resolved.
+        plan: the plan, which says how fast it trains; None without a preset.
         data: the data that the search uses.
 
     Raises:
@@ -174,7 +174,7 @@ class SearchOutline(FrozenModel):
     """A search that has not begun."""
 
     space: dict[str, Dimension]
-    """Each setting with what is searched."""
+    """The values to search, for each setting."""
     plan: dict[str, Value]
     """The plan's values of these settings."""
     outside: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class SearchOutline(FrozenModel):
     reduction: int
     seeds: int
     epochs: float | None = None
-    """Expected of all trials together; None without a number of trials."""
+    """Expected epochs of all trials together; None without a number of trials."""
     seconds_per_epoch: float | None = None
     """None if nothing is known about the speed."""
     notes: tuple[str, ...] = ()
@@ -207,7 +207,7 @@ class SearchOutline(FrozenModel):
         Args:
             settings: the settings of the search.
             space: the search space, with a dimension for each setting.
-            plan: resolved, with the length of a whole fit in epochs.
+            plan: the plan's settings, resolved, with the length of a whole fit in epochs.
             seconds_per_epoch: seconds that an epoch of one fit takes; None if that is not known.
             notes: what differs from the plan.
         """

@@ -58,7 +58,8 @@ class TrialInputs:
     """What all trials of a search share."""
 
     plan: RunConfig
-    """Resolved; with the length of a whole fit in epochs, without folds and refit."""
+    """The plan's settings, resolved; with the length of a whole fit in epochs, without folds and
+    refit."""
     space: SearchSpace
     rungs: tuple[int, ...]
     data: IngestedData
@@ -117,8 +118,8 @@ def train_trial(trial: Trial, inputs: TrialInputs, clock: SearchClock, on_event:
     """Train a trial until it is complete, is stopped at a rung, or fails; the study records it.
 
     Args:
-        trial: entered in the study, maybe by a process that was killed.
-        inputs: shared by all trials.
+        trial: a trial that was entered in the study, maybe by a process that was killed.
+        inputs: what all trials share.
         clock: the time that the search has taken so far, and its limit.
         on_event: called with the events of its worker.
 

@@ -61,13 +61,13 @@ class TrialRecord(FrozenModel):
     """One trial as the study knows it."""
 
     number: int
-    """Counted from 0; trial 0 has the settings of the plan."""
+    """The number of the trial, counted from 0; trial 0 has the settings of the plan."""
     settings: dict[str, Value]
     """Values of the settings, by dotted key."""
     state: State
     is_plan: bool = False
     epochs: float = 0.0
-    """Trained so far."""
+    """Epochs that it has trained so far."""
     validation: float | None = None
     """Accuracy, or mAP of sets of labels: of the kept weights of a complete trial, at its last rung
     of any other."""

@@ -168,7 +168,7 @@ class Described(NamedTuple):
 
     keys: list[str]
     features_ND: Array
-    """Each of length 1."""
+    """Features of the images (N, D), each row of length 1."""
     thumbnails: Thumbnails
     sides_N: Array
     """The shorter side of each image in pixels."""
@@ -252,7 +252,7 @@ class PackageFeatures:
     Args:
         package: the model.
         name: the name of the model's version.
-        workspace: keeps what was computed.
+        workspace: the folder `.patchline`, which keeps what was computed.
     """
 
     def __init__(self, package: PackagedModel, name: str, workspace: Path) -> None:
@@ -299,7 +299,7 @@ class WeightFeatures:
 
     Args:
         weights: the file.
-        workspace: keeps what was computed.
+        workspace: the folder `.patchline`, which keeps what was computed.
     """
 
     def __init__(self, weights: WeightsAtHand, workspace: Path) -> None:
