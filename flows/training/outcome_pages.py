@@ -111,7 +111,7 @@ def entered(
         opened: the MLflow run.
         line: the stages of the run.
         context: what the earlier ones have left.
-        what: what is done with the data, in words; it ends the name of the flow run.
+        what: what is done with the data, such as `sweep`; it ends the name of the flow run.
         event: the name of the event to emit.
     """
     name = str(context.config.name)

@@ -308,7 +308,7 @@ def served_package(
     """Return the folder of a package as MLflow stores it, downloaded if necessary.
 
     Args:
-        reader: reads from the registry.
+        reader: the reader that asks the registry where the files are.
         name: the name of the registered model.
         version: the version's number.
         form: the form of the export to serve in place of the package; None for the package itself.

@@ -56,7 +56,7 @@ class _Prepared:
     introduction: bytes | None = None
     """Its introduction, once somebody has waited for it; empty if the worker died instead."""
     reading: threading.Lock = field(default_factory=threading.Lock)
-    """A lock to read its one line; of two threads that read it, one would wait for ever."""
+    """The lock for reading its one line; of two threads that read it, one would wait for ever."""
 
 
 _prepared: dict[tuple[str, str], _Prepared] | None = None

@@ -105,7 +105,7 @@ def write_views(experiment_id: str, description: str, metric: str = "accuracy") 
 
     Args:
         experiment_id: ID of the experiment that the runs belong to.
-        description: the description of the experiment, as its note.
+        description: the description to add, in Markdown, unless the experiment has one.
         metric: the main metric of its runs.
     """
     store = client()

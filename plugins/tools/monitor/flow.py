@@ -42,7 +42,8 @@ class MonitorSummary(FrozenModel):
     p_value: float
     images: int
     independent_images: int | None
-    """The number of images if, of near duplicates and of the images of a group, one counts."""
+    """The number of images that the tests take: of near duplicates and of the images of a group,
+    one counts."""
     page: str
     """Path of the page."""
 

@@ -434,7 +434,7 @@ class SweepResult(FrozenModel):
     """The name of the experiment and of the registered model."""
     study: str
     metric: str
-    """The metric that is searched for: accuracy, or mAP of sets of labels."""
+    """The metric that trials are compared by: accuracy, or mAP of sets of labels."""
     data_fingerprint: str
     images: dict[str, int]
     """The number of images, by split."""

@@ -326,7 +326,7 @@ class Server:
 
         Args:
             request: a request whose body nobody has read yet.
-            share: the memory that is reserved for the body.
+            share: the request's share of the server's memory, which holds the body.
             parse: returns what a body holds.
             kind: media type that the body is read as; None for that of the request.
 

@@ -252,7 +252,7 @@ class PackageFeatures:
     Args:
         package: the model.
         name: the name of the model's version.
-        workspace: the folder `.patchline`, which keeps what was computed.
+        workspace: the folder in which what was computed is kept.
     """
 
     def __init__(self, package: PackagedModel, name: str, workspace: Path) -> None:
@@ -299,7 +299,7 @@ class WeightFeatures:
 
     Args:
         weights: the file.
-        workspace: the folder `.patchline`, which keeps what was computed.
+        workspace: the folder in which what was computed is kept.
     """
 
     def __init__(self, weights: WeightsAtHand, workspace: Path) -> None:
