@@ -215,10 +215,10 @@ class ValueRange(FrozenModel):
     """Type of the values: `uint16`, `int16`, `int32`, `float`, …"""
 
     low: float
-    """Becomes 0, as does what is below."""
+    """The value that becomes 0, as does what is below."""
 
     high: float
-    """Becomes 255, as does what is above."""
+    """The value that becomes 255, as does what is above."""
 
     origin: str = ""
     """How the range was found."""
@@ -228,7 +228,7 @@ class PixelValues(FrozenModel):
     """What becomes of pixel values and bands that are not 8 bits of grey or RGB."""
 
     ranges: tuple[ValueRange, ...] = ()
-    """For each type of values; empty if all images have 8 bits per color."""
+    """A range for each type of values; empty if all images have 8 bits per color."""
 
     bands: tuple[int, ...] = ()
     """The bands that are used, counted from 1; empty for the colors of each image's format."""
@@ -244,19 +244,19 @@ class ImageSpec(FrozenModel):
     """The format of a model's input images, after decoding and resizing."""
 
     channels: Literal[1, 3]
-    """1 for greyscale, 3 for RGB."""
+    """The number of channels: 1 for greyscale, 3 for RGB."""
 
     height: int
-    """Pixels."""
+    """The height of an image, in pixels."""
 
     width: int
-    """Pixels."""
+    """The width of an image, in pixels."""
 
     mean: tuple[float, ...]
-    """Per channel, of the training split, on the scale 0 to 1."""
+    """The mean of each channel over the training split, on the scale 0 to 1."""
 
     std: tuple[float, ...]
-    """Per channel, of the training split, on the scale 0 to 1."""
+    """The standard deviation of each channel over the training split, on the scale 0 to 1."""
 
     resize: Literal["crop", "squash", "pad"]
     """How an image of another shape is resized: scale and crop, squash, or scale and pad."""
@@ -381,7 +381,7 @@ class Encoder(Protocol):
         """Return the tokens that the head is computed from, normalised: (B, P + N, D).
 
         Args:
-            images_BCHW: normalised.
+            images_BCHW: normalised images.
             visible_BV: numbers of the visible patches of each image, row by row from 0; only these
                 are encoded then, in this order: (B, P + V, D).
         """
@@ -395,7 +395,7 @@ class ListedImage(NamedTuple):
     """A file found by a data source; it has not been opened yet."""
 
     path: str
-    """Relative to the listing's root, with forward slashes."""
+    """The file's path, relative to the listing's root, with forward slashes."""
     label: str
     """The class name; empty for a file without a class."""
     split: Split | None = None
@@ -411,7 +411,7 @@ class LeftOutFile(NamedTuple):
     """A file that a data source found but does not use; it is named where the data is described."""
 
     path: str
-    """As in `ListedImage`; it is never opened."""
+    """The file's path, as in `ListedImage`; it is never opened."""
     reason: str
     """Why it is not used: `is a link; links in archives are not followed`."""
     status: Literal["damaged", "foreign"] = "damaged"
@@ -493,8 +493,9 @@ class DataSourcePlugin(_Described[C]):
 
     build: Callable[[C, SourceContext], DataSource]
     example: Callable[[Path], str] | None = None
-    """For the checks: write a few images of at least two classes into an empty folder, in the
-    source's format, and return the path to pass to it. None for a source that needs no path."""
+    """A function for the checks: it writes a few images of at least two classes into an empty
+    folder, in the source's format, and returns the path to pass to the source. None for a source
+    that needs no path."""
     reads_ranges: bool = False
     """Whether it opens an archive by `readable_archive` and `open_archive` alone. One on an object
     store is then read by ranges; otherwise it is downloaded first."""
@@ -548,7 +549,7 @@ class Assumptions:
     """How it mirrors images whatever the data, in words such as "HorizontalFlip in flips.yaml";
     empty if it does not, or only by a setting `horizontal_flip`."""
     changes: tuple[str, ...] = ()
-    """Others that nothing measures, in words such as "rotations of up to 90 degrees"."""
+    """Other changes, which nothing measures, in words such as "rotations of up to 90 degrees"."""
 
 
 BatchTransform: TypeAlias = "Callable[[torch.Tensor, BatchRandom], torch.Tensor]"
@@ -591,7 +592,7 @@ class ObjectiveContext:
 
     image: ImageSpec
     num_classes: int
-    """K; 0 for an objective that uses no labels."""
+    """The number of classes, K; 0 for an objective that uses no labels."""
     classification_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """The loss that `training.loss`, `training.label_smoothing` and `training.class_weights` set:
     logits (B, K) and targets to the mean loss of the images."""
@@ -623,7 +624,7 @@ class Objective(ABC):
         """Return the mean loss of the images of a batch, in float32.
 
         Args:
-            outputs: of the module.
+            outputs: the module's outputs for the batch; their first dimension is B.
             targets: class indices (B) or probabilities (B, K); without meaning for an objective
                 that uses no labels.
         """
@@ -636,7 +637,7 @@ class Objective(ABC):
         """Return pictures of what was learned, such as reconstructions of the images.
 
         Args:
-            module: what was trained, in evaluation mode.
+            module: the module that was trained, in evaluation mode.
             images_BCHW: normalised test images.
 
         Returns:
@@ -686,7 +687,7 @@ class StoreContext:
     """The address for building a store."""
 
     address: Address
-    """Keys of the store are relative to it."""
+    """The address that keys of the store are relative to."""
     patience_seconds: float | None = None
     """How long a request that fails is repeated; None leaves it to the store."""
 
@@ -731,11 +732,11 @@ class WorkRequest:
     """What `patchline schedule create` was given for a tool's work."""
 
     value: str
-    """Of the flag."""
+    """The value of the flag."""
     images: Path | None
     out: Path | None
     columns: Mapping[str, Any]
-    """Of a table of images, as the settings of a run name them: `label_column`."""
+    """Columns of a table of images, by the name of their setting, such as `label_column`."""
 
 
 @dataclass(frozen=True)
@@ -747,7 +748,7 @@ class ToolWork:
     flag: str
     """`--monitor`; it takes a value."""
     help: str
-    """Of the flag."""
+    """The help text of the flag."""
     parameters: str
     """`package.module:function`, which checks a `WorkRequest` and returns the flow's parameters as
     JSON."""
@@ -756,7 +757,7 @@ class ToolWork:
     description: str
     """What it does, with the flow's parameters: `compares {data} with {model}`."""
     formerly: tuple[str, ...] = ()
-    """Where the flow was before, as `package.module:function`; earlier schedules name it so."""
+    """Earlier places of the flow, as `package.module:function`; earlier schedules name it so."""
 
 
 @dataclass(frozen=True)
@@ -764,7 +765,7 @@ class ToolEvent:
     """An event that a tool tells, and that notifications can name."""
 
     name: str
-    """`patchline.drift.detected`."""
+    """The event's name, such as `patchline.drift.detected`."""
     when: str
     """What has just happened."""
     resource: str
@@ -792,9 +793,9 @@ class ToolService:
     flag: str
     """`--serve`; it takes a value. `patchline up --json` has the address as `serve_url`."""
     help: str
-    """Of the flag."""
+    """The help text of the flag."""
     port_help: str
-    """Of the flag with the first port to try, `--serve-port`."""
+    """The help text of the flag that sets the first port to try, `--serve-port`."""
     program: str
     """`package.module:function`, called with the flag's value and a port in a process of its own,
     which is started again when it ends or no longer answers; it serves on 127.0.0.1."""

@@ -124,11 +124,11 @@ def rehearse(
     as a model that cannot be exported, raises the same exception as in `run`.
 
     Args:
-        data: as for `run`.
-        preset: as for `run`.
+        data: the data, as for `run`.
+        preset: the preset that plans the settings, as for `run`.
         config: YAML file with settings.
-        plugin_files: as for `run`.
-        settings: as for `run`.
+        plugin_files: Python files that each hold a plugin, as for `run`.
+        settings: the run's settings, as for `run`.
 
     Raises:
         ConfigError: for a setting that is unknown or has a bad value.
@@ -156,13 +156,13 @@ def inspect_data(
     """Report on the data alone, as `patchline data inspect` does; nothing is trained.
 
     Args:
-        data: as for `run`.
+        data: the data, as for `run`.
         check_labels: registered model, such as `flowers`, that searches for likely label errors.
         preset: also plan a training run: quick, balanced or best; the plan is in the page and in
             `plan`.
         out: folder for the page and the table of findings, by default below .patchline/inspections.
         config: YAML file with settings.
-        settings: as for `run`, such as `data={"exclude": "findings.csv"}`.
+        settings: the run's settings, as for `run`, such as `data={"exclude": "findings.csv"}`.
 
     Raises:
         ConfigError: for a setting that is unknown or has a bad value.
@@ -219,7 +219,7 @@ def evaluate(
             all images.
         seen_images: evaluate also on images used for training or model selection.
         common_classes: leave out images of classes that the model does not know.
-        columns: those of a table that cannot be guessed, such as `{"label_column": "species"}`.
+        columns: columns of a table that cannot be guessed, such as `{"label_column": "species"}`.
         evaluation: settings of the report, those of the section `evaluation` of a run.
 
     Raises:
@@ -302,7 +302,7 @@ def promote(
 
     Args:
         name: the registered model.
-        version: which version; by default the challenger, which is the newest one.
+        version: the version to promote; by default the challenger, which is the newest one.
         config: YAML file whose section `promotion` holds the gates; by default those of the
             version's own run.
         force: promote although a gate fails; the history shows it, with the reason.
@@ -331,7 +331,7 @@ def models(name: str | None = None) -> pd.DataFrame:
     A table, because a notebook shows, sorts and filters it.
 
     Args:
-        name: one model only.
+        name: the registered model to list; by default all models.
 
     Returns:
         One row for each version, with the index `name` and `version`, the columns `aliases`,

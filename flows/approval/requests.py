@@ -43,12 +43,12 @@ class ApprovalRequest:
 
     flow_run_id: UUID
     name: str
-    """Of the registered model."""
+    """The name of the registered model."""
     version: str
     hours: float
-    """Until it expires."""
+    """Hours until the request expires."""
     state: str
-    """Of the flow run, such as `Suspended`."""
+    """The state of the flow run, such as `Suspended`."""
     kind: StateType
     message: str
     since: dt.datetime

@@ -27,8 +27,8 @@ class Command:
     words: str
     """What is typed behind `patchline`: `run`, `schedule run-now`."""
     path: str
-    """Where its function is: `module:function`, with the module in this folder unless it belongs
-    to a tool."""
+    """The place of its function: `module:function`, with the module in this folder unless it
+    belongs to a tool."""
     help: str
     """What its function's docstring says before the parameters."""
     composed: bool = False
@@ -40,7 +40,7 @@ class Command:
     group: str = "Extend"
     """The heading in `patchline --help`, one of `HEADINGS`."""
     tool: Tool | None = None
-    """Which tool it belongs to."""
+    """The tool that it belongs to; None for Patchline's own commands."""
 
     @property
     def import_path(self) -> str:

@@ -62,7 +62,7 @@ def version_judge(
 
     Args:
         model: names the version, as the command's MODEL does.
-        workspace: where decoded images are cached.
+        workspace: the folder in which decoded images are cached.
         on_progress: called while images are decoded and predicted.
 
     Raises:

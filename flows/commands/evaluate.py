@@ -109,8 +109,8 @@ def evaluate_model(
     Args:
         model: names the model, as the command's MODEL does.
         data: names the images, as the command's DATA does.
-        choices: which images, and what the report shows.
-        columns: of a table, as the settings of a run name them: `label_column`.
+        choices: which images are evaluated, and what the report shows.
+        columns: columns of a table of images, by the name of their setting, such as `label_column`.
 
     Returns:
         The evaluation, and the MLflow run that holds it.

@@ -189,7 +189,8 @@ def _package(reference: ModelReference, coverage: float | None) -> PackagedModel
 
     Args:
         reference: the version.
-        coverage: that sets are asked for; None for the package's own.
+        coverage: the coverage asked of sets of classes, between 0 and 1; None for the package's
+            own.
     """
     from patchline.pipeline.evaluation.metrics.label_calibration import (
         LabelCalibration,

@@ -53,7 +53,7 @@ def with_weights(config: RunConfig, ask: Callable[[str], str] | None = None) -> 
     """Return the config with the weights to download, if a person wants that.
 
     Args:
-        config: of a new run.
+        config: the settings of a new run.
         ask: asks a question and returns the answer; by default on the terminal, if the command has
             no other input or output.
     """
@@ -191,8 +191,8 @@ def composed(
     """Return the class of the settings that can be set for these arguments, preset and file.
 
     Args:
-        arguments: of the command.
-        sections: of a run's settings, those that the command has; by default all.
+        arguments: the command's arguments.
+        sections: the sections of a run's settings that the command has; by default all.
     """
     named_file = value_of_flag(arguments, "--config")
     named_preset = value_of_flag(arguments, "--preset")
@@ -232,8 +232,8 @@ def check_alone(arguments: list[str], what: str, but: str = "") -> None:
     """Refuse arguments that have no meaning beside `--resume`.
 
     Args:
-        arguments: of the command.
-        what: is resumed, such as a run.
+        arguments: the command's arguments.
+        what: the kind of work that is resumed, such as `run`.
         but: the flag of a setting that may change; empty for none.
 
     Raises:

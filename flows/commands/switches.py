@@ -59,8 +59,8 @@ def terminal_lines(template: str, package: str, /, **values: Any) -> list[str]:
 
     Args:
         template: the file's name.
-        package: beside whose modules the file is.
-        values: of the template.
+        package: the package whose folder holds the file.
+        values: values that the template shows, by name.
     """
     return _environment(package).get_template(template).render(**values).splitlines()
 

@@ -48,7 +48,7 @@ class Notification(FrozenModel):
 
     name: str
     events: tuple[str, ...]
-    """Without the prefix `patchline.`."""
+    """Names of the events, without the prefix `patchline.`."""
     webhook: str | None
     """Scheme and host of the URL; none if its block was deleted in the Prefect UI."""
     enabled: bool
@@ -143,7 +143,7 @@ def create(name: str, webhook: str, on: Sequence[str] | None) -> Notification:
     """Create a notification, or update the one with this name.
 
     Args:
-        name: of the notification.
+        name: the name of the notification, new or existing.
         webhook: the URL that receives the POST.
         on: event names, with or without `patchline.`; none means the default events.
 

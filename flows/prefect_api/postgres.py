@@ -45,11 +45,11 @@ class Database:
     """The address of a database."""
 
     place: str
-    """USER@HOST:PORT/NAME."""
+    """The database's place, as USER@HOST:PORT/NAME."""
     parameters: Mapping[str, str]
-    """Of the connection, such as `sslmode`; `host` is the folder of a socket."""
+    """Parameters of the connection, such as `sslmode`; `host` is the folder of a socket."""
     password: str | None = field(default=None, repr=False)
-    """Only if the address contained one."""
+    """The password in the address; None if it contained none."""
 
     @property
     def address(self) -> str:
@@ -93,7 +93,7 @@ def database(address: str, named_by: str = "--database") -> Database:
     """Return the database that a user's address names.
 
     Args:
-        address: as the user gave it.
+        address: the address as the user gave it.
         named_by: what contained it, for errors.
 
     Raises:
@@ -155,7 +155,8 @@ def one_at_a_time(address: str) -> Iterator[None]:
     """Prevent other servers from creating or migrating tables while the block runs.
 
     Args:
-        address: of MLflow's or Prefect's driver; nothing happens for other kinds of databases.
+        address: the database's address, with MLflow's or Prefect's driver; nothing happens for
+            other kinds of databases.
 
     Raises:
         OrchestrationError: if the server does not answer or refuses.

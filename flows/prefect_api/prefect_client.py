@@ -79,9 +79,9 @@ def flow_runs(
     """Return all flow runs that match a filter.
 
     Args:
-        client: of the server.
+        client: a client of the Prefect server.
         filters: the filter as in Prefect's API, such as `{"state": {"type": {"any_": []}}}`.
-        sort: their order.
+        sort: the order of the flow runs.
     """
     chosen = FlowRunFilter.model_validate(filters)
     return all_pages(

@@ -67,9 +67,9 @@ def serve(
     """Serve until a signal arrives.
 
     Args:
-        port: to listen on.
+        port: the port to listen on.
         secret: what clients authenticate with.
-        log_level: of the server's own log.
+        log_level: the level of the server's own log.
         home: the first page; none without a UI.
         listening: a socket that already listens on the port.
 

@@ -80,8 +80,8 @@ def checked(section: type[_Section], given: Mapping[str, Any], name: str = "") -
     """Return a section of settings.
 
     Args:
-        section: its class.
-        given: what the caller sets.
+        section: the class of the section.
+        given: the settings as the caller gave them.
         name: stands in front of a setting that is wrong.
 
     Raises:
@@ -206,8 +206,8 @@ def check_sections(settings: Mapping[str, Any], names: Iterable[str]) -> None:
     """Refuse a value where a group of settings is wanted.
 
     Args:
-        settings: as given.
-        names: of all settings and groups.
+        settings: the settings as the caller gave them.
+        names: names of all settings and groups at the top level.
     """
     groups = {name: settings.get(name) for name in set(names) - {"name", "seed"}}
     model = groups["model"]
@@ -250,8 +250,8 @@ def new_run(
     """Return the config of a new run.
 
     Args:
-        data: as on the command line; None for the default.
-        settings: sections as dicts.
+        data: the data, named as on the command line; None for the default.
+        settings: the run's settings, with sections as dicts.
         preset: name of a preset.
         config: YAML file with settings, weaker than `settings`.
 

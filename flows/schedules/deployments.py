@@ -89,15 +89,17 @@ def deploy(
 
     Args:
         flow: a flow at the top level of an importable module.
-        name: unique in this folder among deployments of the same kind.
-        parameters: of the flow, as JSON.
-        schedule: when it runs, if by time.
+        name: a name that is unique in this folder among deployments of the same kind.
+        parameters: the flow's parameters, as JSON can hold them.
+        schedule: the times at which it runs; None if it is not started by time.
         triggers: events that start it.
-        labels: at least `patchline.kind`; the folder and the name are added.
-        description: for the deployment's page, in markdown.
+        labels: the deployment's labels, at least `patchline.kind`; the folder and the name are
+            added.
+        description: text for the deployment's page, in Markdown.
         concurrency: what happens to a run that is due while another is active.
         paused: whether it starts no runs by itself until it is resumed.
-        work_pool: whose workers execute its runs; without it, the runner of this folder.
+        work_pool: the work pool whose workers execute its runs; without it, the runner of this
+            folder.
 
     Raises:
         ConfigError: if a deployment of another kind has this name.
@@ -192,9 +194,9 @@ def start(
 
     Args:
         deployment_id: the deployment.
-        parameters: override those of the deployment.
+        parameters: parameters of the flow, which override those of the deployment.
         idempotency_key: a second call with the same key returns the first run's id.
-        name: of the flow run; by default Prefect generates one.
+        name: the name of the flow run; by default Prefect generates one.
 
     Raises:
         OrchestrationError: if there is no such deployment, or it refuses the parameters.
@@ -445,7 +447,7 @@ def retry_when_due(
     """Restart an ended flow run once its pause is over.
 
     Args:
-        client: of the Prefect server.
+        client: a client of the Prefect server.
         flow_run_id: the flow run.
         is_retryable: tells which final states are retried.
         now: the current time, if not this machine's.

@@ -36,8 +36,8 @@ class Times:
     cron: str | None
     interval: dt.timedelta | None
     timezone: str
-    """That of the cron expression; UTC for an interval, whose days have 24 hours: in another zone,
-    a scheduler counts its days on the calendar, where one has 23 hours and one 25."""
+    """The time zone of the cron expression; UTC for an interval, whose days have 24 hours: in
+    another zone, a scheduler counts its days on the calendar, where one has 23 hours and one 25."""
 
     @property
     def words(self) -> str:

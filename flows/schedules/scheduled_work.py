@@ -81,9 +81,10 @@ def scheduled_work(
     """Return the work that the options ask for, after checking all of it.
 
     Args:
-        options: of the command.
+        options: the command's options.
         tool_work: what the flags of tools ask for, each with the flag's value.
-        columns: of a table of images for a tool, as the settings of a run name them.
+        columns: columns of a table of images for a tool, by the name of their setting, such as
+            `label_column`.
 
     Raises:
         ConfigError: if an option is missing or excluded by another, or the config file is wrong.
@@ -202,7 +203,7 @@ class ScheduleSummary(FrozenModel):
     trigger: str
     """A cron expression, an interval such as `every 20m`, or another trigger in words."""
     timezone: str | None
-    """That of a cron expression."""
+    """The time zone of a cron expression; None for other triggers."""
     paused: bool
     next: str | None
     """When it runs next, in this machine's time zone; ISO 8601. None while it is paused."""
@@ -229,8 +230,8 @@ def work_words(kind: str, parameters: Mapping[str, Any], watched: object = None)
     """Return in words what a schedule does.
 
     Args:
-        kind: of the schedule.
-        parameters: of its flow.
+        kind: the kind of schedule, such as `train`, `predict` or `watch`.
+        parameters: the parameters of the schedule's flow.
         watched: the folder of a watch.
     """
     if kind == "predict":

@@ -59,7 +59,7 @@ def environment(store: str) -> dict[str, str]:
     Hosts that another server may be called by, for example, would make ours refuse its clients.
 
     Args:
-        store: what it serves.
+        store: URI of the tracking store that the server serves.
     """
     kept = {
         name: value

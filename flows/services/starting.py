@@ -73,7 +73,7 @@ def start(
 
     Args:
         folder: the working directory of the servers.
-        options: ports and runs.
+        options: the ports of the servers, and the number of concurrent runs.
         say: called with a line for each step.
         flags: the stores of a team that the command line names, if any.
         config: a YAML file that names them, if any.

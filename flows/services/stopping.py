@@ -94,7 +94,7 @@ def stop(folder: Path, supervisor: Supervised, *, now: bool, say: Say) -> int:
 
     Args:
         folder: the working directory of the servers.
-        supervisor: of the servers that run there.
+        supervisor: the supervisor of the servers in that folder.
         now: stop the runs with a signal instead of waiting for them.
         say: called with a line now and then.
 

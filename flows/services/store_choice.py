@@ -30,7 +30,7 @@ def chosen(folder: Path, flags: TeamStores, config: Path | None) -> tuple[TeamSt
 
     Args:
         folder: the working directory of the servers.
-        flags: what the command line says.
+        flags: the stores that the command line names.
         config: a YAML file with the same settings.
 
     Raises:
@@ -134,7 +134,7 @@ def check(place: str) -> None:
     """Write a small object to the place, read it and delete it.
 
     Args:
-        place: s3://bucket/prefix.
+        place: an address such as s3://bucket/prefix.
 
     Raises:
         OrchestrationError: if that is not possible, with the reason.

@@ -50,7 +50,7 @@ class DryRun:
 
     data: IngestedData
     config: RunConfig
-    """Resolved."""
+    """The run's settings, resolved."""
     plan: Plan | None
     """None with the preset none."""
     context: Context
@@ -63,7 +63,7 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     The stages and their notes are displayed.
 
     Args:
-        config: of the run, not resolved.
+        config: the run's settings, not resolved.
         workspace: the folder `.patchline`; the split is not remembered in it.
 
     Raises:
@@ -93,9 +93,9 @@ class Rehearsal(FrozenModel):
 
     seconds: float
     run_seconds: float
-    """Estimated from the measured speeds."""
+    """Seconds that the run would take, estimated from the measured speeds."""
     training_seconds: float
-    """Of these, for training and its validation."""
+    """The part of `run_seconds` for training and its validation."""
 
     def verdict(self) -> str:
         """Return the result as a sentence."""
@@ -110,7 +110,7 @@ def rehearse(config: RunConfig) -> Rehearsal:
     """Go through all stages up to the registration with two batches, and register nothing.
 
     Args:
-        config: of the run to rehearse.
+        config: the settings of the run to rehearse.
 
     Raises:
         PipelineError: what would end the run.

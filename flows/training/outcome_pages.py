@@ -111,8 +111,8 @@ def entered(
         opened: the MLflow run.
         line: the stages of the run.
         context: what the earlier ones have left.
-        what: is done with the data, for the name of the flow run.
-        event: to emit.
+        what: what is done with the data, such as `sweep`; it ends the name of the flow run.
+        event: the name of the event to emit.
     """
     name = str(context.config.name)
     with opened as run:
@@ -229,8 +229,8 @@ def announce(context: Context, result: FrozenModel) -> str:
     """Emit that a version was registered, or what was decided about it.
 
     Args:
-        context: of the run that registers it.
-        result: of a stage; that of any other says nothing.
+        context: the context of the run that registers the version.
+        result: the result of a stage; of most stages, nothing is emitted.
 
     Returns:
         The approval that was requested; empty without one.
@@ -250,9 +250,9 @@ def tell_failure(context: Context, error: BaseException, command: str) -> None:
     """Emit that a run failed or was killed, and say how it can be resumed.
 
     Args:
-        context: of the run.
-        error: that ended it.
-        command: that resumes runs of its kind, such as `patchline run`.
+        context: the context of the run.
+        error: the exception that ended the run.
+        command: the command that resumes runs of its kind, such as `patchline run`.
     """
     if isinstance(error, TakenOverError):
         return  # the run continues in another process

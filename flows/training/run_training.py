@@ -58,7 +58,7 @@ def begin(
     """Check a new run, and call its flow, before which its worker is started.
 
     Args:
-        config: of the run.
+        config: the settings of the new run.
         call_flow: imports the flow while the server starts, and calls it.
         check: refuses further settings.
 
@@ -87,7 +87,7 @@ def resume_training(reference: str, processes: int | None = None) -> RunSummary:
 
     Args:
         reference: the MLflow run's id, the first characters of the id, its name, or `last`.
-        processes: that train together; None for as many as before.
+        processes: the number of processes that train together; None for as many as before.
 
     Raises:
         ConfigError: if there is no such run, or it cannot be continued.

@@ -43,7 +43,7 @@ def watched_slots(tags: Iterable[str]) -> Periodic:
     """Say within the context, now and then, what the task waits for, until it has begun.
 
     Args:
-        tags: of the task; without one, it waits for nothing.
+        tags: the task's tags; without one, it waits for nothing.
 
     Returns:
         A context with an event to set when the task begins.

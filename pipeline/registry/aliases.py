@@ -99,9 +99,9 @@ class AliasChange(FrozenModel):
     """The version that it points to now; none if it was removed."""
     action: Action
     reason: str
-    """In one sentence."""
+    """The reason for the change, in one sentence."""
     at: str
-    """ISO 8601, UTC."""
+    """The time of the change: ISO 8601, UTC."""
     gates: dict[str, bool | None] = Field(default_factory=dict)
     """The gates that were evaluated, and whether each passed; None if it had nothing to check."""
     artifact: str | None = None
@@ -190,7 +190,7 @@ def change_alias(
 
     Args:
         store: the registry.
-        name: of the registered model.
+        name: the name of the registered model.
         proposal: what to change, and why.
         still_held: raises an error if the lock was lost.
 
@@ -310,7 +310,7 @@ def machine_lock(name: str, on_note: Callable[[str], None] = lambda _: None) -> 
     """Hold the lock of a registered model among the processes of this machine.
 
     Args:
-        name: of the registered model.
+        name: the name of the registered model.
         on_note: called with a sentence if another process holds the lock.
 
     Raises:

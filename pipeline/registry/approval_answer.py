@@ -96,9 +96,9 @@ class Note(FrozenModel):
     """Who answered."""
     reason: str = ""
     flow_run_id: str = ""
-    """Of the Prefect flow run that waits for the answer."""
+    """ID of the Prefect flow run that waits for the answer."""
     at: str
-    """ISO 8601, UTC."""
+    """The time of this state: ISO 8601, UTC."""
 
 
 def note(

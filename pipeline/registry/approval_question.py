@@ -26,7 +26,7 @@ class Question(FrozenModel):
     """Everything that a person needs to decide whether a version becomes champion."""
 
     name: str
-    """Of the registered model."""
+    """The name of the registered model."""
     version: str
     champion: str | None
     """The version that is champion now; none if there is none."""
@@ -34,9 +34,9 @@ class Question(FrozenModel):
     provenance: ProvenanceSummary
     """Whether all images that the version has seen are recorded."""
     comparison: AnyComparison | None
-    """With the champion; none if there is none."""
+    """The comparison with the champion; none if there is none."""
     metrics: dict[str, float]
-    """From the version's own test report: `test/accuracy` and the like."""
+    """Metrics of the version's own test report, by name: `test/accuracy` and the like."""
     champion_metrics: dict[str, float]
     run_page: str | None
     """Address of the version's run in MLflow; none if the run was deleted."""

@@ -42,11 +42,11 @@ class GateEvaluation:
 
     gates: list[GateResult]
     comparison: AnyComparison | None = None
-    """With the champion; none if there is no other version that is champion."""
+    """The comparison with the champion; none if there is no other version that is champion."""
     pixels_of: Pixels | None = None
     """Reads the image in a row of the comparison; returns none if it is gone."""
     run_id: str | None = None
-    """Of the version."""
+    """ID of the run that registered the version; None if it has none."""
     provenance: ProvenanceSummary = UNKNOWN
     """Whether all images that the version has seen are recorded."""
 

@@ -78,7 +78,7 @@ def package_folder(reference: ModelReference, into: Path | None = None) -> Path:
     """Return the folder of a package as MLflow stores it, downloaded if necessary.
 
     Args:
-        reference: of the version.
+        reference: the version whose package is returned.
         into: an existing folder for a download; by default a new one in the temporary directory,
             which is removed when this process ends.
 
@@ -114,7 +114,7 @@ def export_folder(reference: ModelReference, export: str, into: str) -> Path:
     """Return the folder of an export of a version, downloaded from its run.
 
     Args:
-        reference: of the version.
+        reference: the version that was exported.
         export: folder among the artifacts of the version's run.
         into: an existing folder.
 

@@ -65,7 +65,7 @@ class Request:
     only_first: bool = False
     """Promote only the first champion of a model, as a run does unless `automatic` is set."""
     answer: ApprovalAnswer | None = None
-    """Of the approver; a rejection is recorded like a failed gate."""
+    """The approver's answer; a rejection is recorded like a failed gate."""
     answered_against: str | None = None
     """The champion that the approver saw; an approval holds against no other one."""
 
@@ -316,9 +316,9 @@ def _upload(store: MlflowClient, run_id: str | None, folder: Path, place: str) -
 
     Args:
         store: the registry.
-        run_id: of the version.
-        folder: of the files.
-        place: among the run's artifacts; a repeated comparison replaces the files there.
+        run_id: ID of the version's run; None if it has none.
+        folder: the folder that holds the files.
+        place: the path among the run's artifacts; a repeated comparison replaces the files there.
 
     Returns:
         The URI of the files; none if the run was deleted.

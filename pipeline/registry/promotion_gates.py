@@ -39,8 +39,8 @@ def provenance_gate(name: str, provenance: ProvenanceSummary) -> GateResult:
     Its value is the number of files and models among the ancestors whose images are unknown.
 
     Args:
-        name: of the version, for the sentence.
-        provenance: of its package.
+        name: the version's name, for the sentence.
+        provenance: the provenance recorded in its package.
     """
     return GateResult(
         name=PROVENANCE,
@@ -58,7 +58,7 @@ def absolute_gates(
 
     Args:
         config: holds the limits.
-        metrics: from the version's own test report, without the prefix `test/`.
+        metrics: metrics of the version's own test report, by name without the prefix `test/`.
         caveat: why they may be wrong; empty if nothing is known against them.
     """
     limits = [

@@ -74,11 +74,11 @@ class VersionSummary(FrozenModel):
     taught_by: str
     """The teacher whose predictions it was trained towards; empty without one."""
     commit: str
-    """Of Patchline's source, when the version was registered."""
+    """The commit of Patchline's source when the version was registered."""
     flow_run_id: str
-    """Of the Prefect flow that made it."""
+    """ID of the Prefect flow run that made it."""
     created_at: str
-    """ISO 8601, UTC."""
+    """The time at which the version was registered: ISO 8601, UTC."""
     decision: dict[str, Any] | None
     """The latest decision on whether the version becomes champion."""
     approval: dict[str, Any] | None = None
@@ -91,7 +91,7 @@ class ModelSummary(FrozenModel):
     name: str
     versions: tuple[VersionSummary, ...]
     history: tuple[AliasChange, ...]
-    """Oldest first."""
+    """Changes of the model's aliases, the oldest first."""
 
 
 class ModelReference(NamedTuple):
@@ -100,7 +100,7 @@ class ModelReference(NamedTuple):
     name: str
     version: str
     source: str
-    """Where the package is: a `models:/m-…` URI."""
+    """URI of the package: `models:/m-…`."""
 
 
 GIVEN: dict[str, str] = {SINGLE_LABEL: "one label", MULTI_LABEL: "any number of labels"}
@@ -382,7 +382,7 @@ def _decision(tags: Mapping[str, str], promotion: AliasChange | None) -> dict[st
     The record follows the change of the alias, so a process may have been killed between the two.
 
     Args:
-        tags: of the version.
+        tags: the version's tags.
         promotion: the latest change that made it champion by a decision.
     """
     record = _record(tags, DECISION_RECORD)

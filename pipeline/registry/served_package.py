@@ -308,10 +308,10 @@ def served_package(
     """Return the folder of a package as MLflow stores it, downloaded if necessary.
 
     Args:
-        reader: of the registry.
-        name: of the model.
-        version: of the model.
-        form: of an export that is served in the place of the package.
+        reader: the reader that asks the registry where the files are.
+        name: the name of the registered model.
+        version: the version's number.
+        form: the form of the export to serve in place of the package; None for the package itself.
 
     Raises:
         MissingExportError: if the version has no such export.

@@ -19,7 +19,7 @@ def models_text(models: Sequence[ModelSummary], *, details: bool) -> str:
     """Return the versions of models, a line each.
 
     Args:
-        models: what to list.
+        models: the models to list.
         details: whether to add the origin of each version and the history of the aliases.
     """
     return render_markdown(

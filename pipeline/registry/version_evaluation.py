@@ -113,10 +113,10 @@ def choose_images(
     """Read the data and choose the images; only a data source may write files.
 
     Args:
-        reference: of the version.
+        reference: the version to evaluate.
         config: its section `data` names the source.
-        choices: which images.
-        workspace: where a data source may write.
+        choices: the user's choice of images, such as a split.
+        workspace: the folder in which a data source may write.
         on_progress: called as the data is read.
 
     Raises:
@@ -142,8 +142,8 @@ def with_task(
 
     Args:
         config: its section `data` names the source.
-        reference: of the version.
-        task: of the version; None if it is not known yet.
+        reference: the version that the data are for.
+        task: the version's task; None if it is not known yet.
 
     Raises:
         ConfigError: if the settings ask for another task.
@@ -170,8 +170,8 @@ def evaluate_version(
 
     Args:
         chosen: the version and its images.
-        choices: include the settings of the report.
-        workspace: where decoded images are cached.
+        choices: the user's choices, which include the settings of the report.
+        workspace: the folder in which decoded images are cached.
         folder: receives the report, its charts and the predictions.
         on_progress: called as each stage advances.
     """
@@ -237,9 +237,9 @@ def select(
 
     Args:
         data: all images of the source.
-        records: of the version.
-        classes: of the model.
-        choices: of the user.
+        records: the version's records.
+        classes: the model's classes.
+        choices: the user's choice of images, such as a split.
 
     Raises:
         DataError: if no image is left, or classes differ.
@@ -347,7 +347,7 @@ def prepared_images(
         package: the packaged model.
         rows: usable images of a manifest.
         root: the folder or archive that their paths are relative to.
-        workspace: where decoded images are cached.
+        workspace: the folder in which decoded images are cached.
         on_progress: called as they are decoded.
     """
     spec = package.image

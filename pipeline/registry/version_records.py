@@ -44,12 +44,12 @@ class VersionRecords:
     reference: ModelReference
     run_id: str
     metrics: dict[str, float]
-    """From the version's own test report, without the prefix `test/`."""
+    """Metrics of the version's own test report, by name without the prefix `test/`."""
     manifest: pd.DataFrame | None
-    """Of the data used for training, model selection and testing; None if its run is gone."""
+    """Rows of the data used for training, model selection and testing; None if its run is gone."""
     predictions: pd.DataFrame
-    """Columns sha256 and probabilities, in the package's class order; empty if they were never
-    compared with those of the package, which predicts the images again then."""
+    """Recorded predictions: columns sha256 and probabilities, in the package's class order; empty
+    if they were never compared with those of the package, which predicts the images again then."""
     root: Path | None
     """The folder or archive that the manifest's paths are relative to; none if it is gone."""
 
@@ -195,8 +195,8 @@ def load_or_predict(
     """Return a version's probabilities: recorded ones, or computed now by its package.
 
     Args:
-        records: of the version.
-        images: columns path and sha256.
+        records: the version's records.
+        images: a table of the images with the columns path and sha256.
         root: what the paths are relative to; none if the images are gone.
         classes: the order of the returned columns.
         on_progress: called with the number of images predicted, and the number to predict.
@@ -230,7 +230,7 @@ def image_reader(
     """Return a function that reads the image in a row; it returns none if the image is gone.
 
     Args:
-        images: columns path and sha256.
+        images: a table of the images with the columns path and sha256.
         root: what the paths are relative to; none if the images are gone.
         mapping: what becomes of values that are not of 8 bits.
     """
@@ -257,11 +257,12 @@ def _table(
     """Return the table in a folder of a run's artifacts; None if there is none.
 
     Args:
-        store: of the run.
-        run_id: of the run.
-        folder: of the artifacts.
+        store: the client of the tracking store that has the run.
+        run_id: ID of the run.
+        folder: a folder among the run's artifacts.
         into: receives the file.
-        sha256: of the file if it is the one that counts; nothing else is returned then.
+        sha256: the SHA-256 that the file has to have, otherwise None is returned; None accepts any
+            file.
     """
     files = [item.path for item in store.list_artifacts(run_id, folder)]
     tables = [path for path in files if path.endswith(".parquet")]

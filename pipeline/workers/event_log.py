@@ -30,7 +30,7 @@ class EventWriter:
     """Append events to a file, one whole line at a time.
 
     Attributes:
-        folder: of the file, which is that of the worker.
+        folder: the folder that holds the file; it is the worker's.
     """
 
     def __init__(self, file: Path, *, progress_interval_seconds: float = 0.5) -> None:
@@ -58,11 +58,11 @@ class EventWriter:
         """Append a progress event, unless the last one is less than half a second old.
 
         Args:
-            done: units of work that are done.
-            total: all units.
-            unit: what they are.
+            done: the number of units that are done.
+            total: the number of all units.
+            unit: the name of the units, for messages.
             details: returns further values; called only if the event is written.
-            values: further values.
+            values: further values of the event, by name.
         """
         now = time.monotonic()
         if done >= total or now - self._last_progress >= self._interval:

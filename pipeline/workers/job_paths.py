@@ -20,7 +20,7 @@ class JobPaths(NamedTuple):
     files: tuple[Path, ...]
     """Files and folders that the worker reads, if they exist, or writes."""
     same_place: tuple[Path, ...]
-    """Of data that every machine has at the same path."""
+    """Paths of data that every machine has at the same path."""
 
 
 def paths_of(job: BaseModel) -> JobPaths:

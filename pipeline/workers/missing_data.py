@@ -35,11 +35,12 @@ class BucketArchive(FrozenModel):
     """An uncompressed archive: an object, or what a compressed one holds."""
 
     file: str
-    """Where it is read."""
+    """The path where it is read."""
     object: str
-    """Where the object is downloaded, or a placeholder stands for it; the same if it is read."""
+    """The path where the object is downloaded, or a placeholder stands for it; the same as `file`
+    if the object itself is read."""
     bytes: int
-    """Of the object."""
+    """The size of the object, in bytes."""
     e_tag: str
 
 
@@ -89,8 +90,8 @@ def make(made: MadeArchive, paths: Collection[str] = ()) -> None:
 
     Args:
         made: what the machine of the run has made, with paths of this one.
-        paths: of the images that are read, absolute or relative to the archive; of shards, only
-            those that hold one are there afterwards. Without any, all are.
+        paths: paths of the images that are read, absolute or relative to the archive; of shards,
+            only those that hold one are there afterwards. Without any, all are.
 
     Raises:
         StorageError: if an object has changed, the store does not answer, or the disk is full.
@@ -125,7 +126,7 @@ def _decompress(file: Path, tar: Path) -> None:
     """Download a compressed tar and decompress it, unless this machine has done so before.
 
     Args:
-        file: where the object is downloaded; it is removed afterwards.
+        file: the path where the object is downloaded; it is removed afterwards.
         tar: the result, named after the digest of the object.
 
     Raises:
@@ -173,7 +174,7 @@ def stays_here(root: Path, paths: Iterable[str]) -> bool:
 
     Args:
         root: the folder or archive that the paths are relative to.
-        paths: of the images.
+        paths: paths of the images, absolute or relative to `root`.
     """
     root = root.absolute()
     if worker_start.current_launcher().shares_workspace() or not _is_only_here(root, paths):

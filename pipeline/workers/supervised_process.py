@@ -199,7 +199,7 @@ def remember_workspace(folder: Path) -> None:
     """Remember which workspace a path leads to now, if it leads to one.
 
     Args:
-        folder: that holds the workspace.
+        folder: the folder that holds the workspace.
     """
     if (identity := _identity(folder)) is not None:
         _served[folder] = identity
@@ -260,7 +260,7 @@ def beat(folder: Path, name: str) -> None:
 
     Args:
         folder: the working directory of the services.
-        name: of the process.
+        name: the name of this process.
     """
     if not is_workspace_there(folder):
         return

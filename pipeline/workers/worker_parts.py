@@ -48,7 +48,7 @@ def number_of_parts(rows: int, fewest: int) -> int:
 
     Args:
         rows: number of rows, such as images.
-        fewest: rows of a part.
+        fewest: the smallest number of rows in a part.
     """
     slots = worker_start.current_launcher().slots(_ALONE)
     return 1 if slots == 1 else max(1, min(_PARTS_FOR_EACH * slots, rows // fewest))
@@ -69,7 +69,7 @@ def map_rows(
     Args:
         worker: reads its rows from `ROWS_FILE`, and writes into its folder.
         rows: what JSON can hold.
-        parts: into how many ranges they are divided.
+        parts: the number of parts that the rows are divided into.
         job_of: returns the job of a part, given its folder and its rows.
         on_done: called with the number of rows that are done.
 

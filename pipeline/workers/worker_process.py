@@ -101,7 +101,7 @@ class WorkerFolder:
     """The folder through which the run and a worker talk: its job, its events and its result.
 
     Args:
-        folder: of the worker.
+        folder: the worker's folder; it is made if necessary.
         job: what to do; it is written, once no worker of an earlier attempt is left.
     """
 
@@ -127,7 +127,7 @@ class WorkerFolder:
         """Return the result of a worker once nothing is left of it.
 
         Args:
-            code: with which the worker has ended.
+            code: the worker's exit code.
             worker: what was started.
 
         Raises:
@@ -150,9 +150,9 @@ class Worker(Generic[Job, Result]):
     module: str
     """Run as `python -P -m MODULE FOLDER`."""
     job_class: type[Job]
-    """Of `job.json`."""
+    """The class of the job in `job.json`."""
     result_class: type[Result]
-    """Of the result in `result.json`."""
+    """The class of the result in `result.json`."""
     member_module: str | None = None
     """What other machines run if a group of processes is spread over several; see `WorkerTask`."""
     accelerator: bool = True
@@ -174,7 +174,7 @@ class Worker(Generic[Job, Result]):
         """Start it ahead of its job.
 
         Args:
-            resources: that the job will need, if they are known.
+            resources: the resources that the job will need; None if they are not known.
         """
         worker_start.current_launcher().prepare(self.module, resources or self.resources)
 
@@ -277,7 +277,7 @@ def last_worker_gone(folder: Path, lock: str = LOCK_FILE) -> Iterator[None]:
     """Wait for the worker of a parent that was killed, which ends by itself a moment later.
 
     Args:
-        folder: of the worker.
+        folder: the worker's folder.
         lock: name of the file in it that the worker holds.
 
     Raises:
@@ -309,8 +309,8 @@ def ended_early(
     """Return the error for a process that ended without a report.
 
     Args:
-        process: what it is called.
-        code: with which it ended.
+        process: the name of the process, which begins the message.
+        code: the exit code; negative for a signal.
         log: its file, whose last line is shown.
         after: a clause that says what was tried before.
         remedy: a sentence that says what to do, after a space.

@@ -56,7 +56,7 @@ class _Prepared:
     introduction: bytes | None = None
     """Its introduction, once somebody has waited for it; empty if the worker died instead."""
     reading: threading.Lock = field(default_factory=threading.Lock)
-    """Of two threads that read its one line, one would wait for ever."""
+    """The lock for reading its one line; of two threads that read it, one would wait for ever."""
 
 
 _prepared: dict[tuple[str, str], _Prepared] | None = None
@@ -185,7 +185,8 @@ def using_launcher(description: str, build: Callable[[], Launcher]) -> Iterator[
     """Start workers with another launcher inside the block, and close it at the end.
 
     Args:
-        description: of the launcher with its settings; an outer block with the same one is used.
+        description: the launcher with its settings, in words; an outer block with the same
+            description lends its launcher.
         build: returns the launcher.
     """
     if _used and _used[-1][0] == description:

@@ -92,7 +92,8 @@ class _Told:
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The last answer to each question, by number."""
     grown: dict[int, deque[dict[str, Any]]] = field(default_factory=dict)
-    """By how much events and log of each worker on another machine have grown since."""
+    """Additions to the events and the log of each worker on another machine that nobody has taken
+    yet, by the worker's number."""
     ready: dict[str, Any] | None = None
     failure: dict[str, str] | None = None
     """Class and sentence of the error that ended the driver."""
@@ -107,8 +108,8 @@ class RayLauncher:
 
     Args:
         config: the settings.
-        context: has the workspace. Nodes that do not see that folder get their jobs through the
-            store, if the workspace is shared.
+        context: the launcher's context, which has the workspace. Nodes that do not see that folder
+            get their jobs through the store, if the workspace is shared.
     """
 
     def __init__(self, config: RayConfig, context: LauncherContext) -> None:
@@ -301,8 +302,8 @@ class RayWorker:
     """A worker on a node of the cluster, or one on each of several.
 
     Args:
-        launcher: that has started it.
-        number: by which the driver knows it.
+        launcher: the launcher that has started it.
+        number: the number by which the driver knows it.
         sent: its job, if it may run where this folder is not seen.
     """
 

@@ -137,7 +137,7 @@ class Task(Preparation):
     """Its name in the shared workspace; empty if all nodes see its folder."""
     seat: Reservation | None = None
     indices: list[int] = field(default_factory=list)
-    """Of the hosts of its seat that work for it."""
+    """Indices of the hosts of its seat that work for it."""
     polls: list[Any] = field(default_factory=list)
     starts: list[Any] = field(default_factory=list)
     """The calls that start its workers, first that of the first node, then those of the others."""
@@ -170,7 +170,7 @@ class UnauthenticatedProbe:
     because it would import Ray as long as all else takes. So this is made before any thread.
 
     Args:
-        address: of the cluster.
+        address: the address of the cluster.
     """
 
     def __init__(self, address: str) -> None:
@@ -436,9 +436,9 @@ class Driver:
         """Return a free seat that is large enough, or ask for one.
 
         Args:
-            needs: what has to be free there.
-            module: what the first node of a new seat will work for.
-            others: what its other nodes will.
+            needs: the resources that have to be free there.
+            module: the module that the first node of a new seat will work for.
+            others: the module that its other nodes will work for.
             may_release: whether seats that are free may be given back for it.
         """
         for seat in self._seats:

@@ -74,8 +74,10 @@ class Host:
     Args:
         cpus: cores that are reserved for it.
         environment: variables that workers inherit, see `environment_of_nodes`.
-        module: of its first worker, which imports what it needs while its job is on the way.
-        nodes: of the group in which that worker trains; on several, processes of its own compute.
+        module: the module of its first worker, which imports what it needs while its job is on the
+            way.
+        nodes: the number of nodes in the group in which that worker trains; on several, processes
+            of its own compute.
     """
 
     def __init__(self, cpus: float, environment: dict[str, str], module: str, nodes: int) -> None:
@@ -100,8 +102,8 @@ class Host:
         """Return where this is, and how it has the workspace.
 
         Args:
-            file: of the workspace, as the machine of the run sees it.
-            content: of that file.
+            file: the path of a file in the workspace, as the machine of the run sees it.
+            content: the text in that file.
         """
         self.pulse()
         refused = ""
@@ -139,13 +141,14 @@ class Host:
         """Start a worker; one of several if it trains on several nodes.
 
         Args:
-            number: of the worker.
-            module: of the worker.
-            folder: with its job, as the machine of the run sees it.
+            number: the worker's number, by which the driver knows it.
+            module: the module that the worker runs.
+            folder: the folder with the worker's job, as the machine of the run sees it.
             job: its name in the shared workspace; empty if all nodes see the folder.
             group: addresses of its `nodes`, and whether all of them see the folder; for all but the
                 first of them, what the first has returned.
-            index: of this node in its group. All but the first work in folders of their own.
+            index: the index of this node in its group, from 0. All but the first work in folders of
+                their own.
 
         Returns:
             What the other nodes of the group need to know, or the error.
@@ -238,7 +241,7 @@ def environment_of_nodes(environment: Mapping[str, str], uri: str) -> dict[str, 
     """Return the variables that go to each node.
 
     Args:
-        environment: of the machine of the run.
+        environment: environment variables of the machine of the run.
         uri: address of the shared workspace; empty if it is a folder of one machine.
     """
     names = (*_OF_WORKERS, *_OF_STORES)

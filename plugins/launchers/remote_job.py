@@ -112,7 +112,7 @@ class _Roots:
 
     Args:
         workspace: the folder `.patchline`.
-        outside: what lies elsewhere, numbered; a file or a folder each.
+        outside: files and folders that lie elsewhere; they are numbered in this order.
     """
 
     def __init__(self, workspace: Path, outside: Iterable[Path]) -> None:
@@ -166,7 +166,7 @@ class SentJob:
     """A job on its way, as the machine of the run sees it.
 
     Args:
-        task: whose folder has `job.json`.
+        task: the worker's task, whose folder has `job.json`.
 
     Raises:
         StorageError: if the store does not take its files.
@@ -270,7 +270,7 @@ class ReceivedJob:
     """A job of another machine, as the machine that does it sees it; see `enter_workspace`.
 
     Args:
-        name: of the job.
+        name: the job's name in the shared workspace.
 
     Raises:
         PipelineError: if its files cannot be fetched.

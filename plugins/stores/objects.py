@@ -147,7 +147,7 @@ class RemoteStore(ObjectStore):
     """The objects below an address.
 
     Args:
-        address: of the bucket and a path in it.
+        address: the bucket and the path in it below which the objects are.
         patience_seconds: how long a request is repeated, by default `PATIENCE_SECONDS`.
 
     Raises:

@@ -117,7 +117,7 @@ class Report:
 
     path: Path
     metrics: Mapping[str, MetricEstimate] = field(default_factory=dict)
-    """By name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
+    """Metrics by name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
 
     def __repr__(self) -> str:
         """Return what it is and where its file is."""
@@ -133,12 +133,12 @@ class Evaluation(Report):
     """The report of a registered version on given data."""
 
     name: str = ""
-    """Of the registered model."""
+    """The name of the registered model."""
     version: str = ""
     run_id: str = ""
-    """Of the MLflow run that holds the evaluation."""
+    """ID of the MLflow run that holds the evaluation."""
     split: str = ""
-    """Which images were evaluated; the metrics' names begin with it."""
+    """The images that were evaluated; the metrics' names begin with it."""
     images: int = 0
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
@@ -157,11 +157,12 @@ class Explanation:
     probability: float | None
     """None if there is no label."""
     model: str
-    """NAME/VERSION, or the run."""
+    """The model that is explained: NAME/VERSION, or the run."""
     true_label: str | None = None
     """None if it is not known."""
     labels: tuple[str, ...] | None = None
-    """Those that a multi-label model gives, the most probable first; None of any other model."""
+    """The labels that a multi-label model gives, the most probable first; None of any other
+    model."""
 
     def __repr__(self) -> str:
         """Return the answer, and where the page is."""
@@ -189,7 +190,8 @@ class DataReport:
     splits: Mapping[str, int]
     """Number of images by split, as a run would divide them."""
     findings: tuple[Finding, ...]
-    """Each with `kind`, `severity`, `count`, `files`, `action` and `summary`; errors first."""
+    """Findings, each with `kind`, `severity`, `count`, `files`, `action` and `summary`; errors
+    first."""
     notes: tuple[str, ...]
     fingerprint: str
     """Version of the data."""
@@ -211,7 +213,7 @@ class Decision:
     """Whether a version became champion, and why."""
 
     name: str
-    """Of the registered model."""
+    """The name of the registered model."""
     version: str
     promoted: bool
     forced: bool
@@ -223,7 +225,7 @@ class Decision:
     """Whether all images that the version has seen are recorded: known, upstream corpus unknown, or
     unknown."""
     gates: tuple[GateResult, ...]
-    """Each with `name`, `passed`, `value`, `threshold` and `sentence`."""
+    """Results of the gates, each with `name`, `passed`, `value`, `threshold` and `sentence`."""
     report: Report | None
     """The comparison with the champion; None if there was none to compare with."""
 
@@ -246,14 +248,14 @@ class Run:
     """A finished training run and the version that it registered."""
 
     run_id: str
-    """Of the MLflow run."""
+    """ID of the MLflow run."""
     name: str
-    """Of the registered model and the experiment."""
+    """The name of the registered model and of the experiment."""
     version: str
     aliases: tuple[str, ...]
-    """Of the version when the run ended, such as `challenger` and `champion`."""
+    """Aliases of the version when the run ended, such as `challenger` and `champion`."""
     metrics: Mapping[str, MetricEstimate]
-    """By name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
+    """Metrics by name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
     report: Report
     promotion: Decision | None
     """The decision about the champion; None if the run made none."""

@@ -28,7 +28,7 @@ class FinishedRun:
 
     run: TrackedRun
     config: RunConfig
-    """Resolved."""
+    """The run's settings, resolved."""
     data: IngestedData
     trained: TrainResult
     registered: Registered
@@ -73,7 +73,7 @@ def links(outcome: Outcome | EncoderOutcome, base: str = "") -> str:
     """Return links to the related pages; those that explain a prediction may not have been made.
 
     Args:
-        outcome: of the run.
+        outcome: the outcome of the run, for a classifier or an encoder.
         base: prefix for paths in the MLflow UI; empty on MLflow's own pages.
     """
     explained = [
@@ -98,8 +98,8 @@ def outcome_text(outcome: Outcome | EncoderOutcome, links: str) -> str:
     """Return the result, the registered version, metrics and origin of a run, as Markdown.
 
     Args:
-        outcome: of the run.
-        links: to related pages; empty for none.
+        outcome: the outcome of the run, for a classifier or an encoder.
+        links: Markdown with links to related pages; empty for none.
     """
     head, dirty = provenance.commit()
     return render_markdown(

@@ -60,16 +60,18 @@ class RunSummary(FrozenModel):
     approval: str = ""
     """The approval that was requested, or why it could not be; empty unless the config asks."""
     reused: dict[str, str] = Field(default_factory=dict)
-    """For each stage that was not computed again, the run whose result was used."""
+    """The run whose result was used, for each stage that was not computed again."""
     cross_validation: MetricEstimate | None = None
-    """With folds, their mean validation accuracy with its t interval."""
+    """The mean validation accuracy over the folds, with its t interval; None without folds."""
     calibration: TemperatureFit | LabelCalibration | None = None
     """The temperature of the probabilities, or scale and shift of each label, and whether
     validation images determine them."""
     thresholds: LabelThresholds | None = None
-    """With sets of labels: from which probability on each label is predicted."""
+    """The probability from which on each label is predicted; None unless images have sets of
+    labels."""
     labels: tuple[str, ...] = ()
-    """With sets of labels: their names, in the order of calibration and thresholds."""
+    """The names of the labels, in the order of calibration and thresholds; empty unless images have
+    sets of labels."""
     page: str = ""
     """Address of the run in the MLflow UI; for a local store, while `mlflow ui` runs."""
 
@@ -84,11 +86,11 @@ def summary_of(
     """Return the summary of a finished run, of a classifier or of an encoder.
 
     Args:
-        outcome: of the run.
+        outcome: the outcome of the run, for a classifier or an encoder.
         seconds: duration of each stage.
         config_file: the resolved config.
         approval: the approval that was requested; empty without one.
-        reused: for each stage that was not computed again, the run whose result was used.
+        reused: the run whose result was used, for each stage that was not computed again.
     """
     run, data, registered = outcome.run, outcome.data, outcome.registered
     classifier = outcome if isinstance(outcome, Outcome) else None
@@ -132,7 +134,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
     """Return the results of a run and what to do with them, in lines.
 
     Args:
-        summary: of the run.
+        summary: the summary of the run.
         seconds: duration of the whole command.
         plugins: plugin files that were given with `--plugin`.
     """
@@ -163,7 +165,7 @@ def address_lines(page: str, tracking_uri: str) -> list[str]:
 
     Args:
         page: address of the run; empty if there is none.
-        tracking_uri: of the store; without a server, the UI has to be started.
+        tracking_uri: URI of the tracking store; without a server, the UI has to be started.
     """
     when = "This run in MLflow" if _has_server(tracking_uri) else "This run, while `mlflow ui` runs"
     return [f"{when}: {page}"] if page else []

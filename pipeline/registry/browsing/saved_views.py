@@ -42,19 +42,20 @@ class SavedView(FrozenModel):
     """A view that answers one question about the runs of an experiment."""
 
     key: str
-    """Part of its address."""
+    """A word for the view, which is part of its address."""
     name: str
-    """In the menu."""
+    """The view's name in the menu."""
     question: str
     filter: str = ""
     """A search expression, as in the search box."""
     order_by: str = _STARTED
     ascending: bool = False
     started: str = "ALL"
-    """ALL, LAST_24_HOURS, LAST_7_DAYS, LAST_30_DAYS."""
+    """The period in which the runs were started: ALL, LAST_24_HOURS, LAST_7_DAYS, LAST_30_DAYS."""
     columns: tuple[str, ...]
     charts: dict[str, Any] = Field(default_factory=dict)
-    """With some it opens as charts: curves over epochs, then grids of images."""
+    """Charts that the view opens with: curves over epochs, then grids of images; empty for a
+    table."""
 
     def state(self) -> dict[str, Any]:
         """Return the view as the MLflow UI reads it; missing keys have the UI's defaults."""
@@ -103,8 +104,8 @@ def write_views(experiment_id: str, description: str, metric: str = "accuracy") 
     A view that a person has changed and saved is kept.
 
     Args:
-        experiment_id: of the runs.
-        description: of the experiment.
+        experiment_id: ID of the experiment that the runs belong to.
+        description: the description to add, in Markdown, unless the experiment has one.
         metric: the main metric of its runs.
     """
     store = client()

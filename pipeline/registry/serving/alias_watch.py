@@ -65,8 +65,8 @@ class AliasWatch:
     """A thread that asks the registry where the alias points.
 
     Args:
-        host: whose alias is followed.
-        registry: that is asked.
+        host: the model host that follows the alias.
+        registry: the registry to ask.
     """
 
     def __init__(self, host: ModelHost, registry: Registry) -> None:

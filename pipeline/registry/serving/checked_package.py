@@ -61,8 +61,8 @@ def checked_package(folder: Path, threads: int) -> Checked:
     compared with its answers on the processor of the export.
 
     Args:
-        folder: of the MLflow model, or of an export.
-        threads: that compute.
+        folder: the folder of an MLflow model or of an export.
+        threads: the number of threads that may compute.
 
     Raises:
         PackageRefusedError: if it may not be served, with the reason.
@@ -105,8 +105,8 @@ def paying_batch(package: PackagedModel, clock: Callable[[], float]) -> int:
     machine that is in use may be wrong.
 
     Args:
-        package: of which the answers to a batch are timed.
-        clock: that seconds are measured with.
+        package: the package whose answers to a batch are timed.
+        clock: returns the time in seconds.
     """
     spec = package.image
     image = np.zeros((spec["height"], spec["width"], spec["channels"]), np.uint8)

@@ -224,7 +224,7 @@ class Engine:
     Args:
         checked: the package, how many threads compute a batch each, and its images at most.
         decoding: number of threads that decode.
-        metrics: receive what happens, from its threads.
+        metrics: the server's metrics, which receive what happens, from the engine's threads.
         record: receives what is computed; None to record nothing.
     """
 

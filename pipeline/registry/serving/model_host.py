@@ -36,7 +36,7 @@ class Throughput:
     """Measures the rate of answers over the time in which there is work; in the event loop alone.
 
     Args:
-        clock: that seconds are measured with.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -115,10 +115,10 @@ class ModelHost:
     """The model of a server.
 
     Args:
-        name: of the registered model.
-        alias: that is followed; None for a fixed version.
-        config: of the server.
-        metrics: of the server.
+        name: the name of the registered model.
+        alias: the alias to follow; None for a fixed version.
+        config: the server's settings.
+        metrics: the server's metrics.
     """
 
     name: str
@@ -234,9 +234,9 @@ class ModelHost:
         """Return the answers to the images of a request.
 
         Args:
-            images: of the request.
-            options: of the request.
-            scope: of the request; if its client goes, no more of its images are computed.
+            images: the images to answer, in order.
+            options: the request's options.
+            scope: the request's ASGI scope; if its client goes, no more of its images are computed.
 
         Raises:
             ClientDisconnect: if the client has gone.

@@ -57,9 +57,9 @@ class FirstVersion:
     """The version that a server answers with first."""
 
     name: str
-    """Of the model."""
+    """The name of the registered model."""
     alias: str | None
-    """That is followed; None for a fixed version."""
+    """The alias to follow; None for a fixed version."""
     version: str
     load: Callable[[], Checked]
     """Opens and checks its package. The server alone holds it: memory is free after a switch."""
@@ -76,10 +76,10 @@ def serve(
 
     Args:
         first: the version that answers first.
-        config: of the server.
+        config: the server's settings.
         listening: socket of the server.
         on_ready: called once requests are answered.
-        registry: that says where the alias points.
+        registry: the registry that says where the alias points.
 
     Raises:
         PackageRefusedError: if the first version may not be served.

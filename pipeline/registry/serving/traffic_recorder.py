@@ -70,11 +70,11 @@ class _Row(NamedTuple):
     """One image that was answered."""
 
     line: str
-    """Of a part."""
+    """The image's line in a part of the recording."""
     file: Path | None
-    """Of the image, if it is recorded."""
+    """The file of the image; None if images are not recorded."""
     bytes: int
-    """Of the line and of the image."""
+    """The size of the line and of the image, in bytes."""
 
 
 class TrafficRecorder:
@@ -161,9 +161,9 @@ class TrafficRecorder:
         """Write a line for each image; a disk that fails pauses the recording, not the server.
 
         Args:
-            model: that has answered.
-            version: of it.
-            images: as the clients sent them.
+            model: the name of the model that has answered.
+            version: the version of that model.
+            images: the images as the clients sent them.
             outputs: probabilities (K) and features (D) of each image.
         """
         with self._lock:
@@ -306,7 +306,7 @@ class TrafficRecorder:
         """Remove the oldest parts, with their images, until the folder is small enough.
 
         Args:
-            most: bytes that may remain.
+            most: the largest allowed size of the folder, in bytes.
         """
         parts = sorted(part for part in self.folder.glob(PARTS) if part.is_file())
         with self._lock:

@@ -97,7 +97,7 @@ def exempt(*servers: str) -> None:
     Few libraries understand networks in `no_proxy`, but all of them understand an address.
 
     Args:
-        servers: their URLs.
+        servers: URLs of the servers.
     """
     lower, upper = (os.environ.get(name, "") for name in _EXEMPTIONS)
     for name, given in zip(_EXEMPTIONS, (lower or upper, upper or lower), strict=True):

@@ -18,7 +18,7 @@ def usable_processors(groups: Path = _GROUPS) -> int:
     libraries that compute see only those of the whole machine.
 
     Args:
-        groups: where the system tells quotas.
+        groups: the folder of the control groups, whose files hold the quota.
     """
     try:
         count = len(os.sched_getaffinity(0))

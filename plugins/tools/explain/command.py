@@ -26,7 +26,7 @@ class _TrainedModel(NamedTuple):
 
     name: str
     folder: Path
-    """Holds `model.safetensors` and `model.json`."""
+    """The folder that holds `model.safetensors` and `model.json`."""
 
 
 def explain(

@@ -103,8 +103,8 @@ def _tell(record: ExportRecord, folder: Path, unlisted: str, *, as_json: bool) -
     """Say what was measured.
 
     Args:
-        record: of the export.
-        folder: that was written.
+        record: the export's record: what was measured, and what was chosen.
+        folder: the folder of the export; it is not written if the export was refused.
         unlisted: what the MLflow UI lacks of it, as a clause; empty if nothing.
         as_json: print one JSON object.
     """

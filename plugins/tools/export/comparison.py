@@ -69,7 +69,8 @@ class Agreement(FrozenModel):
     mean_difference: float | None
     """Mean over the images of the largest difference of each; None if one is not a number."""
     package_accuracy: MetricEstimate
-    """Of a multi-label model, the share of images whose labels are all right."""
+    """The accuracy of the package; of a multi-label model, the share of images whose labels are all
+    right."""
     form_accuracy: MetricEstimate
     bounds: Bounds
     is_multi_label: bool = Field(default=False, exclude_if=operator.not_)
@@ -109,12 +110,13 @@ def compared(
     """Compare the probabilities of a form with those of the package.
 
     Args:
-        package_NK: probabilities of the package.
-        form_NK: of the form, for the same images.
+        package_NK: probabilities of the package (N, K).
+        form_NK: probabilities of the form (N, K), for the same images.
         labels_N: number of the true class of each image; of a multi-label model, zeros and ones
             (N, K).
-        bounds: which differences are allowed.
-        thresholds_K: of a multi-label model.
+        bounds: the differences that are allowed.
+        thresholds_K: the threshold of each label (K) of a multi-label model; None if an image has
+            one class.
     """
     count = len(labels_N)
     expected_N, given_N = (_chosen(each, thresholds_K) for each in (package_NK, form_NK))
@@ -173,12 +175,12 @@ class FormInputs:
     """What the forms of a model are made from."""
 
     package_folder: Path
-    """Holds `model.onnx`, `model.json` and `model.safetensors`."""
+    """The folder that holds `model.onnx`, `model.json` and `model.safetensors`."""
     package: PackagedModel
     reference: ModelReference
     """The registered version."""
     images: ComparisonImages
-    """To compare on, and to take the ranges of int8 activations from."""
+    """Images to compare on, and to take the ranges of int8 activations from."""
     scratch: Path
     """An empty folder."""
 
@@ -197,11 +199,11 @@ class ExportCandidate:
     """A form that may be written if it agrees with the package."""
 
     name: str
-    """Such as `int8, static`."""
+    """The form and how it was made, such as `int8, static`."""
     folder: Path
-    """Holds the files of the form, and nothing else."""
+    """The folder that holds the files of the form, and nothing else."""
     model_files: tuple[str, ...]
-    """Those whose size is compared with that of `model.onnx`."""
+    """The files whose size is compared with that of `model.onnx`."""
     open: Callable[[int], Answers]
     """Opens the files that were written, with a number of threads; 0 for one per core."""
     bounds: Bounds
@@ -250,7 +252,7 @@ def measured_latency(
     """Time the package and a form in turn at each batch size.
 
     Args:
-        package: maps images to probabilities.
+        package: the package, which maps images to probabilities.
         form: the same, in another form.
         images_NHWC: images to take the batches from; they repeat if there are too few.
         seconds: budget for each batch size.
@@ -300,9 +302,10 @@ class ComparisonImages:
     labels_N: Array
     """Numbers of the classes; of a multi-label model, zeros and ones (N, K)."""
     origin: str
-    """Which images these are, for a sentence."""
+    """A description of the images, for a sentence."""
     calibration_NHWC: Array
-    """Others than those that are compared; none if there are none."""
+    """Images to calibrate int8 with, others than those that are compared; empty if there are
+    none."""
     calibration_origin: str
 
 
@@ -311,7 +314,7 @@ class _Chosen(NamedTuple):
 
     rows: pd.DataFrame
     origin: str
-    """Which images these are, for a sentence."""
+    """A description of the images, for a sentence."""
 
 
 def of_run(
@@ -358,9 +361,9 @@ def of_data(
     """Return images of other data; those that the version has seen calibrate int8, if any.
 
     Args:
-        reference: of the version.
+        reference: the version that is exported.
         config: its section `data` names the images.
-        workspace: where decoded images are cached.
+        workspace: the folder in which decoded images are cached.
         on_progress: called as they are read.
 
     Raises:

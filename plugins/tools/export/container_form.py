@@ -117,9 +117,9 @@ def check_server(
     """Start the server of a folder, and compare its answers with the package's.
 
     Args:
-        folder: of the container.
+        folder: the folder of the container, which holds the server and the model.
         served: the version.
-        images_NHWC: uint8, in the size that the model takes.
+        images_NHWC: images (N, H, W, C) in uint8, in the size that the model takes.
         expected_NK: the package's probabilities.
         can_compare: whether image files hold such images; otherwise the server only has to start.
 
@@ -167,7 +167,7 @@ def running_server(
     """Run the server of a container's folder; yield its address and token.
 
     Args:
-        folder: of the container.
+        folder: the folder of the container, which holds the server and the model.
         served: the version.
         python: the interpreter; one of another environment needs no fence around its libraries.
 
@@ -270,9 +270,9 @@ class Closure:
     """Modules of Patchline that import each other, and the libraries that they import."""
 
     modules: dict[str, Path] = field(default_factory=dict)
-    """File by module name; a package is its `__init__`."""
+    """The file of each module, by the module's name; a package's file is its `__init__`."""
     libraries: frozenset[str] = frozenset()
-    """Top-level names, such as `cv2`."""
+    """Top-level names of the libraries, such as `cv2`."""
 
 
 def closure_of(module: str, root: Path) -> Closure:
@@ -282,7 +282,7 @@ def closure_of(module: str, root: Path) -> Closure:
     without MLflow does not follow an alias, but it does read every kind of image file.
 
     Args:
-        module: full name, such as `patchline.pipeline.registry.serving.__main__`.
+        module: the module's full name, such as `patchline.pipeline.registry.serving.__main__`.
         root: the folder that holds the package `patchline`.
     """
     modules, libraries = _always({module}, root)
@@ -331,7 +331,8 @@ def _imported(file: Path, root: Path, *, late: bool) -> Iterator[str]:
     Args:
         file: a module.
         root: the folder that holds the package `patchline`.
-        late: those that are imported by its functions, instead of with it.
+        late: whether to yield the modules that its functions import, instead of those imported with
+            it.
     """
     for node in _imports(file, late=late):
         if isinstance(node, ast.Import):

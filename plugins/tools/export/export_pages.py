@@ -64,9 +64,9 @@ def list_export(reference: ModelReference, record: ExportRecord, folder: Path) -
     A refusal does not replace an export of the same form that was written before.
 
     Args:
-        reference: of the version.
-        record: of the export.
-        folder: that was written; nothing is read there if the export was refused.
+        reference: the version that was exported.
+        record: the export's record: what was measured, and what was chosen.
+        folder: the folder of the export; nothing is read there if the export was refused.
 
     Returns:
         What the pages lack of it, as a clause; empty if nothing.
@@ -212,13 +212,13 @@ class TriedForm(FrozenModel):
     """One way to make a form, with what was measured."""
 
     name: str
-    """Such as `int8, static, 8-bit weights`."""
+    """The form and how it was made, such as `int8, static, 8-bit weights`."""
     details: dict[str, str]
     agreement: Agreement
     bytes: int
     """Size of its model files."""
     latency: tuple[BatchLatency, ...] = ()
-    """Empty if it is refused."""
+    """The latency at each batch size; empty if the form is refused."""
 
     @property
     def speedup(self) -> float:
@@ -244,7 +244,7 @@ class ExportRecord(FrozenModel):
     """Largest allowed difference in probability."""
     processor: ProcessorRecord
     threads: int
-    """That each latency was measured with."""
+    """The number of threads that each latency was measured with."""
     libraries: dict[str, str]
     """Versions of the libraries that compute."""
     chosen: TriedForm | None

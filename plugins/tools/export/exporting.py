@@ -233,13 +233,14 @@ def export(
     """Make a form, compare it with the package, and write the fastest that agrees.
 
     Args:
-        reference: of the version.
-        form: which form.
+        reference: the version to export.
+        form: the form to make, such as `int8`.
         images: real images to compare on.
         out: the folder to write; it does not exist yet, and does not if the form is refused.
         on_progress: called as images are predicted.
-        source: holds `model.onnx`, `model.json` and `model.safetensors` of the version.
-        seconds: that latencies are measured for each batch size.
+        source: the folder that holds `model.onnx`, `model.json` and `model.safetensors` of the
+            version.
+        seconds: how long latencies are measured for each batch size, in seconds.
     """
     make_folder(out.parent)
     with tempfile.TemporaryDirectory(prefix=".patchline-export-", dir=out.parent) as scratch:

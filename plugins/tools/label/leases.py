@@ -27,8 +27,8 @@ class Leases:
     """The leases of one server.
 
     Args:
-        file: keeps them.
-        clock: seconds since the epoch, which a restart does not change.
+        file: the file that keeps the leases.
+        clock: returns seconds since the epoch, which a restart does not change.
     """
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.time) -> None:

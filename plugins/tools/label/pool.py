@@ -38,11 +38,11 @@ class PoolImage(NamedTuple):
     """An image of the folder."""
 
     key: str
-    """Stands for it in addresses and requests, so that a path never does."""
+    """A key that stands for the image in addresses and requests, so that a path never does."""
     path: str
-    """Relative to the folder of the table, with forward slashes."""
+    """The path relative to the folder of the table, with forward slashes."""
     name: str
-    """Relative to the folder that is labelled."""
+    """The path relative to the folder that is labelled."""
     file: Path
 
 
@@ -50,11 +50,12 @@ class Pool:
     """The images below a folder, sorted by name.
 
     Args:
-        folder: with the images.
-        table_folder: that the paths of answers are relative to.
+        folder: the folder with the images.
+        table_folder: the folder that the paths of answers are relative to.
 
     Attributes:
-        images: by key; `use` replaces the whole table, so that a thread may hold on to it.
+        images: the images by key; `use` replaces the whole table, so that a thread may hold on to
+            it.
         by_path: the same ones.
         left_out: images whose names no table can hold.
 
@@ -117,8 +118,8 @@ def drawn_at_random(
     of all images at any time.
 
     Args:
-        keys: of all images.
-        seed: of the draw.
+        keys: keys of all images.
+        seed: the seed of the draw.
         near: the near duplicates of images that have some.
     """
     near = near or {}
@@ -148,7 +149,7 @@ class LabelFindings(NamedTuple):
     """Images whose labels may be wrong."""
 
     labels: dict[str, tuple[str, ...]]
-    """What the data says, by path, in the order of the findings."""
+    """The labels in the data, by path, in the order of the findings."""
     task: Task
     """Whether the labels are written as lists."""
 
@@ -246,8 +247,8 @@ def check_same_labels(data: DataLabels, labels: Mapping[str, tuple[str, ...]], p
     The findings may be on a table, and the folders that its images are in may be no classes.
 
     Args:
-        data: what the folder says.
-        labels: of the findings, by key.
+        data: the labels that the data gives.
+        labels: labels of the images that the findings name, by key.
         pool: the images.
     """
     own = {answer.path: answer.labels for answer in data.answers}

@@ -41,12 +41,12 @@ class ImageOrder:
     """The order of the images of a pool.
 
     Args:
-        keys: of the images.
-        seed: of the random draws.
+        keys: keys of the images.
+        seed: the seed of the random draws.
         listed: the only images to ask about, in this order; None for all, as they are ranked.
 
     Attributes:
-        listed: likewise, as the keys of a dictionary.
+        listed: the only images to ask about, as the keys of a dictionary; None for all.
     """
 
     def __init__(self, keys: Sequence[str], seed: int, listed: Sequence[str] | None = None) -> None:
@@ -152,12 +152,12 @@ def ranking(
     """Return the images that help most, the first one first.
 
     Args:
-        features_ND: of all images, each of length 1.
+        features_ND: features of all images (N, D), each row of length 1.
         candidates: rows that may be asked about.
         labelled: rows with labels.
-        labels: of each of these.
-        count: of images to return.
-        seed: of the clusters.
+        labels: the labels of each row in `labelled`.
+        count: the number of images to return.
+        seed: the seed of the clusters.
     """
     names = {name for each in labels for name in each}
     if len(names) > 1 and len(labelled) >= LABELS_EACH * len(names):
@@ -174,11 +174,11 @@ def typical(
     """Return the most typical image of each of the largest clusters without a label.
 
     Args:
-        features_ND: of all images.
+        features_ND: features of all images (N, D).
         candidates: rows that may be asked about.
         labelled: rows with labels.
-        count: of images to return.
-        seed: of the clusters.
+        count: the number of images to return.
+        seed: the seed of the clusters, and of the images that are drawn if there are many.
     """
     from sklearn.cluster import KMeans, MiniBatchKMeans
 

@@ -81,7 +81,7 @@ class Session:
     Args:
         pool: the images.
         answers: the table.
-        order: of the images.
+        order: the order in which images are asked about.
         advice: what else is known about the images.
         given: the labels that images have in the data, by key.
     """
@@ -133,7 +133,7 @@ class Session:
         Args:
             person: who asks.
             holding: images on the screen, whose leases are renewed.
-            count: of images.
+            count: the number of images to return at most.
         """
         self.answers.refresh()
         with self._lock:
@@ -241,7 +241,7 @@ class Session:
             person: who answers.
             keys: the image that was asked about, and near duplicates of it.
             verdict: whether the image is labelled, set aside or skipped.
-            labels: of a labelled image.
+            labels: the labels to give; none unless the image is labelled.
             saw_suggestion: whether the page showed the suggestion.
 
         Raises:

@@ -58,7 +58,8 @@ class LabelsTable(NamedTuple):
     """The labels of a table."""
 
     by_path: dict[str, Labels]
-    """Of a table in a folder: by the path in it; of a data source: by the place of the image."""
+    """The labels of each image: for a table in a folder, by the path in it; for a data source, by
+    the place of the image."""
     problem: str = ""
     """Why there are none; empty if the table can be read, or there is none."""
 
@@ -118,10 +119,10 @@ class Computed:
     """What a version computes for some images.
 
     Attributes:
-        positions: of the images that could be read, among those that were asked for.
-        probabilities_NK: of these.
-        features_ND: of these; None if they are not known.
-        pictures: of these, by key, as far as they are there.
+        positions: positions of the images that could be read, among those that were asked for.
+        probabilities_NK: probabilities of these images (N, K).
+        features_ND: features of these images (N, D); None if they are not known.
+        pictures: pictures of these images by key, as far as they are there.
     """
 
     positions: Array
@@ -144,10 +145,11 @@ class ArrivedImages(ABC):
     """The images of a stream, before anything is computed.
 
     Attributes:
-        keys: identify each image, now and at the next check.
-        names: what each is called.
-        groups: of each, such as its patient; empty where there is none.
-        labels: of each, whether the model has them or not; None where they are not known.
+        keys: the key of each image, which identifies it now and at the next check.
+        names: the name of each image, for people.
+        groups: the group of each image, such as its patient; empty where there is none.
+        labels: the labels of each image, whether the model has them or not; None where they are not
+            known.
         labels_problem: why the table of labels gives none; empty if it can be read.
         notes: what a person should know, such as images that are left out.
     """
@@ -177,8 +179,8 @@ class ImageFiles(ArrivedImages):
     """Images that a data source lists; those that the version was made with are left out.
 
     Args:
-        records: of the version.
-        reference: of the version.
+        records: the version's records.
+        reference: the version's reference images.
         config: its section `data` names the source.
         workspace: the folder `.patchline`.
         on_progress: called while the files are read.
@@ -321,9 +323,9 @@ def since_training(
     """Return the images that had no part in the training and the test of a version.
 
     Args:
-        rows: of a manifest; columns sha256 and group, and pixels where they are known.
-        records: of the version.
-        reference: of the version.
+        rows: rows of a manifest; columns sha256 and group, and pixels where they are known.
+        records: the version's records.
+        reference: the version's reference images.
         notes: receives how many are left out, and why.
     """
     if not records.is_recorded:
@@ -356,7 +358,7 @@ class Independence(NamedTuple):
     """What the tests of a check may count as evidence of its own."""
 
     places: Array
-    """Of one new image of each unit, in ascending order."""
+    """Positions of one new image of each unit, in ascending order."""
     unknown: tuple[str, ...]
     """What is not known about it; with any, false alarms may be more frequent than stated."""
 
@@ -379,11 +381,11 @@ def independent_images(
     """Return one new image of each unit: of near duplicates, and of the images of a group.
 
     Args:
-        keys: of the images.
-        groups: of the images; empty where there is none.
-        pictures: of the images, as far as they are there.
-        records: of the version.
-        reference: of the version.
+        keys: the key of each image.
+        groups: the group of each image; empty where there is none.
+        pictures: pictures of the images by key, as far as they are there.
+        records: the version's records.
+        reference: the version's reference images.
         on_progress: called while the images are compared.
     """
     if reference.are_alike:
@@ -436,9 +438,9 @@ class RecordedTraffic(ArrivedImages):
     the traffic has no pixels to recognise another one by.
 
     Args:
-        records: of the version.
-        reference: of the version.
-        folder: that the server writes.
+        records: the version's records.
+        reference: the version's reference images.
+        folder: the folder in which the server records its traffic.
 
     Raises:
         DataError: if the version has answered nothing in it, no image is left, or it is damaged.

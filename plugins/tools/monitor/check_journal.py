@@ -43,19 +43,19 @@ class StreamCheck(FrozenModel):
     """One check of a stream, and its result."""
 
     number: int
-    """Counted from 1."""
+    """The number of the check, counted from 1."""
     at: str
-    """When it ended; ISO 8601, UTC."""
+    """The time at which it ended: ISO 8601, UTC."""
     false_alarms: float
     """Probability of any false alarm in a period of checks."""
     checks: int
-    """Checks in a period."""
+    """The number of checks in a period."""
     spent: float
     """Part of `false_alarms` that is spent in this period, this check included."""
     images: int
     independent_images: int | None = None
-    """Of near duplicates and of the images of a group, one counts; the tests take these alone. None
-    if an earlier Patchline made the check."""
+    """The number of images that the tests take: of near duplicates and of the images of a group,
+    one counts. None if an earlier Patchline made the check."""
     reference_images: int | None = None
     independent_reference_images: int | None = None
     independence_unknown: tuple[str, ...] = ()
@@ -68,15 +68,17 @@ class StreamCheck(FrozenModel):
     """How often each class or label is predicted, the largest change first."""
     confidence: ConfidenceShift
     accuracy: LabelledAccuracy | None
-    """Of all images of the stream that had a label then; None if that was not known."""
+    """The accuracy on all images of the stream that had a label then; None if that was not
+    known."""
     accuracy_unknown: str = ""
     """Why it was not known."""
     notes: tuple[str, ...]
     page: Path
     keys: tuple[str, ...]
-    """Identify the images: SHA-256 of a file or of an array, or the id of a recorded answer."""
+    """The key of each image: SHA-256 of a file or of an array, or the id of a recorded answer."""
     predictions: tuple[Prediction, ...] = ()
-    """Of each image, for labels that come later; empty if an earlier Patchline made the check."""
+    """The prediction for each image, for labels that come later; empty if an earlier Patchline made
+    the check."""
 
     @property
     def drift(self) -> bool:
@@ -185,8 +187,10 @@ def period_of(earlier: list[StreamCheck], false_alarms: float | None, checks: in
 
     Args:
         earlier: the checks so far.
-        false_alarms: given by the user; None for the earlier, or the default.
-        checks: of a period, likewise.
+        false_alarms: the probability of any false alarm in a period, given by the user; None for
+            the earlier, or the default.
+        checks: the number of checks in a period, given by the user; None for the earlier, or the
+            default.
 
     Raises:
         ConfigError: if they differ from those of earlier checks.
@@ -234,7 +238,7 @@ class Period(NamedTuple):
     false_alarms: float = FALSE_ALARMS
     """Probability of any false alarm in a period."""
     checks: int = CHECKS
-    """Checks in a period."""
+    """The number of checks in a period."""
 
     @classmethod
     def checked(cls, false_alarms: float, checks: int) -> Self:

@@ -60,10 +60,10 @@ class PageImages:
     """What the page needs to show images.
 
     Attributes:
-        names: of the new images.
+        names: the name of each new image.
         picture: returns a new image (H, W, C) by its place; None if it is not there.
-        computed: for the new images.
-        kernel: of the reference; None if features are not known.
+        computed: what the version computes for the new images.
+        kernel: the kernel of the reference's features; None if features are not known.
     """
 
     names: Sequence[str]
@@ -83,11 +83,11 @@ def write_page(
     """Write the page of a check to its place.
 
     Args:
-        check: to show.
+        check: the check to show.
         earlier: checks of the same stream.
-        stream: that it belongs to.
-        records: of the version.
-        reference: of the version.
+        stream: the stream that the check belongs to.
+        records: the version's records.
+        reference: the version's reference images.
         images: new images.
     """
     level, checks = check.tests.level, [*earlier, check][-_MOST_CHECKS:]

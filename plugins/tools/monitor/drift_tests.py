@@ -47,7 +47,7 @@ class OutputTest(NamedTuple):
     """The test of all outputs."""
 
     p_value: float
-    """Corrected for the number of outputs."""
+    """The p-value, corrected for the number of outputs."""
     statistic: float
     """The largest distance between two distribution functions, from 0 to 1."""
     output: int
@@ -82,8 +82,8 @@ def distances(sorted_MK: Array, outputs_NK: Array) -> Array:
     to compare the two at each new value, and just below it.
 
     Args:
-        sorted_MK: outputs of the reference, each sorted.
-        outputs_NK: new ones, in any order.
+        sorted_MK: outputs of the reference images (M, K), each output sorted.
+        outputs_NK: outputs of the new images (N, K), in any order.
     """
     values_NK = np.sort(outputs_NK, axis=0)
     images, count = len(sorted_MK), len(values_NK)
@@ -149,9 +149,9 @@ class FeatureKernel:
         """Compare features with those of the reference.
 
         Args:
-            features_ND: of images that are not among the reference.
-            level: of the test, which decides how many permutations may be needed.
-            seed: of the permutations.
+            features_ND: features of images (N, D) that are not among the reference.
+            level: the level of the test, which decides how many permutations may be needed.
+            seed: the seed of the permutations.
         """
         mapped_NF = self.mapped(features_ND)
         result = permutation_test(self.reference_MF, mapped_NF, level, seed)
@@ -247,8 +247,8 @@ class DriftTest(FrozenModel):
     level: float
     """Its part of the check's level; below it, the images differ from the reference."""
     statistic: float
-    """Of the outputs, the largest Kolmogorov-Smirnov distance; of the features, the squared maximum
-    mean discrepancy."""
+    """The test's statistic: for the outputs, the largest Kolmogorov-Smirnov distance; for the
+    features, the squared maximum mean discrepancy."""
     method: str
     effect: float | None = None
     """How large the difference is; None in a check of an earlier Patchline."""
@@ -266,7 +266,8 @@ class DriftTests(FrozenModel):
 
     tests: dict[str, DriftTest]
     p_value: float
-    """Of all tests together (Bonferroni); at most the level exactly if one test is significant."""
+    """The p-value of all tests together (Bonferroni); at most the level exactly if one test is
+    significant."""
     level: float
     unknown: dict[str, str]
     """Why a test was not possible, by its name."""
@@ -284,8 +285,8 @@ def fewest_images(reference: ReferenceImages, level: float, *, has_features: boo
     division of the images, or two for a test that is two-sided, among all divisions.
 
     Args:
-        reference: of the version, independent images.
-        level: of a check.
+        reference: the version's reference images, independent of each other.
+        level: the level of a check, from 0 to 1.
         has_features: whether features can be tested, too.
     """
     share = level / 2 if has_features else level
@@ -307,13 +308,13 @@ def drift_tests(
     """Compare what a model computes for images with its reference.
 
     Args:
-        reference: of the version.
-        probabilities_NK: of the images.
-        features_ND: of the images; None if they are not known.
-        level: of this check.
-        seed: of the permutations.
+        reference: the version's reference images.
+        probabilities_NK: probabilities of the images (N, K).
+        features_ND: features of the images (N, D); None if they are not known.
+        level: the level of this check, from 0 to 1.
+        seed: the seed of the permutations.
         classes: names of the outputs.
-        kernel: of the reference; by default it is made.
+        kernel: the kernel of the reference's features; by default it is made.
     """
     unknown = {}
     if not reference.has_features:
@@ -372,11 +373,11 @@ class ClassShares(FrozenModel):
     """Whether new shares of the classes explain a drift."""
 
     changes: tuple[ShareChange, ...]
-    """Of all classes, the largest first."""
+    """The change of each class's share, the largest first."""
     images: int
     """Reference images that were drawn at the new shares."""
     p_value: float | None
-    """Of all tests of the new images against these; None if they are too few."""
+    """The p-value of all tests of the new images against these; None if they are too few."""
 
     @property
     def explains(self) -> bool | None:
@@ -400,11 +401,11 @@ def class_shares(
     """Compare images with reference images that are drawn at the estimated shares of the classes.
 
     Args:
-        reference: of the version, one class an image.
-        probabilities_NK: of the images.
-        features_ND: of the images; None if they are not known.
-        classes: their names.
-        seed: of what is drawn.
+        reference: the version's reference images, each with one class.
+        probabilities_NK: probabilities of the images (N, K).
+        features_ND: features of the images (N, D); None if they are not known.
+        classes: names of the classes.
+        seed: the seed of the draw of reference images, and of the permutations.
     """
     before_K = reference.probabilities_MK.astype(np.float64).mean(axis=0)
     before_K = before_K / before_K.sum()
@@ -435,7 +436,7 @@ def _estimated(before_K: Array, probabilities_NK: Array) -> Array:
 
     Args:
         before_K: shares for which the probabilities hold.
-        probabilities_NK: of the images.
+        probabilities_NK: probabilities of the images (N, K).
     """
     now_K = before_K
     for _ in range(_ROUNDS):

@@ -42,7 +42,8 @@ class MonitorSummary(FrozenModel):
     p_value: float
     images: int
     independent_images: int | None
-    """Of near duplicates and of the images of a group, one counts."""
+    """The number of images that the tests take: of near duplicates and of the images of a group,
+    one counts."""
     page: str
     """Path of the page."""
 
@@ -64,7 +65,7 @@ def monitor_flow(
         least_images: fewest independent new images of a check; with fewer, nothing is tested.
         false_alarms: probability of any false alarm in a period of checks; by default 0.05.
         checks: number of checks in a period; by default 365.
-        columns: of a table, as the settings of a run name them, such as label_column.
+        columns: columns of a table of images, by the name of their setting, such as label_column.
     """
     choices = MonitorChoices(false_alarms=false_alarms, checks=checks, least_images=least_images)
     with live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), "monitor"):
@@ -98,7 +99,7 @@ def _ended(result: Monitored, late: list[Monitored]) -> State[MonitorSummary]:
     """Return the final state; a drift that had not been told before is one, whoever found it.
 
     Args:
-        result: of the check.
+        result: the result of the check.
         late: checks whose drift has been told only now.
     """
     check = result.check

@@ -95,7 +95,7 @@ class Monitored:
 
     Attributes:
         reference: the version.
-        stream: what was looked at.
+        stream: the stream that was looked at.
         check: the check.
         is_new: whether it was made now; otherwise no image is new since then, and only its
             accuracy is that of the labels there are now.
@@ -134,10 +134,10 @@ def monitor(
     """Compare the images of a stream that are new since the last check with the reference.
 
     Args:
-        version: of the model.
+        version: the version of the model to monitor.
         config: its section `data` names the source.
         stream: identifies the stream.
-        choices: of the user.
+        choices: how the user wants the stream to be monitored.
         workspace: the folder `.patchline`.
         on_progress: called as images are read and predicted.
 
@@ -328,7 +328,7 @@ def check_stream(
         model: names the model, as the command's MODEL does.
         data: names the images, as the command's DATA does.
         choices: how the stream is monitored.
-        columns: of a table, as the settings of a run name them: `label_column`.
+        columns: columns of a table of images, by the name of their setting, such as `label_column`.
     """
     version, config, stream = subject = _subject(model, data, columns)
     _tell(subject)  # this check may end without a result
@@ -346,7 +346,7 @@ def tell_earlier_drifts(model: str, data: str, columns: Mapping[str, Any]) -> li
     Args:
         model: names the model, as the command's MODEL does.
         data: names the images, as the command's DATA does.
-        columns: of a table, as the settings of a run name them: `label_column`.
+        columns: columns of a table of images, by the name of their setting, such as `label_column`.
     """
     version, _, stream = subject = _subject(model, data, columns)
     return [Monitored(version, stream, check, is_new=False) for check in _tell(subject)]

@@ -59,14 +59,14 @@ class LabelledAccuracy(FrozenModel):
 
     now: MetricEstimate
     before: MetricEstimate
-    """Of the reference's test images."""
+    """The accuracy on the reference's test images."""
     change: MetricEstimate
     """Accuracy now minus before, of independent images (Newcombe 1998, method 10)."""
     beyond_confidence: MetricEstimate
     """Accuracy minus mean confidence on the same images, paired: below 0, the model is
     overconfident about them."""
     of_own_classes: MetricEstimate | None = None
-    """Without the images of classes that the model lacks; None if there is none."""
+    """The accuracy without the images of classes that the model lacks; None if there is none."""
     other_classes: dict[str, int] = Field(default_factory=dict)
     """Number of images of each class or label that the model lacks."""
 
@@ -83,8 +83,8 @@ def label_shifts(names: Sequence[str], before_MK: Array, now_NK: Array) -> tuple
     """Return the shift of each class or label, the largest first.
 
     Args:
-        names: of the classes or labels.
-        before_MK: which ones are predicted for the reference images.
+        names: names of the classes or labels (K).
+        before_MK: whether each of them is predicted for each reference image, as booleans (M, K).
         now_NK: the same of the images of the check.
     """
     shifts = [
@@ -102,8 +102,9 @@ def predicted(probabilities_NK: Array, thresholds_K: Array | None) -> Array:
     """Return which classes or labels are predicted, as booleans (N, K).
 
     Args:
-        probabilities_NK: of the images.
-        thresholds_K: of a multi-label model; None if an image has one class.
+        probabilities_NK: probabilities of the images (N, K).
+        thresholds_K: the threshold of each label (K) of a multi-label model; None if an image has
+            one class.
     """
     values_NK = np.asarray(probabilities_NK, np.float64)
     if thresholds_K is not None:
@@ -154,7 +155,7 @@ def labelled_accuracy(
 
     Args:
         right_N: whether each prediction is right.
-        confidence_N: of the same predictions.
+        confidence_N: the model's confidence in each of these predictions, from 0 to 1.
         right_before_M: the same of the test images of the reference.
     """
     then = proportion(int(right_before_M.sum()), len(right_before_M))
@@ -200,10 +201,10 @@ def stream_accuracy(
     classes, they are probably no labels for this model, and the accuracy is not known.
 
     Args:
-        package: of the version.
-        reference: of the version.
+        package: the version's package.
+        reference: the version's reference images.
         arrived: images of the stream.
-        predictions: of the images of all checks, by key; what is missing is computed.
+        predictions: predictions for the images of all checks, by key; missing ones are computed.
         on_progress: called as images are predicted.
     """
     labels = {

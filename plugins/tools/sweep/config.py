@@ -121,7 +121,7 @@ def rungs(epochs: int, reduction: int, first: int | None = None) -> tuple[int, .
     """Return the epochs at which a trial stops until it is compared; the last is its end.
 
     Args:
-        epochs: of a whole fit.
+        epochs: the number of epochs of a whole fit.
         reduction: the factor between two rungs.
         first: epochs until the first rung; by default the shortest with at most `MOST_RUNGS` rungs
             before the end.
@@ -142,7 +142,7 @@ def continues(value: float, reached: Sequence[float], reduction: int) -> bool:
     Of fewer trials than `reduction`, the best continues. Equal values continue together.
 
     Args:
-        value: of the trial; larger is better.
+        value: the trial's value at the rung; larger is better.
         reached: the values of all trials that have reached the rung, this one included.
         reduction: one of so many continues.
     """

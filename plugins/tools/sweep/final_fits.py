@@ -75,7 +75,7 @@ def gain_of_shares(
     Args:
         before_RN: whether each fit of the plan is right on each image.
         after_RN: the same of the best settings; row r has the same seed.
-        groups: of the images; None if these are independent.
+        groups: the groups that the images form; None if the images are independent.
     """
     difference_RN = after_RN.astype(np.float64) - before_RN.astype(np.float64)
     value, images = float(difference_RN.mean()), difference_RN.shape[1]
@@ -116,10 +116,11 @@ def gain_of_map(
 
     Args:
         labels_NK: 1 where an image has a label, else 0.
-        before_RNK: probabilities of each fit of the plan.
+        before_RNK: probabilities of each fit of the plan (R, N, K).
         after_RNK: the same of the best settings.
-        groups: of the images, which are drawn together; None if the images are independent.
-        seed: of the draws.
+        groups: the groups that the images form, which are drawn together; None if the images are
+            independent.
+        seed: the seed of the draws.
     """
     images, labels = labels_NK.shape
     seeds = len(before_RNK)
@@ -147,8 +148,8 @@ def mean_of_seeds(
     """Return the mean of a metric over seeds on the same images, with its 95% interval.
 
     Args:
-        values: of each seed, from 0 to 1.
-        images: that each is computed on.
+        values: the metric of each seed, from 0 to 1.
+        images: the number of images that each is computed on.
         units: independent images that would make it as certain; None if all are independent.
     """
     mean, units = float(np.mean(values)), images if units is None else units
@@ -172,7 +173,7 @@ def optimism_of(
 
     Args:
         best: validation metric of the best trial.
-        again: of fits with the same settings and other seeds.
+        again: validation metrics of fits with the same settings and other seeds.
         images: number of validation images.
         units: number of groups that they form; None if all are independent.
     """
@@ -201,9 +202,9 @@ def _half_width(
     """Return half of a 95% interval whose variance has a part of the images and one of the seeds.
 
     Args:
-        images: variance of the mean from the images.
+        images: the variance of the mean that comes from the images.
         images_freedom: its degrees of freedom.
-        extra: what the seeds add.
+        extra: the variance that the seeds add.
         seeds: the mean square that this was estimated from.
         seeds_freedom: its degrees of freedom.
     """
@@ -331,7 +332,7 @@ def planned_fits(
 
     Args:
         best: the best settings, resolved.
-        plan: those of the plan.
+        plan: the plan's settings, resolved.
         seeds: number of seeds; they follow that of the trials.
         is_plan: whether both are the same: there is nothing to compare, so one fit is trained.
     """
@@ -430,15 +431,15 @@ class SweepResult(FrozenModel):
     """Everything that the report of a search shows."""
 
     name: str
-    """Of the experiment and the registered model."""
+    """The name of the experiment and of the registered model."""
     study: str
     metric: str
-    """accuracy, or mAP of sets of labels."""
+    """The metric that trials are compared by: accuracy, or mAP of sets of labels."""
     data_fingerprint: str
     images: dict[str, int]
-    """By split."""
+    """The number of images, by split."""
     space: dict[str, str]
-    """Each dimension as it is typed."""
+    """The dimension of each setting, as it is typed."""
     outside: tuple[str, ...] = ()
     """Settings whose range does not contain the plan's value, which is then no trial."""
     rungs: tuple[int, ...]
@@ -448,20 +449,20 @@ class SweepResult(FrozenModel):
     trials: tuple[TrialRecord, ...]
     search_seconds: float
     final_seconds: float = 0.0
-    """Of the final fits and their tests."""
+    """Seconds that the final fits and their tests took."""
     best: TrialRecord
     is_plan: bool
     """Whether the best settings are the plan's own."""
     finals: tuple[FinalFit, ...]
     gain: MetricEstimate
-    """Of the test metric, over the plan; all 0 if the best settings are the plan's."""
+    """The gain in the test metric over the plan; all 0 if the best settings are the plan's."""
     best_test: MetricEstimate
     plan_test: MetricEstimate
     test_groups: int | None = None
     """Number of groups that the test images form; None if these are independent."""
     optimism: MetricEstimate
-    """By how much the best validation metric exceeds what the same settings reach with other
-    seeds, on the same validation images."""
+    """The difference by which the best validation metric exceeds what the same settings reach with
+    other seeds, on the same validation images."""
     notes: tuple[str, ...] = ()
     registered: str = ""
     """Name and version; empty if the search gained nothing over the plan and there is a champion.
@@ -533,30 +534,32 @@ class SweepSummary(FrozenModel):
     status: str
     name: str = ""
     version: str = ""
-    """Of the registered model; empty if nothing was registered."""
+    """The version of the registered model; empty if nothing was registered."""
     aliases: tuple[str, ...] = ()
     registered_run_id: str = ""
     """The nested run that the version was registered from."""
     plan: dict[str, Value] = Field(default_factory=dict)
     """The plan's values of the searched settings."""
     gain: MetricEstimate | None = None
-    """Of the test metric over the plan, over seeds and images."""
+    """The gain in the test metric over the plan, over seeds and images."""
     verdict: str = ""
     optimism: MetricEstimate | None = None
-    """By how much the best validation metric exceeds what the same settings reach again."""
+    """The difference by which the best validation metric exceeds what the same settings reach
+    again."""
     optimism_sentence: str = ""
     mean_test: dict[str, MetricEstimate] = Field(default_factory=dict)
     """Mean test metric of the final fits: of the best settings, and of the plan."""
     final_fits: tuple[FinalFit, ...] = ()
     trial_table: tuple[TrialRecord, ...] = ()
     epochs: float = 0.0
-    """Trained by all trials together."""
+    """Epochs that all trials together have trained."""
     rungs: tuple[int, ...] = ()
     space: dict[str, str] = Field(default_factory=dict)
     seconds: float = 0.0
-    """Of the search, without the final fits."""
+    """Seconds that the search took, without the final fits."""
     final_seconds: float = 0.0
-    """Of the final fits and their tests, as far as the last command computed them."""
+    """Seconds that the final fits and their tests took, as far as the last command computed
+    them."""
     report: str = ""
     config: str = ""
     """Path of the settings that reproduce the registered version; empty if there is none."""
@@ -584,8 +587,9 @@ def summary_of(
     """Return the summary of a finished search.
 
     Args:
-        result: of the search.
-        registered: of the run whose model was registered; None if the search gained nothing.
+        result: the result of the search.
+        registered: the summary of the run whose model was registered; None if the search gained
+            nothing.
         plan: the settings that it began with.
         report: the page.
         run: the MLflow run of the search.

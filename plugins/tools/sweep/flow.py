@@ -538,10 +538,10 @@ class TrialTasks:
     """The trials of a search that this process trains.
 
     Args:
-        study: of the search.
-        inputs: shared by all trials.
-        clock: of the search.
-        workers: trials at a time.
+        study: the study that holds the trials of the search.
+        inputs: what all trials share.
+        clock: the time that the search has taken so far, and its limit.
+        workers: the number of trials at a time.
         after: called after each trial.
     """
 
@@ -640,8 +640,8 @@ def outcome_words(record: TrialRecord, records: list[TrialRecord]) -> str:
     """Return the outcome of a trial, for a line in the terminal.
 
     Args:
-        record: of the trial.
-        records: of all trials.
+        record: the record of the trial.
+        records: the record of each trial so far.
     """
     best = best_of(records)
     is_best = best is not None and best.number == record.number

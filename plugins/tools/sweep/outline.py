@@ -45,7 +45,7 @@ class WholeFit(NamedTuple):
     config: RunConfig
     notes: tuple[str, ...]
     seconds_per_epoch: float | None
-    """As the plan measured or estimated it; None without a plan."""
+    """Seconds that an epoch takes, as the plan measured or estimated it; None without a plan."""
 
 
 def check_settings(config: RunConfig) -> None:
@@ -84,9 +84,9 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
     """Return the settings that a search begins with.
 
     Args:
-        config: planned and resolved.
-        plan: says how fast it trains; None without a preset.
-        data: of the search.
+        config: the run's settings, planned and resolved.
+        plan: the plan, which says how fast it trains; None without a preset.
+        data: the data that the search uses.
 
     Raises:
         ConfigError: if the plan fits a head alone.
@@ -174,7 +174,7 @@ class SearchOutline(FrozenModel):
     """A search that has not begun."""
 
     space: dict[str, Dimension]
-    """Each setting with what is searched."""
+    """The values to search, for each setting."""
     plan: dict[str, Value]
     """The plan's values of these settings."""
     outside: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class SearchOutline(FrozenModel):
     reduction: int
     seeds: int
     epochs: float | None = None
-    """Expected of all trials together; None without a number of trials."""
+    """Expected epochs of all trials together; None without a number of trials."""
     seconds_per_epoch: float | None = None
     """None if nothing is known about the speed."""
     notes: tuple[str, ...] = ()
@@ -205,10 +205,10 @@ class SearchOutline(FrozenModel):
         """Return the outline of a search.
 
         Args:
-            settings: of the search.
-            space: of the search.
-            plan: resolved, with the length of a whole fit in epochs.
-            seconds_per_epoch: of one fit; None if it is not known.
+            settings: the settings of the search.
+            space: the search space, with a dimension for each setting.
+            plan: the plan's settings, resolved, with the length of a whole fit in epochs.
+            seconds_per_epoch: seconds that an epoch of one fit takes; None if that is not known.
             notes: what differs from the plan.
         """
         steps = rungs(plan.training.epochs, settings.reduction, settings.first_rung)

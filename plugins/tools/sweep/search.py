@@ -58,7 +58,8 @@ class TrialInputs:
     """What all trials of a search share."""
 
     plan: RunConfig
-    """Resolved; with the length of a whole fit in epochs, without folds and refit."""
+    """The plan's settings, resolved; with the length of a whole fit in epochs, without folds and
+    refit."""
     space: SearchSpace
     rungs: tuple[int, ...]
     data: IngestedData
@@ -117,9 +118,9 @@ def train_trial(trial: Trial, inputs: TrialInputs, clock: SearchClock, on_event:
     """Train a trial until it is complete, is stopped at a rung, or fails; the study records it.
 
     Args:
-        trial: entered in the study, maybe by a process that was killed.
-        inputs: shared by all trials.
-        clock: of the search.
+        trial: a trial that was entered in the study, maybe by a process that was killed.
+        inputs: what all trials share.
+        clock: the time that the search has taken so far, and its limit.
         on_event: called with the events of its worker.
 
     Raises:
@@ -164,8 +165,8 @@ def check_nothing_lost(parent: TrackedRun, records: list[TrialRecord], study: st
 
     Args:
         parent: the MLflow run of the search.
-        records: of all trials that the study knows.
-        study: what it is called for people: its file or its address.
+        records: the record of each trial that the study knows.
+        study: the study's file or address, as people are told it.
 
     Raises:
         StorageError: if MLflow has a trial that the study does not know, or knows as unfinished.
@@ -189,7 +190,7 @@ def settle(records: list[TrialRecord]) -> None:
     """Close the runs of ended trials whose process was killed before it could.
 
     Args:
-        records: of all trials.
+        records: the record of each trial.
     """
     store = client()
     for record in records:
@@ -299,8 +300,8 @@ def table_of(records: list[TrialRecord], keys: list[str]) -> dict[str, list[Any]
     """Return the trials as columns, for a table in MLflow, and for Prefect.
 
     Args:
-        records: of all trials.
-        keys: of the space.
+        records: the record of each trial.
+        keys: keys of the settings in the search space; each has a column.
     """
     rows = sorted(records, key=lambda each: each.number)
     return {

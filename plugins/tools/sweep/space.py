@@ -104,7 +104,7 @@ def parsed(key: str, given: object, *, integer: bool = False) -> Dimension:
     """Return what a file, a flag or a field gives for a setting.
 
     Args:
-        key: of the setting, for messages.
+        key: the setting's dotted key, for messages.
         given: text such as `1e-4..1e-2` or `a,b`, a list of values, or a mapping with low, high and
             optionally scale.
         integer: whether the setting is a whole number.

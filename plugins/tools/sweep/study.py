@@ -61,13 +61,13 @@ class TrialRecord(FrozenModel):
     """One trial as the study knows it."""
 
     number: int
-    """Counted from 0; trial 0 has the settings of the plan."""
+    """The number of the trial, counted from 0; trial 0 has the settings of the plan."""
     settings: dict[str, Value]
-    """By dotted key."""
+    """Values of the settings, by dotted key."""
     state: State
     is_plan: bool = False
     epochs: float = 0.0
-    """Trained so far."""
+    """Epochs that it has trained so far."""
     validation: float | None = None
     """Accuracy, or mAP of sets of labels: of the kept weights of a complete trial, at its last rung
     of any other."""
@@ -144,8 +144,8 @@ class Trial:
 
         Args:
             epoch: the rung; one that was reported before keeps its value, and its decision.
-            value: of the validation; larger is better.
-            seconds: of its training so far.
+            value: the validation metric; larger is better.
+            seconds: seconds that its training has taken so far.
         """
         decisions = self._trial.user_attrs.get("decisions", {})
         if str(epoch) in decisions:
@@ -311,9 +311,10 @@ def open_study(
     """Open a study or create it, and return it with its identity.
 
     Args:
-        identity: of the search; that of a study which exists already must agree, but for the run.
-        folder: of the run; holds the journal.
-        options: of this process.
+        identity: the search's identity; that of a study which exists already must agree, but for
+            the run.
+        folder: the run's folder, which holds the journal.
+        options: how this process takes part in the study.
 
     Raises:
         ConfigError: if the study is one of other data, another plan or another space, or the

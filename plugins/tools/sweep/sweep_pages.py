@@ -64,7 +64,7 @@ def history_picture(records: Sequence[TrialRecord], metric: str) -> Figure:
     """Return the validation metric of each trial in its order, and the best so far.
 
     Args:
-        records: of all trials.
+        records: the record of each trial.
         metric: what was validated.
     """
     from matplotlib.ticker import MaxNLocator
@@ -115,8 +115,8 @@ def parallel_coordinates_picture(
     """Return a line for each trial through the values of its settings to its validation metric.
 
     Args:
-        records: of all trials.
-        space: of the search; each setting has an axis.
+        records: the record of each trial.
+        space: the search space; each setting has an axis.
         metric: what was validated.
         best: number of the best trial, which stands out.
     """
@@ -230,10 +230,10 @@ def importances(
     """Return the share of each setting, the largest first; nothing if too few trials tell.
 
     Args:
-        records: of all trials.
-        space: of the search.
+        records: the record of each trial.
+        space: the search space.
         first_rung: the epoch at which trials are compared.
-        seed: of the random forest.
+        seed: the seed of the random forest.
     """
     at_rung = {each.number: _value_at(each, first_rung) for each in records}
     values = [(each, at_rung[each.number]) for each in records]
@@ -276,8 +276,8 @@ def write_page(
     """Write the report into a folder, and return the page.
 
     Args:
-        result: of the search.
-        space: of the search.
+        result: the result of the search.
+        space: the search space.
         plan: the settings that it began with.
         shares: the importance of each setting; empty if it is not known.
         folder: receives `report.html`, `sweep.json` and the pictures.
@@ -335,8 +335,8 @@ def log_trials(run: TrackedRun, records: list[TrialRecord]) -> None:
     """Log the validation metric of each ended trial at the step of its number, each once.
 
     Args:
-        run: of the search.
-        records: of all trials.
+        run: the MLflow run of the search.
+        records: the record of each trial.
     """
     sender = MetricSender(dataclasses.replace(run, continued=True))
     best = 0.0
@@ -355,8 +355,8 @@ def write_run(run: TrackedRun, result: SweepResult, page: Path) -> None:
     """Log the result, the report with its pictures, and the table; name and describe the run.
 
     Args:
-        run: of the search.
-        result: of it.
+        run: the MLflow run of the search.
+        result: the result of the search.
         page: the report, beside its pictures.
     """
     log_trials(run, list(result.trials))
@@ -403,9 +403,9 @@ def publish(run: TrackedRun, result: SweepResult, space: SearchSpace, plan: RunC
     The model is registered by then, so a server error costs descriptions, never the search.
 
     Args:
-        run: of the search.
-        result: of it.
-        space: of it.
+        run: the MLflow run of the search.
+        result: the result of the search.
+        space: the search space.
         plan: the settings that it began with.
     """
     shares = importances(result.trials, space, result.rungs[0], result.seed)

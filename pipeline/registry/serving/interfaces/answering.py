@@ -43,7 +43,7 @@ def parts_of(body: bytes, content_type: str) -> list[FormPart]:
     """Return the parts of a form.
 
     Args:
-        body: of the request.
+        body: the body of the request.
         content_type: the value of its header, which names the boundary.
 
     Raises:
@@ -105,7 +105,7 @@ class GivenImages:
 
     images: list[bytes]
     names: list[str | None]
-    """Of the files, as the client calls them."""
+    """The names of the files, as the client calls them; None for an image without one."""
     options: Options
     is_list: bool
     """Whether the client sent a list, which is answered with a list."""
@@ -115,9 +115,9 @@ def given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> Gi
     """Return the images of a request.
 
     Args:
-        body: of the request.
+        body: the body of the request.
         content_type: the value of its header; empty without one.
-        query: of its address, with the options.
+        query: the query parameters of the request's address, which hold the options.
 
     Raises:
         Refusal: if the body is none of the accepted forms.
@@ -325,8 +325,8 @@ class Server:
         One is parsed at a time: while it is, it takes several times its size.
 
         Args:
-            request: whose body nobody has read yet.
-            share: of the memory.
+            request: a request whose body nobody has read yet.
+            share: the request's share of the server's memory, which holds the body.
             parse: returns what a body holds.
             kind: media type that the body is read as; None for that of the request.
 

@@ -130,11 +130,11 @@ def _kept(
     """Store an image and its labels.
 
     Args:
-        table: of all feedback.
+        table: the table of all feedback.
         image: the file.
         given: what the client says of it.
-        classes: of the model.
-        answer: of the model.
+        classes: the model's classes.
+        answer: the model's answer for the image.
 
     Raises:
         ConfigError: if the labels do not fit the task.

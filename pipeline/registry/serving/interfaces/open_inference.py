@@ -82,7 +82,7 @@ def inference_request(body: bytes, header_length: str | None) -> InferenceReques
     """Read a request.
 
     Args:
-        body: of the request.
+        body: the body of the request.
         header_length: the value of the header of the binary extension; None without it.
 
     Raises:

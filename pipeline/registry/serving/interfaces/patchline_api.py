@@ -51,7 +51,7 @@ async def answered_images(
     """Return the images of a request, and their answers.
 
     Args:
-        request: with a raw body, a form, or base64 in JSON.
+        request: a request with a raw body, a form, or base64 in JSON.
         options_of: returns the options to answer with, or refuses the images.
     """
     server = server_of(request)
@@ -96,7 +96,7 @@ def shown(answer: dict[str, Any], *, with_map: bool) -> dict[str, Any]:
     """Return an answer of the package as `/predict` writes it.
 
     Args:
-        answer: of the package.
+        answer: the package's answer for one image.
         with_map: whether the request asked where the model looked.
     """
     return {

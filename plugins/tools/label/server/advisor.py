@@ -41,8 +41,8 @@ class Advisor:
     Args:
         pool: the images.
         answers: the table.
-        order: is told which images help most.
-        source: of the features; None if there are no weights.
+        order: the order of the images; it is told which of them help most.
+        source: the source of the features; None if there are no weights.
         without: why there are none.
     """
 

@@ -193,9 +193,9 @@ def application(session: Session, config: ServingConfig, port: int, folder: str)
     """Return the application for a session, behind the doors of a server.
 
     Args:
-        session: of all people.
-        config: of the server.
-        port: that it listens on.
+        session: the session that all people share.
+        config: the server's settings.
+        port: the port that the server listens on.
         folder: name of what is labelled, for the page.
     """
     interface = _Interface(session, folder)
@@ -422,8 +422,8 @@ def serve(
     """Serve the page until SIGTERM or SIGINT.
 
     Args:
-        session: of all people.
-        config: of the server.
+        session: the session that all people share.
+        config: the server's settings.
         folder: name of what is labelled.
         listening: socket of the server.
         on_ready: called once requests are answered.

@@ -57,7 +57,7 @@ class FrozenNetwork(NamedTuple):
     model: nn.Module
     image: ImageSpec
     digest: str
-    """Of the weights, and of the size of the images."""
+    """A digest of the weights and of the size of the images."""
 
     @classmethod
     def of(cls, reference: str, workspace: Path) -> FrozenNetwork:
@@ -111,8 +111,8 @@ class KeptFeatures:
     """The results of one network.
 
     Args:
-        folder: of the network; made with the first result.
-        names: of the results of an image.
+        folder: the folder for the network's results; made with the first one.
+        names: names of the results of an image, such as `features`.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
@@ -134,7 +134,7 @@ class KeptFeatures:
         """Keep results; if the disk is full or read-only, only as long as this process runs.
 
         Args:
-            digests: of the images (B).
+            digests: digests of the images' files (B).
             results: one array (B, …) for each name.
         """
         self._results.update(zip(digests, zip(*results, strict=True), strict=True))
@@ -168,13 +168,13 @@ class Described(NamedTuple):
 
     keys: list[str]
     features_ND: Array
-    """Each of length 1."""
+    """Features of the images (N, D), each row of length 1."""
     thumbnails: Thumbnails
     sides_N: Array
     """The shorter side of each image in pixels."""
     suggestions: dict[str, Suggestion]
     classes: tuple[str, ...]
-    """Of the model; empty if it predicts none."""
+    """The model's classes; empty if it predicts none."""
     images: int
     """Number of images, those that cannot be read included."""
 
@@ -199,7 +199,7 @@ class FeatureSource(Protocol):
     """A network whose features order the images.
 
     Attributes:
-        name: in a few words.
+        name: the network's name, in a few words.
     """
 
     name: str
@@ -251,8 +251,8 @@ class PackageFeatures:
 
     Args:
         package: the model.
-        name: of its version.
-        workspace: keeps what was computed.
+        name: the name of the model's version.
+        workspace: the folder in which what was computed is kept.
     """
 
     def __init__(self, package: PackagedModel, name: str, workspace: Path) -> None:
@@ -299,7 +299,7 @@ class WeightFeatures:
 
     Args:
         weights: the file.
-        workspace: keeps what was computed.
+        workspace: the folder in which what was computed is kept.
     """
 
     def __init__(self, weights: WeightsAtHand, workspace: Path) -> None:
