@@ -1,8 +1,14 @@
-"""Take the screenshots of docs/how_to/browse.md: `python -m benchmarks.screenshots [FOLDER]`.
+"""Take the screenshots of README and docs/how_to/browse.md.
 
-Starts the servers in a new folder, trains three small models on the digits, makes a schedule, and
-opens the pages in headless Chromium. The pictures go to docs/images, or to FOLDER. With
-`--servers PREFECT MLFLOW` it shows what is in servers that run already, and trains nothing.
+    python -m benchmarks.screenshots [FOLDER]
+    python -m benchmarks.screenshots --own-pages [FOLDER]
+
+The first starts the servers in a new folder, trains three small models on the digits, makes a
+schedule, and opens the pages in headless Chromium. The pictures go to docs/images, or to FOLDER.
+With `--servers PREFECT MLFLOW` it shows what is in servers that run already, and trains nothing.
+
+`--own-pages` takes the README's pictures of Patchline's own pages: the report of a run on the
+digits, and the page that asks for labels of images that the model has not seen.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +37,8 @@ from tests.flows.services.local_servers import proof
 ROOT = Path(__file__).resolve().parents[1]
 _WIDTH = 1400
 _COLOURS = 128
+_INBOX = 60
+"""Images that have no label."""
 _TRAININGS = (
     ("--model.name", "vit", "--model.patch-embedding.name", "linear"),
     ("--model.name", "vit", "--model.patch-embedding.name", "conv_stem"),
@@ -63,16 +72,44 @@ def main() -> None:
     """Take every picture and print its size."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("folder", nargs="?", type=Path, default=ROOT / "docs" / "images")
+    options.add_argument("--own-pages", action="store_true")
     options.add_argument("--servers", nargs=2, metavar=("PREFECT", "MLFLOW"))
     given = options.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    if given.servers:
+    if given.own_pages:
+        with tempfile.TemporaryDirectory() as folder:
+            take_own_pages(Path(folder), given.folder)
+    elif given.servers:
         take_all(Servers(*(address.rstrip("/") for address in given.servers)), given.folder)
     else:
         with tempfile.TemporaryDirectory() as folder, _own_servers(Path(folder)) as servers:
             take_all(servers, given.folder)
     for file in sorted(given.folder.glob("*.png")):
         print(f"{file.stat().st_size / 1000:6.0f} kB  {file.name}")
+
+
+def take_own_pages(workspace: Path, folder: Path) -> None:
+    """Take the pictures of the report and of the page that asks for labels."""
+    run = json.loads(_patchline(workspace, "run", "--json"))
+    digits = sorted((workspace / ".patchline" / "sources" / "digits").rglob("*.png"))
+    (workspace / "inbox").mkdir()
+    for number, image in enumerate(digits[:: len(digits) // _INBOX]):
+        shutil.copy(image, workspace / "inbox" / f"{number:04}.png")
+    asking = (str(PATCHLINE), "label", "inbox", "--model", "digits@champion", "--json")
+    with (
+        subprocess.Popen(asking, cwd=workspace, stdout=subprocess.PIPE, text=True) as page,
+        browser(_WIDTH, 900) as window,
+    ):
+        try:
+            _take(window, Path(run["report"]).as_uri(), ("Metrics",), folder, "report_page", 900)
+            answer = ""
+            for line in page.stdout or ():
+                answer += line
+                if line == "}\n":
+                    break
+            _take(window, json.loads(answer)["url"], ("inbox",), folder, "label", 700)
+        finally:
+            page.terminate()
 
 
 def take_all(servers: Servers, folder: Path) -> None:

@@ -22,10 +22,12 @@ from patchline.flows.progress.progress_display import display
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.labels.label_sets import by_task
 from patchline.pipeline.data.manifests import earlier_manifests
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.data_diff import NewImages, count_new_images
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.workers.host.system_errors import system_error
@@ -123,8 +125,9 @@ def _skip(name: str, images: NewImages, least: int) -> State[Any]:
 
 
 def _publish(name: str, images: NewImages, verdict: str) -> None:
+    values = {"new": images, "name": name, "verdict": verdict, "one": by_task(images.task).one}
     create_markdown_artifact(
         key="new-data",
-        markdown=images.markdown(name, verdict),
+        markdown=render_markdown("new_images.md.j2", __package__, **values),
         description="New images since the last training",
     )

@@ -14,14 +14,12 @@ from patchline.pipeline.data.labels.label_sets import (
     MULTI_LABEL,
     SINGLE_LABEL,
     Task,
-    by_task,
     decoded,
     label_pairs,
 )
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 
 
 class Moved(FrozenModel):
@@ -163,16 +161,6 @@ class NewImages(FrozenModel):
         parts += [f"{self.removed} removed"] if self.removed else []
         parts += [f"{self.relabelled} relabelled"] if self.relabelled else []
         return ", ".join(parts)
-
-    def markdown(self, name: str, verdict: str) -> str:
-        """Return a report on these counts.
-
-        Args:
-            name: the name of the experiment.
-            verdict: what follows from the counts, in a sentence.
-        """
-        values = {"new": self, "name": name, "verdict": verdict, "one": by_task(self.task).one}
-        return render_markdown("new_images.md.j2", __package__, **values)
 
 
 def count_new_images(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
