@@ -105,9 +105,9 @@ def take_own_pages(workspace: Path, folder: Path) -> None:
             answer = ""
             for line in page.stdout or ():
                 answer += line
-                if line == "}\n":
+                if line.endswith("}\n"):
                     break
-            _take(window, json.loads(answer)["url"], ("inbox",), folder, "label", 700)
+            _take(window, json.loads(answer)["url"], ("images labelled",), folder, "label", 700)
         finally:
             page.terminate()
 
