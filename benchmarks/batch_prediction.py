@@ -29,6 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measured_runs import machine
+from benchmarks.results import Value, record
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription
@@ -63,15 +64,28 @@ def main() -> None:
             _plain_loop(model, folder / "photos")
 
         rates: dict[str, list[float]] = {"Patchline": [], "plain loop": []}
+        processor: dict[str, list[float]] = {"Patchline": [], "plain loop": []}
         for number in range(rounds):
             for name, predict in (("Patchline", ours), ("plain loop", plain)):
                 per_second, milliseconds = _measured(predict)
                 rates[name].append(per_second)
+                processor[name].append(milliseconds)
                 print(
                     f"round {number}: {name} {per_second:.0f} images/s, "
                     f"{milliseconds:.2f} ms of processor time an image",
                     flush=True,
                 )
+    record(
+        "batch_prediction",
+        *(
+            value
+            for name in rates
+            for value in (
+                Value.median(name, rates[name], "images/s"),
+                Value.median(f"{name}, processor time for an image", processor[name], "ms"),
+            )
+        ),
+    )
     medians = {name: statistics.median(measured) for name, measured in rates.items()}
     print(
         f"median of {rounds}: Patchline {medians['Patchline']:.0f} images/s, plain loop "

@@ -1,19 +1,22 @@
-"""How long the commands take that only read: median of several runs.
+"""How long the commands take that only read: seconds, and seconds of processor time.
 
 python -m benchmarks.start_up
+
+The second says the same on a machine that is busy. `models` is asked in a folder without runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
+import resource
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks.measured_runs import PATCHLINE, machine
+from benchmarks.results import Value, record
 from patchline.pipeline.plugin_system.plugin_skeleton import write_package
 
 RUNS = 11
@@ -21,27 +24,40 @@ PLUGINS = 200
 
 
 def main() -> None:
-    """Print a line a command."""
+    """Print a line a command, and record them."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     print(machine())
-    print(f"patchline --help: {_seconds(['--help']):.3f} s")
-    print(f"patchline plugins list: {_seconds(['plugins', 'list']):.3f} s")
+    values: list[Value] = []
     with tempfile.TemporaryDirectory() as folder:
+        for command in ("--help", "plugins list", "models"):
+            values += _measured(command, command, folder)
         _install_many(Path(folder))
-        environment = {**os.environ, "PYTHONPATH": folder}
-        seconds = _seconds(["plugins", "list"], environment)
-        print(f"patchline plugins list with {PLUGINS} more plugins: {seconds:.3f} s")
+        many = f"plugins list, with {PLUGINS} more plugins"
+        values += _measured(many, "plugins list", folder, PYTHONPATH=folder)
+    for value in values:
+        print(f"{value.name}: {value.value:.3f} {value.unit}")
+    record("start_up", *values)
 
 
-def _seconds(arguments: list[str], environment: dict[str, str] | None = None) -> float:
-    seconds = []
+def _measured(name: str, command: str, folder: str, **variables: str) -> list[Value]:
+    seconds, processor = [], []
     for _ in range(RUNS):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
         subprocess.run(
-            [str(PATCHLINE), *arguments], stdout=subprocess.DEVNULL, check=True, env=environment
+            [str(PATCHLINE), *command.split()],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            check=True,
+            env={**os.environ, **variables},
         )
         seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return [
+        Value.median(f"`patchline {name}`", seconds, "s"),
+        Value.median(f"`patchline {name}`, processor time", processor, "s"),
+    ]
 
 
 def _install_many(folder: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results import FOLDER, Record, page_of_records, table
 from tests.structure.pages import PAGES, ROOT
 
 _NAMED = re.compile(r"\bbenchmarks\.([a-z]\w*)(?:\s+([a-z][\w-]*))?")
+_SHOWN = re.compile(r"<!-- results: ([a-z_]+) -->")
 BENCHMARKS = {file.stem: file for file in (ROOT / "benchmarks").glob("*.py")}
 
 
@@ -47,6 +49,26 @@ def test_a_page_claims_the_figures_of_every_benchmark() -> None:
     """A command whose figures no page claims has no place here."""
     named = {name for page in PAGES for name, _ in _NAMED.findall(page.read_text("utf-8"))}
     assert {file.stem for file in _commands()} <= named
+
+
+def test_tables_of_pages_are_what_was_recorded() -> None:
+    """`python -m benchmarks.results` writes them; each record is on a page, and has values."""
+    pages = {page: page.read_text("utf-8") for page in PAGES}
+    assert [page.name for page, text in pages.items() if page_of_records(text) != text] == []
+    recorded = {file.name.partition(".")[0] for file in FOLDER.glob("*.json")}
+    shown = {name for text in pages.values() for name in _SHOWN.findall(text)}
+    assert recorded == shown
+    assert all(Record.from_file(file).values for file in FOLDER.glob("*.json"))
+
+
+def test_a_table_that_was_edited_is_noticed() -> None:
+    """Whatever stands between the marks is replaced by what was recorded."""
+    [name, *_] = sorted(FOLDER.glob("*.json"))
+    benchmark = name.name.partition(".")[0]
+    start, end = f"<!-- results: {benchmark} -->\n", "<!-- end of results -->"
+    made = page_of_records(f"{start}a better number\n{end}")
+    assert made == f"{start}{table(benchmark)}{end}"
+    assert "a better number" not in made
 
 
 def _commands() -> list[Path]:
