@@ -2,7 +2,7 @@
 
     python -m benchmarks.results
 
-writes the tables of README and docs anew from `benchmarks/results/*.json`. A page says where with
+writes the tables of README and docs again from `benchmarks/results/*.json`. A page says where with
 `<!-- results: NAME -->` and `<!-- end of results -->`; a test fails if pages and records differ.
 
 A benchmark leaves one record for each kind of machine; measuring again replaces it.
