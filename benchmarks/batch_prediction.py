@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -45,9 +44,11 @@ BATCH, WORKERS = 64, 2
 
 def main() -> None:
     """Print a line a round, and the ratio of the medians."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    size = sys.argv[1] if len(sys.argv) > 1 else "micro"
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 5  # noqa: PLR2004 - the second argument
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("size", nargs="?", default="micro")
+    parser.add_argument("rounds", nargs="?", type=int, default=5)
+    given = parser.parse_args()
+    size, rounds = given.size, given.rounds
     print(machine())
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
