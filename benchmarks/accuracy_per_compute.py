@@ -30,7 +30,7 @@ from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.data.manifests import manifest
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_cost import resolved_choice
-from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.config import FULL_SIZE_FROM, TrainingConfig
 from patchline.pipeline.training.recipe.progressive_learning import ProgressiveSize
 from patchline.plugin_api import DataTraits, ImageSpec
 
@@ -74,7 +74,7 @@ def flops_of(steps: int, recipe: dict[str, Any]) -> int:
     """Return the operations of a training run with a number of steps."""
     training = TrainingConfig.model_validate(recipe["training"])
     small, full = flops_per_image(recipe)
-    small_steps = sum((step + 0.5) / steps < training.full_size_from for step in range(steps))
+    small_steps = sum((step + 0.5) / steps < FULL_SIZE_FROM for step in range(steps))
     return training.batch_size * (small_steps * small + (steps - small_steps) * full)
 
 
@@ -82,7 +82,7 @@ def affordable_steps(flops: float, recipe: dict[str, Any]) -> int:
     """Return the largest number of steps within a budget."""
     training = TrainingConfig.model_validate(recipe["training"])
     small, full = flops_per_image(recipe)
-    share = training.full_size_from if small < full else 0.0
+    share = FULL_SIZE_FROM if small < full else 0.0
     per_step = training.batch_size * (share * small + (1 - share) * full)
     return max(1, int(flops / per_step))
 

@@ -93,7 +93,7 @@ _SUPERVISED: dict[str, Any] = {
 """As the presets plan short training runs on small images."""
 _MANY: dict[str, Any] = {
     "optimizer": {"learning_rate": 12e-3, "weight_decay": 0.8},
-    "training": {"batch_size": 256, "initial_image_scale": 0.75, "full_size_from": 0.6},
+    "training": {"batch_size": 256, "initial_image_scale": 0.75},
 }
 """For the first half, as the presets plan some twenty passes over 25,000 of them."""
 _FEW: dict[str, Any] = {"training": {"batch_size": 32}}

@@ -172,6 +172,7 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
     from pydantic import ValidationError
 
     from patchline.pipeline import config_errors
+    from patchline.pipeline.former_settings import explain_former
 
     cause = error.__cause__
     if isinstance(cause, ValidationError) and error.argument:
@@ -185,6 +186,8 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
             return switched
         words = " ".join(error.unused_tokens)
         return f"Unexpected argument '{words}'. Run the command with --help to list its arguments."
+    if isinstance(error, UnknownOptionError) and (former := explain_former(error.token.keyword)):
+        return former
     sentence = " ".join(str(error).split())
     of_tool = UnknownOptionError if arguments[:1] in _WITH_FLAGS_OF_TOOLS else UnknownCommandError
     if isinstance(error, of_tool) and (broken := command_tools().errors):

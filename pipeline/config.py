@@ -10,11 +10,12 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.former_settings import with_todays_names
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.presets import DEFAULT, PresetChoice, preset_choice
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig
-from patchline.pipeline.training.record import RunRecord, with_record
+from patchline.pipeline.training.record import RunRecord
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 AUTO = "auto"
@@ -173,8 +174,8 @@ class RunConfig(FrozenModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_former_records(cls, values: Any) -> Any:
-        return with_record(values)[0] if isinstance(values, Mapping) else values
+    def _read_former_settings(cls, values: Any) -> Any:
+        return with_todays_names(values)[0] if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _extension_is_one_fit(self) -> Self:

@@ -18,6 +18,7 @@ from patchline.pipeline import config_errors, presets
 from patchline.pipeline.config import AUTO, NO_WEIGHTS, RunConfig, dotted
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.former_settings import with_todays_names
 from patchline.pipeline.plugin_system.plugin_loader import (
     installed,
     load_objective,
@@ -25,7 +26,7 @@ from patchline.pipeline.plugin_system.plugin_loader import (
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins, patch_embedding_name
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.training.initial_weights import recipe
-from patchline.pipeline.training.record import TrainingRecord, with_record
+from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.workspace.files.atomic_files import write_text
 
 Settings = dict[str, Any]
@@ -62,24 +63,17 @@ def read_settings(file: Path) -> Settings:
 
 
 def _settings_of(file: Path) -> Settings:
-    """Return the settings of a file, where an earlier version may have recorded values."""
-    read = read_settings(file)
-    settings, moved = with_record(read)
-    if moved:
-        _say_earlier(file, threads=bool(_in_section(read, "training", "thread_changes")))
+    """Return the settings of a file, which an earlier version may have written."""
+    settings, differently = with_todays_names(read_settings(file))
+    _say_earlier(file, tuple(differently))
     return settings
 
 
 @functools.cache
-def _say_earlier(file: Path, *, threads: bool) -> None:
-    """Say that an earlier version wrote a config, once."""
-    logger.warning(
-        "%s is of an earlier version: what it records in `training:` and `model:` is read as "
-        "`record:`%s.",
-        file,
-        ", except for training.thread_changes, as threads no longer change within a training run; "
-        "the last bits of the weights may differ" * threads,
-    )
+def _say_earlier(file: Path, differently: tuple[str, ...]) -> None:
+    """Say once what is read differently than an earlier version wrote it."""
+    for sentence in differently:
+        logger.warning("%s is of an earlier version. %s", file, sentence)
 
 
 def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.evaluation.robustness import VERSIONS
+from patchline.pipeline.training.config import FULL_SIZE_FROM
 from patchline.pipeline.training.train_result import TrainResult
 
 _PREDICTING_IS_FASTER = 3
@@ -35,7 +36,7 @@ def evaluation_seconds(
         rate /= _HALF_IS_FASTER
     training = config.training
     if training.initial_image_scale < 1:  # most images were smaller
-        small = training.full_size_from * (1 - training.initial_image_scale**2)
+        small = FULL_SIZE_FROM * (1 - training.initial_image_scale**2)
         rate *= 1 - small
     images = predicted_images(data, trained) + corrupted_images(config, data) + mirrored
     return predicting_seconds(config, images, rate)

@@ -32,7 +32,7 @@ from patchline.pipeline.planning.tiers import (
     tiers_for,
 )
 from patchline.pipeline.presets import PRESETS
-from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.config import FULL_SIZE_FROM, TrainingConfig
 from patchline.pipeline.training.initial_weights import recipe
 
 Start = Literal["random", "classifier", "encoder", "published", "unlabelled"]
@@ -81,7 +81,7 @@ _ONE_FIT = (
 )
 """Settings of the user with which the plan does not repeat the training."""
 _SMALLEST_WHITENED, PLAIN_SIDE = 5, 24
-SMALLER, FULL_SIZE_FROM = 0.75, 0.6
+SMALLER = 0.75
 STRONGER_EPOCHS, STRONGEST_EPOCHS = 8, 30
 """Passes over the images from which they are worth disguising more."""
 _STRONGEST_EPOCHS_PHOTOGRAPH = 150

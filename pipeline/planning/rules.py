@@ -22,7 +22,6 @@ from patchline.pipeline.config import RunConfig, dotted
 from patchline.pipeline.config_files import Settings, merged
 from patchline.pipeline.planning import recipes, tiers
 from patchline.pipeline.planning.draft import (
-    FULL_SIZE_FROM,
     MOST_TRAINING_SHARE,
     RATE,
     SMALLER,
@@ -396,7 +395,7 @@ RULES = (
     ),
     Rule(
         lambda d: d.begins_smaller,
-        lambda _: {"training": {"initial_image_scale": SMALLER, "full_size_from": FULL_SIZE_FROM}},
+        lambda _: {"training": {"initial_image_scale": SMALLER}},
     ),
     Rule(sets=lambda d: {"optimizer": recipes.optimizer(d)}),
     Rule(sets=recipes.regularisation),

@@ -11,6 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 from patchline.pipeline.frozen_model import FrozenModel
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
+FULL_SIZE_FROM = 0.6
+"""Progress from which training images have their full size."""
 _LABEL_SMOOTHING = 0.1
 """For images with one label."""
 _SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -145,12 +147,8 @@ class TrainingConfig(FrozenModel):
     the loss or the gradient became infinite or nan; 0 to stop with an error."""
 
     initial_image_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Size of the training images at the start, as a fraction of data.image_size; smaller images
-    are faster to learn coarse structure from (arXiv 2405.08768)."""
-
-    full_size_from: Annotated[float, Field(ge=0.05, lt=1)] = 0.6
-    """Fraction of training after which images have their full size, if initial_image_scale is
-    less than 1."""
+    """Size of the training images for the first 60% of training, as a fraction of data.image_size;
+    smaller images are faster to learn coarse structure from (arXiv 2405.08768)."""
 
     stochastic_depth_ramp: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Fraction of training over which the model's stochastic depth rises linearly from 0."""

@@ -102,30 +102,3 @@ class RunRecord(TrainingRecord):
         return self.model_copy(
             update={name: getattr(training, name) for name in TrainingRecord.model_fields}
         )
-
-
-_FORMER = {
-    "training": (*TrainingRecord.model_fields, "extends", "teacher_sha256", "thread_changes"),
-    "model": ("init_sha256",),
-}
-"""Where earlier versions had the fields of a record."""
-
-
-def with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Move what earlier versions recorded among the settings to the record.
-
-    Returns:
-        The settings, and the dotted keys that were moved.
-    """
-    result, moved = dict(settings), dict[str, Any]()
-    for section, names in _FORMER.items():
-        values = result.get(section)
-        if isinstance(values, Mapping) and (former := [each for each in names if each in values]):
-            result[section] = {key: each for key, each in values.items() if key not in former}
-            moved |= {f"{section}.{key}": values[key] for key in former}
-    if "set_by_user" in result:
-        moved["set_by_user"] = result.pop("set_by_user")
-    if moved and isinstance(given := result.get("record", {}), Mapping):
-        record = {key.rpartition(".")[2]: value for key, value in moved.items()}
-        result["record"] = {**record, **given}
-    return result, list(moved)

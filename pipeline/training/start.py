@@ -17,6 +17,7 @@ from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.training.checkpoint import FINAL, LAST, folder_of, load
+from patchline.pipeline.training.config import FULL_SIZE_FROM
 from patchline.pipeline.training.initial_weights.loading import as_csv, load_into, summary
 from patchline.pipeline.training.initial_weights.record import load_record
 from patchline.pipeline.training.job import ExtendedTraining, StoredTokens, TrainingJob
@@ -178,7 +179,7 @@ def take_over(
         group.update(values)
     progress = state.step / end
     if settings.initial_image_scale < 1.0:
-        progress = max(progress, settings.full_size_from)
+        progress = max(progress, FULL_SIZE_FROM)
     state.plan.knots = StepPlan([(0, 0.0, state.step), (state.step, progress, end)]).knots
     if state.best is not None:
         best = extended.folder / FINAL

@@ -17,6 +17,7 @@ from patchline.pipeline.config_files import (
     validated,
 )
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.former_settings import DECIDED
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.training.record import RunRecord
 
@@ -148,11 +149,27 @@ def test_a_config_of_an_earlier_version_is_read_with_one_sentence(
     assert (record.halvings, record.feature_precision) == ((20,), None)
     assert record.init_sha256 == "a" * 64
     [said] = [each.getMessage() for each in caplog.records]
-    assert "is of an earlier version" in said
+    assert "is of an earlier version. What it records in" in said
     assert "except for training.thread_changes, as threads no longer change" in said
     other = chosen(text, "none", model={"init": "other.safetensors"}).record
     assert other == RunRecord(halvings=(20,), set_by_user=("model.init",))
     assert RunConfig.model_validate(former).record.halvings == (20,)  # a request, or a schedule
+
+
+def test_a_setting_that_the_program_decides_now_is_read_with_one_sentence(
+    chosen: Chosen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A value that every run has now needs no sentence."""
+    usual = {key: former.now for key, former in DECIDED.items()}
+    for key, value in usual.items():
+        section, name = key.split(".")
+        chosen(yaml.safe_dump({section: {name: value}}), "none")
+    assert not caplog.records
+    config = chosen("training: {full_size_from: 0.8, epochs: 3}\n", "none")
+    assert config.training.epochs == 3
+    [said] = [each.getMessage() for each in caplog.records]
+    assert "training.full_size_from 0.8 is no longer a setting: images have their full size" in said
+    assert RunConfig.model_validate({"training": {"full_size_from": 0.8}}) == RunConfig()
 
 
 @pytest.mark.parametrize("text", ["preset: none\n", "preset: null\n", "preset: {name: none}\n"])

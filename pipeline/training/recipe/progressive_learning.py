@@ -15,7 +15,7 @@ from torch.nn import functional
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.layers.patch_dropout import PatchDropout
 from patchline.pipeline.models.layers.stochastic_depth import StochasticDepth
-from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.config import FULL_SIZE_FROM, TrainingConfig
 from patchline.plugin_api import ImageSpec
 
 
@@ -23,8 +23,7 @@ class ProgressiveSize:
     """The size of the training images at each progress.
 
     Args:
-        config: the training's settings: the fraction of the size at the start, and when the full
-            size begins.
+        config: the training's settings, with the fraction of the size at the start.
         image: the full size.
         model: the model, which must take smaller images; one with a grid of patches gets multiples
             of a patch.
@@ -35,20 +34,19 @@ class ProgressiveSize:
 
     def __init__(self, config: TrainingConfig, image: ImageSpec, model: nn.Module) -> None:
         self.full_size = (image.height, image.width)
-        self._full_size_from = config.full_size_from
         self.small_size = _small_size(config.initial_image_scale, image, model)
         if self.small_size != self.full_size:
             self._check_model(config, image, model)
 
     def at(self, progress: float) -> tuple[int, int]:
         """Return height and width at a progress from 0 to 1."""
-        return self.small_size if progress < self._full_size_from else self.full_size
+        return self.small_size if progress < FULL_SIZE_FROM else self.full_size
 
     def share_of_small(self, progress: float) -> float:
         """Return the fraction of the training until a progress that has seen smaller images."""
         if self.small_size == self.full_size:
             return 0.0
-        return min(1.0, self._full_size_from / max(progress, 1e-9))
+        return min(1.0, FULL_SIZE_FROM / max(progress, 1e-9))
 
     def resized(self, images_BCHW: torch.Tensor, progress: float) -> torch.Tensor:
         """Return float images at the size of a progress, antialiased."""

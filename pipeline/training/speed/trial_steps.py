@@ -34,8 +34,8 @@ from patchline.plugin_api import ImageSpec
 
 AUGMENTATION = "augmentation"
 """Name of that part of a step in torch's profiler."""
-_PLANNED_STEPS = 11
-"""Over these, the schedules of the model go from their start to their end."""
+_PLANNED_STEPS = 1_000_000
+"""So many that a trial stays at the beginning, where images are small."""
 _MOST_TOGETHER = 8
 EPOCH_ENDS = 3
 """Number of ends of epochs that are measured; their mean counts."""
@@ -107,8 +107,7 @@ class _Trial:
     ) -> _Trial:
         """Return a fit that has not begun; see `trial_steps` for the arguments."""
         config, image, num_classes, precision = settings
-        sizes = {"initial_image_scale": scale, "full_size_from": 1.0}
-        config = with_changes(config, training=sizes)
+        config = with_changes(config, training={"initial_image_scale": scale})
         plan = StepPlan.of_steps(_PLANNED_STEPS)
         step = first_step(
             config, image, num_classes, model.train(), precision, plan, finite=_AnyLoss

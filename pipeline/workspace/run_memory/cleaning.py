@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline.errors import StorageError
+from patchline.pipeline.former_settings import with_todays_names
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import counted
-from patchline.pipeline.training.record import with_record
 from patchline.pipeline.workspace import chosen, lease
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
@@ -178,7 +178,7 @@ def _extended_elsewhere(workspace: Path, states: Mapping[Path, tuple[str, str]])
 def _extended_by(folder: Path) -> set[str]:
     """Return the id of the run that a run extends, if it does."""
     request = _json(folder / REQUEST_FILE)
-    extends = with_record(request.get("config", {}))[0].get("record", {}).get("extends")
+    extends = with_todays_names(request.get("config", {}))[0].get("record", {}).get("extends")
     return {str(extends)} if extends else set()
 
 

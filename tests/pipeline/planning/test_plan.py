@@ -15,6 +15,7 @@ from patchline.pipeline.planning.planner import with_plan
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.presets import PRESETS
+from patchline.pipeline.training.config import FULL_SIZE_FROM
 from patchline.plugin_api import DataTraits
 
 FIFTEEN_MINUTES = {"training.time_limit": "15m"}
@@ -192,7 +193,7 @@ def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
             images = steps * training.batch_size
         else:
             images = training.epochs * 42_500
-        cost = 1 - training.full_size_from * (1 - training.initial_image_scale**2)
+        cost = 1 - FULL_SIZE_FROM * (1 - training.initial_image_scale**2)
         seconds = images * cost / made.images_per_second
         assert seconds == pytest.approx(54 * PRESETS[preset].minutes, rel=0.1)  # type: ignore[index]  # a preset's name
         assert ("--preset quick" in made.text()) is (preset != "quick")

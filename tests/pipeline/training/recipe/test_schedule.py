@@ -69,8 +69,8 @@ def test_the_probabilities_follow_their_schedules(
     assert model.patch_dropout.rate == patch_dropout
 
 
-def _sizes(scale: float, *, full_size_from: float = 0.6) -> ProgressiveSize:
-    config = TrainingConfig(initial_image_scale=scale, full_size_from=full_size_from)
+def _sizes(scale: float) -> ProgressiveSize:
+    config = TrainingConfig(initial_image_scale=scale)
     model = built("vit", 32, depth=1, embedding={"name": "conv", "patch_size": 4})
     return ProgressiveSize(config, image_spec(32), model)
 
@@ -89,9 +89,9 @@ def test_without_padding_the_stride_is_that_of_the_pooling() -> None:
 
 
 def test_the_full_size_begins_at_its_progress() -> None:
-    """Images are small before `full_size_from`, and have their full size from there to the end."""
-    sizes = _sizes(0.5, full_size_from=0.25)
-    assert [sizes.at(progress)[0] for progress in (0.0, 0.249, 0.25, 1.0)] == [16, 16, 32, 32]
+    """Images are small for the first 60 %, and have their full size from there to the end."""
+    sizes = _sizes(0.5)
+    assert [sizes.at(progress)[0] for progress in (0.0, 0.599, 0.6, 1.0)] == [16, 16, 32, 32]
 
 
 def test_resizing_equals_torchvision() -> None:

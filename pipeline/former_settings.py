@@ -1,0 +1,87 @@
+"""Settings of earlier versions: how a config that names one is read, and what is said of it.
+
+A `config.yaml`, a stored request and the parameters of a schedule may have them. What a run
+recorded among its settings is read as `record:`; what the program decides now is left out; of two
+settings that did the same, one has the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from patchline.pipeline.training.record import TrainingRecord
+
+_RECORDED = {
+    "training": (*TrainingRecord.model_fields, "extends", "teacher_sha256", "thread_changes"),
+    "model": ("init_sha256",),
+}
+"""Where earlier versions had the fields of a record."""
+_THREADS = (
+    ", except for training.thread_changes, as threads no longer change within a training run; the "
+    "last bits of the weights may differ"
+)
+
+
+class Former(NamedTuple):
+    """What became of a setting that no longer exists."""
+
+    now: object
+    """The value that every run has now; a config that names it loses nothing."""
+    became: str
+    """What decides it now, as a sentence without a full stop."""
+
+
+DECIDED: dict[str, Former] = {
+    "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
+}
+"""Former settings that the program decides, by dotted key."""
+
+
+def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return settings, not yet checked, without those that no longer exist.
+
+    Args:
+        settings: nested like a config file.
+
+    Returns:
+        The settings, and a sentence for each thing that is read differently than it was written.
+    """
+    result, said = _with_record(settings)
+    for key, former in DECIDED.items():
+        section, _, name = key.partition(".")
+        values = result.get(section)
+        if not isinstance(values, Mapping) or name not in values:
+            continue
+        result[section] = {each: value for each, value in values.items() if each != name}
+        if values[name] != former.now:
+            said.append(f"{key} {values[name]} is no longer a setting: {former.became}.")
+    return result, said
+
+
+def explain_former(name: str | None) -> str | None:
+    """Return what became of a setting, in a sentence; None if there was none of that name.
+
+    Args:
+        name: the dotted key, or the flag.
+    """
+    former = DECIDED.get((name or "").removeprefix("--").replace("-", "_"))
+    return f"{name} is no longer a setting: {former.became}. Leave it out." if former else None
+
+
+def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Move what earlier versions recorded among the settings to the record."""
+    result, moved = dict(settings), dict[str, Any]()
+    for section, names in _RECORDED.items():
+        values = result.get(section)
+        if isinstance(values, Mapping) and (former := [each for each in names if each in values]):
+            result[section] = {key: each for key, each in values.items() if key not in former}
+            moved |= {f"{section}.{key}": values[key] for key in former}
+    if "set_by_user" in result:
+        moved["set_by_user"] = result.pop("set_by_user")
+    if moved and isinstance(given := result.get("record", {}), Mapping):
+        record = {key.rpartition(".")[2]: value for key, value in moved.items()}
+        result["record"] = {**record, **given}
+    threads = _THREADS if moved.get("training.thread_changes") else ""
+    said = f"What it records in `training:` and `model:` is read as `record:`{threads}."
+    return result, [said] if moved else []
