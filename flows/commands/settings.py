@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
+import sys
 from collections.abc import Iterator
 from textwrap import wrap
 from typing import Annotated
@@ -17,14 +18,18 @@ from patchline.flows.commands.switches import Json, emit
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.plugin_system.known_settings import (
     Setting,
+    joined,
     search_settings,
     settings_of_plugins,
     settings_of_runs,
+    words_of_none,
 )
+from patchline.pipeline.terminal_words import visible
 
 _MOST = 12
 """Settings that a search prints, unless all are asked for."""
 _WIDTH = 80
+_UNKNOWN = "No setting has to do with {!r}. Check the spelling."
 _NOTHING = "No setting has to do with these words. Ask for one of them, or for a more common one."
 _EVERYWHERE = ("--json", "--help", "-h", "--help-all")
 
@@ -43,14 +48,19 @@ def settings(
     everything
         Print all that were found, instead of the nearest.
     """
+    runs = [*settings_of_runs()]
+    of_plugins, errors = settings_of_plugins()
+    known = {(setting.name, setting.help) for setting in runs}
+    flags = [each for each in _flags_of_commands() if (each.name, each.help) not in known]
     kinds = {
-        "settings of runs": [*settings_of_runs()],
-        "of plugins": [*settings_of_plugins()],
-        "flags of commands": [*_flags_of_commands()],
+        "settings of runs": runs,
+        "of plugins": of_plugins,
+        "flags of commands": joined(flags),
     }
     near = [setting for settings in kinds.values() for setting in settings]
     total = f"{len(near)}: {', '.join(f'{len(each)} {kind}' for kind, each in kinds.items())}."
     if words:
+        errors += [_UNKNOWN.format(word) for word in words_of_none(near, words)]
         near = search_settings(near, words)
         total = f"{len(near)} settings have to do with this." if near else _NOTHING
     shown = near if everything or not words else near[:_MOST]
@@ -62,6 +72,8 @@ def settings(
         total,
         as_json=as_json,
     )
+    for error in errors:
+        print(visible(error), file=sys.stderr)
 
 
 def _flags_of_commands() -> Iterator[Setting]:
@@ -93,8 +105,9 @@ def _is_of_a_run(key: str) -> bool:
 
 def _lines(setting: Setting, *, whole: bool) -> Iterator[str]:
     facts = [f"default {setting.default}"] if setting.default else []
-    facts += [f"of {setting.plugin}"] if setting.plugin else []
-    facts += [f"`patchline {setting.command}`"] if setting.command != "run" else []
+    facts += [f"of {', '.join(setting.plugins)}"] if setting.plugins else []
+    if setting.commands != ("run",):
+        facts.append(", ".join(f"`patchline {each}`" for each in setting.commands))
     facts += [setting.docs] if setting.docs and whole else []
     yield f"{setting.flag}" + (f"  ({', '.join(facts)})" if facts else "")
     indent = "    "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from math import log1p
 from pathlib import Path
@@ -44,10 +44,10 @@ class Setting(FrozenModel):
     """A setting by the name that it has in a file; as a flag, a dash stands for each underscore."""
 
     name: str
-    plugin: str | None
-    """The plugin whose setting it is, as `KIND NAME`; None for a setting of every run."""
-    command: str
-    """The command that takes it as a flag."""
+    plugins: tuple[str, ...] = ()
+    """The plugins that have it, as `KIND NAME`; none for a setting of every run and for a flag."""
+    commands: tuple[str, ...]
+    """The commands that take it as a flag."""
     default: str | None
     help: str
     docs: str | None
@@ -61,7 +61,7 @@ class Setting(FrozenModel):
         default: object,
         said: str,
         *,
-        plugin: str | None = None,
+        plugins: tuple[str, ...] = (),
         command: str = "run",
     ) -> Self:
         """Return a setting with its help and default in words, and the page on it."""
@@ -71,8 +71,8 @@ class Setting(FrozenModel):
         nothing = isinstance(default, type) or default in (None, False, "", PydanticUndefined, {})
         return cls(
             name=name,
-            plugin=plugin,
-            command=command,
+            plugins=plugins,
+            commands=(command,),
             default=None if nothing else str(getattr(default, "name", default)),
             help=" ".join(said.split()),
             docs=max(pages, key=pages.count) if pages else None,
@@ -86,19 +86,41 @@ class Setting(FrozenModel):
 
 def settings_of_runs() -> Iterator[Setting]:
     """Yield the settings of every run, in the order of the file."""
-    yield from _fields(RunConfig, "", None)
+    yield from _fields(RunConfig, "")
 
 
-def settings_of_plugins() -> Iterator[Setting]:
-    """Yield the settings of all installed plugins; those of a broken plugin are not known."""
+def settings_of_plugins() -> tuple[list[Setting], list[str]]:
+    """Return the settings of all installed plugins, and why those of a broken plugin are unknown.
+
+    What several plugins have with the same meaning is one setting.
+    """
+    each, errors = list[Setting](), list[str]()
     for entry in installed():
         if entry.kind not in _SECTIONS:
             continue
         try:
             settings = config_class(entry.kind, entry.name)
-        except PluginError:
-            continue
-        yield from _fields(settings, f"{_SECTIONS[entry.kind]}.", f"{entry.kind} {entry.name}")
+        except PluginError as error:
+            errors.append(f"The settings of the plugin {entry.name} are not known: {error}")
+        else:
+            named = (f"{entry.kind} {entry.name}",)
+            each += _fields(settings, f"{_SECTIONS[entry.kind]}.", named)
+    return joined(each), errors
+
+
+def joined(settings: Iterable[Setting]) -> list[Setting]:
+    """Return the settings, with those of the same name and meaning as one."""
+    same: dict[tuple[str, str], Setting] = {}
+    for setting in settings:
+        first = same.setdefault((setting.name, setting.help), setting)
+        if first is not setting:
+            both = {
+                "plugins": tuple(dict.fromkeys((*first.plugins, *setting.plugins))),
+                "commands": tuple(dict.fromkeys((*first.commands, *setting.commands))),
+                "default": first.default if first.default == setting.default else None,
+            }
+            same[setting.name, setting.help] = first.model_copy(update=both)
+    return list(same.values())
 
 
 def search_settings(settings: Sequence[Setting], words: Sequence[str]) -> list[Setting]:
@@ -125,7 +147,7 @@ def search_settings(settings: Sequence[Setting], words: Sequence[str]) -> list[S
 def _counts(setting: Setting, stems_of_query: set[str]) -> dict[str, int]:
     """Return those of the words that a setting has to do with, and what each counts."""
     places = (
-        (_NAME, f"{setting.name} {setting.plugin or ''}"),
+        (_NAME, " ".join((setting.name, *setting.plugins))),
         (_HELP, setting.help),
         (_DOCS, " ".join(text for _, text in _mentions(setting.name))),
     )
@@ -145,18 +167,26 @@ def _stem(word: str) -> str:
     return _ENDINGS.sub("", word)
 
 
-def _fields(section: type[BaseModel], prefix: str, plugin: str | None) -> Iterator[Setting]:
+def words_of_none(settings: Sequence[Setting], words: Sequence[str]) -> list[str]:
+    """Return the words that no setting has to do with."""
+    stems = {word: {_stem(part) for part in _WORD.findall(word.lower())} for word in words}
+    return [word for word in words if not any(_counts(each, stems[word]) for each in settings)]
+
+
+def _fields(
+    section: type[BaseModel], prefix: str, plugins: tuple[str, ...] = ()
+) -> Iterator[Setting]:
     for key, field in section.model_fields.items():
         kind: Any = field.annotation
         if prefix == "" and key == "record":  # written by runs
             continue
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _fields(kind, f"{prefix}{key}.", plugin)
+            yield from _fields(kind, f"{prefix}{key}.", plugins)
         elif key != "options":  # the settings of a data source
             short = prefix == "data.options." and key in SHORT_OPTIONS
             default = field.get_default(call_default_factory=True, validated_data={})
             name = f"data.{key}" if short else f"{prefix}{key}"
-            yield Setting.of(name, default, field.description or "", plugin=plugin)
+            yield Setting.of(name, default, field.description or "", plugins=plugins)
 
 
 def _mentions(name: str) -> list[tuple[str, str]]:

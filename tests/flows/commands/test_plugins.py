@@ -190,6 +190,15 @@ def test_others_are_not_hurt(run_here: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
+def test_the_settings_of_a_broken_plugin_are_said_to_be_unknown(run_here: Command) -> None:
+    """The search finds those of all others."""
+    code, out, err = run_here("settings", "depth")
+    assert code == 0
+    assert "--model.depth" in out
+    assert f"The settings of the plugin lacking are not known: {_sentence('lacking')}\n" in err
+
+
+@pytest.mark.usefixtures("installed")
 def test_the_list_has_them_all_and_marks_what_it_can_know(run_here: Command) -> None:
     """Listing imports nothing, so it shows what is missing, unreadable or taken twice.
 

@@ -23,17 +23,20 @@ def known() -> list[Setting]:
 
 def test_all_settings_of_a_run_and_of_plugins_are_listed(known: list[Setting]) -> None:
     """With the default and the page that says most about it."""
-    names = {each.name: each for each in known if each.plugin is None and each.command == "run"}
+    names = {each.name: each for each in known if not each.plugins and "run" in each.commands}
     written = dotted(RunConfig().model_dump(mode="json", exclude={"record", "preset"}))
     free = {"data.options", "promotion.minimum", "promotion.maximum"}
     assert set(written) - set(names) <= free
     assert names["training.batch_size"].flag == "--training.batch-size"
     assert names["data.validation_fraction"].default == "0.15"
     assert names["training.teacher"].docs == "docs/how_to/teach.md"
-    plugins = {(each.plugin, each.name) for each in known}
-    assert ("model vit", "model.depth") in plugins
+    plugins = {(plugin, each.name) for each in known for plugin in each.plugins}
     assert ("patch_embedding linear", "model.patch_embedding.patch_size") in plugins
     assert ("data_source table", "data.label_column") in plugins
+    [depth] = [each for each in known if each.name == "model.depth"]
+    assert {"model vit", "model rope_vit", "model cct"} <= {*depth.plugins}
+    [allowed] = [each for each in known if each.name == "tls_key"]
+    assert allowed.commands == ("label", "serve")
     assert {"sweep.trials", "port", "work_pool"} <= {each.name for each in known}
 
 
@@ -57,6 +60,8 @@ def test_a_setting_is_found_by_what_it_has_to_do_with(
 
 
 def test_words_that_no_setting_has_find_nothing(known: list[Setting], run_here: RunHere) -> None:
-    """The command says so, and how to ask."""
+    """The command says so, and how to ask; of several words, which one."""
     assert search_settings(known, ["xylophone"]) == []
     assert "No setting has to do with these words." in run_here.out("settings", "xylophone")
+    code, _, err = run_here("settings", "learning", "raet")
+    assert (code, err) == (0, "No setting has to do with 'raet'. Check the spelling.\n")
