@@ -140,7 +140,7 @@ def _on_profiles(
     return _finding(
         kind, "warning" if apart else "note", marked.assign(reason=marked["profile"]),
         lambda count: f"{count:,} of {_images(len(rows))}",
-        "Reads them like all others as sRGB, in runs and in their packages alike. "
+        "Reads them as sRGB, like all others, in runs and in packages. "
         f"{words}Convert them to sRGB.",
     )  # fmt: skip
 
