@@ -34,6 +34,12 @@ class Former(NamedTuple):
 
 DECIDED: dict[str, Former] = {
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
+    "training.stochastic_depth_ramp": Former(
+        0.0, "the model's stochastic depth is constant during training"
+    ),
+    "training.patch_dropout_until": Former(
+        1.0, "the model's patch dropout is constant during training"
+    ),
 }
 """Former settings that the program decides, by dotted key."""
 

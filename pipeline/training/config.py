@@ -150,13 +150,6 @@ class TrainingConfig(FrozenModel):
     """Size of the training images for the first 60% of training, as a fraction of data.image_size;
     smaller images are faster to learn coarse structure from (arXiv 2405.08768)."""
 
-    stochastic_depth_ramp: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Fraction of training over which the model's stochastic depth rises linearly from 0."""
-
-    patch_dropout_until: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Fraction of training after which the model's patch dropout ends, so that the last steps
-    see whole images."""
-
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the forward pass: bfloat16 and float16 use autocast, float16 with a scaled loss
     (arXiv 1710.03740). auto measures float32 and bfloat16, or float16 on a GPU without bfloat16,
