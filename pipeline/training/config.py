@@ -138,10 +138,6 @@ class TrainingConfig(FrozenModel):
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Images per step."""
 
-    accumulation: Annotated[int, Field(ge=1, le=65_536)] = 1
-    """Number of micro-batches that the batch of a step is divided into, to save memory; batch norm
-    sees micro-batches."""
-
     retries_after_divergence: Annotated[int, Field(ge=0, le=20)] = 2
     """How often training may restart from the last validation, with half the learning rate, after
     the loss or the gradient became infinite or nan; 0 to stop with an error."""

@@ -252,7 +252,7 @@ class TrainStep:
     @property
     def micro_batches(self) -> int:
         """The number of micro-batches of the next step."""
-        return int(self.config.training.accumulation * 2**self.state.halvings_before_next_step)
+        return 1 << self.state.halvings_before_next_step
 
     def can_halve(self, part: BatchPart) -> bool:
         """Return whether a part of a batch can be divided further."""

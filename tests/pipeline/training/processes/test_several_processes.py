@@ -66,10 +66,10 @@ JOBS: dict[str, dict[str, Any]] = {
         "training": {
             **THREE,
             "cutmix": 1.0,
-            "accumulation": 2,
             "initial_image_scale": 0.5,
             "sampling": "balanced",
-        }
+        },
+        "record": {"halvings": [0]},
     },
     "whole": RANDOM,
     "stopped": RANDOM,
