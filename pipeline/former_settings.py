@@ -40,6 +40,9 @@ DECIDED: dict[str, Former] = {
     "training.patch_dropout_until": Former(
         1.0, "the model's patch dropout is constant during training"
     ),
+    "training.retries_after_divergence": Former(
+        2, "training restarts at most twice after a loss or gradient that is not finite"
+    ),
     "training.accumulation": Former(1, "batches are divided where the device is out of memory"),
 }
 """Former settings that the program decides, by dotted key."""

@@ -138,10 +138,6 @@ class TrainingConfig(FrozenModel):
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Images per step."""
 
-    retries_after_divergence: Annotated[int, Field(ge=0, le=20)] = 2
-    """How often training may restart from the last validation, with half the learning rate, after
-    the loss or the gradient became infinite or nan; 0 to stop with an error."""
-
     initial_image_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Size of the training images for the first 60% of training, as a fraction of data.image_size;
     smaller images are faster to learn coarse structure from (arXiv 2405.08768)."""
