@@ -43,6 +43,9 @@ DECIDED: dict[str, Former] = {
     "training.retries_after_divergence": Former(
         2, "training restarts at most twice after a loss or gradient that is not finite"
     ),
+    "optimizer.decay_fraction": Former(
+        0.2, "the learning rate of wsd falls in the last 20% of training"
+    ),
     "training.accumulation": Former(1, "batches are divided where the device is out of memory"),
 }
 """Former settings that the program decides, by dotted key."""

@@ -55,11 +55,8 @@ class OptimizerConfig(FrozenModel):
     larger one, such as 0.1."""
 
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """Learning rate after the warm-up: cosine and linear fall to zero, wsd stays constant and then
-    falls to zero (arXiv 2405.18392), constant does not fall."""
-
-    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Fraction of training with a falling learning rate, at the end; for wsd."""
+    """Learning rate after the warm-up: cosine and linear fall to zero, wsd stays constant and falls
+    to zero in the last 20% of training (arXiv 2405.18392), constant does not fall."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Momentum of muon and sgd."""

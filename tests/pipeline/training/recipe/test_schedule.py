@@ -42,7 +42,7 @@ def test_the_schedule_decides_what_follows_the_warm_up(
 ) -> None:
     """At a tenth, the end of the warm-up, each quarter of the rest, and the end."""
     progress = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-    factors = [learning_rate_factor(each, 0.2, schedule, 0.2) for each in progress]
+    factors = [learning_rate_factor(each, 0.2, schedule) for each in progress]
     assert factors == pytest.approx(expected)
 
 
