@@ -46,6 +46,7 @@ DECIDED: dict[str, Former] = {
     "optimizer.decay_fraction": Former(
         0.2, "the learning rate of wsd falls in the last 20% of training"
     ),
+    "training.token_views": Former(2, "the tokens of two views of each image are stored"),
     "training.accumulation": Former(1, "batches are divided where the device is out of memory"),
 }
 """Former settings that the program decides, by dotted key."""

@@ -123,11 +123,6 @@ class TrainingConfig(FrozenModel):
     """Number of blocks that last_blocks trains, together with the final normalization and the head;
     more blocks gain more from many images, and cost more."""
 
-    token_views: Annotated[int, Field(ge=1, le=100)] = 2
-    """Views of each image whose tokens are kept for last_blocks: the image itself, its mirror image
-    if the model predicts from both (test_time_flip), and augmented ones. Each takes 0.3 MB of disk
-    for an image of a ViT-B/16 at 224 pixels."""
-
     early_stopping: Annotated[int, Field(ge=1)] | None = None
     """Number of validations without improvement after which training stops; null to never stop
     early."""

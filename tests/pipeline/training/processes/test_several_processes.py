@@ -105,7 +105,7 @@ def ranks(make_shared: Make) -> Jobs:
     steps = -(-len(open_data(jobs["extending"]).training.rows) // THREE["batch_size"])
     earlier = ExtendedTraining(run_id="earlier", folder=jobs["diverged"].folder, steps=steps)
     jobs["extending"] = jobs["extending"].model_copy(update={"extends": earlier})
-    last: dict[str, Any] = {"trainable": "last_blocks", "last_blocks": 1, "token_views": 3}
+    last: dict[str, Any] = {"trainable": "last_blocks", "last_blocks": 1}
     for name, own in {"head": {}, "both": {"trainable": "head_then_all"}, "last": last}.items():
         jobs[name] = from_weights(
             make_shared,
