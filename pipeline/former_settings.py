@@ -47,6 +47,11 @@ DECIDED: dict[str, Former] = {
         0.2, "the learning rate of wsd falls in the last 20% of training"
     ),
     "training.token_views": Former(2, "the tokens of two views of each image are stored"),
+    "training.teacher_weight": Former(
+        0.5, "the teacher is half of the target of a labelled image"
+    ),
+    "training.teacher_temperature": Former(1.0, "the teacher's logits are not divided"),
+    "training.teacher_views": Former(2, "the teacher predicts each image and its mirror image"),
     "training.accumulation": Former(1, "batches are divided where the device is out of memory"),
 }
 """Former settings that the program decides, by dotted key."""

@@ -208,19 +208,6 @@ class TrainingConfig(FrozenModel):
     weights, or published ones such as timm:NAME or hf:OWNER/NAME. It has to know the same classes,
     and sees each image once, with its own preprocessing."""
 
-    teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the teacher in the target of a labelled image; the rest is its label. The target of
-    an unlabelled image is the teacher's alone."""
-
-    teacher_temperature: Annotated[float, Field(ge=0, le=20)] = 1.0
-    """Temperature that divides the teacher's logits: above 1 softens its probabilities, below 1
-    sharpens them, 0 takes its most probable class alone (hard distillation, arXiv 2012.12877). The
-    logits of the trained model are not divided."""
-
-    teacher_views: Annotated[int, Field(ge=1, le=10)] = 2
-    """Views of each image over which the teacher's probabilities are averaged: the image, its
-    mirror image unless data.mirror_symmetric denies it, and then crops at its corners."""
-
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
     what is evaluated and saved. Not used by schedule_free."""
