@@ -160,17 +160,6 @@ class TrainingConfig(FrozenModel):
     easy absent labels count less (arXiv 2009.14119). By default cross_entropy, or bce for images
     with several labels."""
 
-    asymmetric_gamma_neg: Annotated[float, Field(ge=0, le=10)] = 4.0
-    """Focusing exponent of absent labels in the asymmetric loss: larger ones make those that are
-    predicted well count less."""
-
-    asymmetric_gamma_pos: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Focusing exponent of present labels in the asymmetric loss."""
-
-    asymmetric_clip: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Probability of an absent label up to which it costs nothing in the asymmetric loss; what is
-    above counts from there."""
-
     label_smoothing: Annotated[
         Annotated[float, Field(ge=0, lt=1)] | None, Field(json_schema_extra={"sweep": "0..0.2"})
     ] = None
