@@ -1,10 +1,10 @@
 """Train the last blocks of a network from stored tokens, beginning with the fitted head.
 
 What the blocks below give for an image never changes, so their tokens are computed once, for two
-views of each image, and kept beside the features. The blocks above are then trained in the same loop as any model, at a fraction of its cost. The weights that are kept lie
-between the initial ones with the fitted head and the trained ones (`fine_tuning`), decided by the
-validation images. With fewer than 50 of them, training images are predicted too, each by a fit
-without its fold.
+views of each image, and kept beside the features. The blocks above are then trained in the same
+loop as any model, at a fraction of its cost. The weights that are kept lie between the initial ones
+with the fitted head and the trained ones (`fine_tuning`), decided by the validation images. With
+fewer than 50 of them, training images are predicted too, each by a fit without its fold.
 
 Several processes compute features and tokens together, and then each of the fits. The head, and how
 far to go from it, are found in the process that has started them.
