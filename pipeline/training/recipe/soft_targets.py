@@ -2,8 +2,8 @@
 
 Hinton et al., Distilling the knowledge in a neural network (arXiv 1503.02531): the probabilities of
 a better model say more about an image than its label. The target of a labelled image is the mean of
-its smoothed label and the teacher, that of an unlabelled image the teacher's alone. So the rows of one matrix take the place of class
-indices, and nothing else in the training differs.
+its smoothed label and the teacher's probabilities, that of an unlabelled image the teacher's alone.
+So the rows of one matrix take the place of class indices, and nothing else in the training differs.
 
 The teacher's probabilities are averaged over its views of an image, instead of being kept for each:
 a mean over the image and its mirror image is a better prediction than that of either, and a student
