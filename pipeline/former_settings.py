@@ -49,9 +49,7 @@ DECIDED: dict[str, Former] = {
         2, "training restarts at most twice after a loss or gradient that is not finite"
     ),
     "training.token_views": Former(2, "the tokens of two views of each image are stored"),
-    "training.teacher_weight": Former(
-        0.5, "the teacher is half of the target of a labelled image"
-    ),
+    "training.teacher_weight": Former(0.5, "the teacher is half of the target of a labelled image"),
     "training.teacher_temperature": Former(1.0, "the teacher's logits are not divided"),
     "training.teacher_views": Former(2, "the teacher predicts each image and its mirror image"),
     "training.asymmetric_gamma_neg": Former(4.0, _ASYMMETRIC),

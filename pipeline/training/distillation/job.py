@@ -25,6 +25,7 @@ from patchline.pipeline.workers.worker_process import Worker
 from patchline.pipeline.workers.worker_start import LocalLauncher
 from patchline.pipeline.workspace import remote_data
 
+
 class ImagesToTeach(FrozenModel):
     """Images of a manifest."""
 
