@@ -32,8 +32,29 @@ class Former(NamedTuple):
     """What decides it now, as a sentence without a full stop."""
 
 
+_ASYMMETRIC = "the asymmetric loss has the exponents 4 and 0 and the clip 0.05 of its paper"
 DECIDED: dict[str, Former] = {
+    "optimizer.decay_fraction": Former(
+        0.2, "the learning rate of wsd falls in the last 20% of training"
+    ),
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
+    "training.stochastic_depth_ramp": Former(
+        0.0, "the model's stochastic depth is constant during training"
+    ),
+    "training.patch_dropout_until": Former(
+        1.0, "the model's patch dropout is constant during training"
+    ),
+    "training.accumulation": Former(1, "batches are divided where the device is out of memory"),
+    "training.retries_after_divergence": Former(
+        2, "training restarts at most twice after a loss or gradient that is not finite"
+    ),
+    "training.token_views": Former(2, "the tokens of two views of each image are stored"),
+    "training.teacher_weight": Former(0.5, "the teacher is half of the target of a labelled image"),
+    "training.teacher_temperature": Former(1.0, "the teacher's logits are not divided"),
+    "training.teacher_views": Former(2, "the teacher predicts each image and its mirror image"),
+    "training.asymmetric_gamma_neg": Former(4.0, _ASYMMETRIC),
+    "training.asymmetric_gamma_pos": Former(0.0, _ASYMMETRIC),
+    "training.asymmetric_clip": Former(0.05, _ASYMMETRIC),
 }
 """Former settings that the program decides, by dotted key."""
 

@@ -48,7 +48,6 @@ from patchline.pipeline.planning.weights_choice import (
 from patchline.pipeline.plugin_system.plugin_loader import Kind
 from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
 from patchline.pipeline.training.config import duration_seconds
-from patchline.pipeline.training.distillation.job import views_of
 from patchline.pipeline.training.distillation.teacher import teacher_folder
 from patchline.pipeline.training.initial_weights import local_weights, recipe
 from patchline.pipeline.training.initial_weights.record import InitialWeights
@@ -276,8 +275,7 @@ def _teacher_passes(config: RunConfig, data: IngestedData) -> int:
     """Return how many images a teacher predicts, times their views; 0 without one."""
     if config.training.teacher is None:
         return 0
-    views = views_of(config.training.teacher_views, mirrored=data.mirror.is_symmetric)
-    return data.training_images * len(views)
+    return data.training_images * (2 if data.mirror.is_symmetric else 1)
 
 
 def _can_be_folded(config: RunConfig, data: IngestedData, facts: DataFacts) -> bool:

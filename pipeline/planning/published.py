@@ -19,6 +19,7 @@ from patchline.pipeline.presets import PresetName
 from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.initial_weights import recipe
+from patchline.pipeline.training.job import TOKEN_VIEWS
 
 FEATURES = "features"
 """The candidate that stands for the initial weights; its speed is that of their features."""
@@ -121,8 +122,7 @@ class Published:
         """How long the last blocks are trained, in all fits that share an epoch."""
         data, user = self.facts.data, self.user
         share = min(1.0, self.blocks / user.get("model.depth", _DEPTH))
-        views = user.get("training.token_views", TrainingConfig().token_views)
-        tokens = (1 - share) * views * (data.training_images + data.validation_images)
+        tokens = (1 - share) * TOKEN_VIEWS * (data.training_images + data.validation_images)
         folds = FOLDS_OF_BLOCKS if data.validation_images < FEWEST_VALIDATION else 1
         share = max(share, 1 / _DEPTH)
         fits = (folds + bool(user.get("training.refit"))) * share

@@ -50,8 +50,7 @@ SUITABLE = (
 """Settings of the user that mean the same with trained weights."""
 _OF_MORE_THAN_A_HEAD = (
     *("training.epochs", "training.max_epochs", "training.batch_size", "training.last_blocks"),
-    *("training.token_views", "optimizer.learning_rate", "optimizer.layer_decay"),
-    "optimizer.weight_decay",
+    *("optimizer.learning_rate", "optimizer.layer_decay", "optimizer.weight_decay"),
 )
 """Settings of the user that all weights and the last blocks are trained with, and a head alone is
 not. Any other asks for a network that is trained from scratch."""

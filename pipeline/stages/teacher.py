@@ -131,7 +131,7 @@ class Teach(Stage[Taught]):
             "splits": ", ".join(job.images[0].splits),
             "classes": repr(job.classes),
             "teacher": job.sha256,
-            "views": f"{job.views}, {'mirrored' if job.mirrored else 'not mirrored'}",
+            "mirrored": str(job.mirrored),
             "device": job.device,
             "threads": str(job.threads),
             "code": stage_keys.code(*self.code),
@@ -157,9 +157,9 @@ class Teach(Stage[Taught]):
 
     def after(self, result: Taught) -> None:
         """Say how far the teacher and the labels agree; the data then tells who taught."""
-        data, weight = self.data, self.config.training.teacher_weight
+        data = self.data
         self.context.reporting.note(result.sentence(data.seen_before))
-        taught_by = f"{self._teacher().described()}: {result.share_in_targets(weight)}"
+        taught_by = f"{self._teacher().described()}: {result.share_in_targets}"
         self.context.put(data.model_copy(update={"taught_by": taught_by}))
 
     def tags(self, result: Taught) -> dict[str, str]:
@@ -200,7 +200,6 @@ class Teach(Stage[Taught]):
                 ImagesToTeach(manifest_file=file.resolve(), root=root, splits=splits)
                 for file, root, splits in images
             ),
-            views=config.training.teacher_views,
             mirrored=data.mirror.is_symmetric,
             device=choose_device(config.training, cached_machine()),
             threads=config.training.threads,

@@ -200,23 +200,17 @@ class Checkpoints:
 
     Args:
         folder: the folder of the training run.
-        restarts: whether training may restart from its last validation.
         writes: whether this rank writes the files; the others read them.
         clock: the clock that says when the next checkpoint is due.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        restarts: bool = False,
-        writes: bool = True,
-        clock: SharedClock | None = None,
+        self, folder: Path, *, writes: bool = True, clock: SharedClock | None = None
     ) -> None:
         self.restart_point: RestartPoint | None = None
         self.exist = False
         """Whether there is a checkpoint."""
-        self._restarts, self._writes, self._clock = restarts, writes, clock or SharedClock()
+        self._writes, self._clock = writes, clock or SharedClock()
         self._restart_steps: tuple[int, ...] = ()  # of the restart points of both checkpoints
         self._folder = folder
         self._last, self._previous = folder / LAST, folder / PREVIOUS
@@ -236,9 +230,8 @@ class Checkpoints:
 
     def mark(self, state: TrainState) -> None:
         """Keep a state, which has just been validated or built, in memory as the restart point."""
-        if self._restarts:
-            earlier = self.restart_point
-            self.restart_point = RestartPoint.of(state, earlier, copies=self._writes)
+        earlier = self.restart_point
+        self.restart_point = RestartPoint.of(state, earlier, copies=self._writes)
 
     def write(self, state: TrainState) -> None:
         """Write the state, and keep the previous checkpoint; all ranks call this together."""
@@ -298,7 +291,7 @@ class Checkpoints:
             DamagedFileError: if its file is missing or damaged.
         """
         step = state.history[-1].step if state.history else 0
-        if not self._restarts or step == 0:
+        if step == 0:
             return
         if step == state.step:
             self.mark(state)

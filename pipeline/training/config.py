@@ -55,11 +55,8 @@ class OptimizerConfig(FrozenModel):
     larger one, such as 0.1."""
 
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    """Learning rate after the warm-up: cosine and linear fall to zero, wsd stays constant and then
-    falls to zero (arXiv 2405.18392), constant does not fall."""
-
-    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Fraction of training with a falling learning rate, at the end; for wsd."""
+    """Learning rate after the warm-up: cosine and linear fall to zero, wsd stays constant and falls
+    to zero in the last 20% of training (arXiv 2405.18392), constant does not fall."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Momentum of muon and sgd."""
@@ -126,11 +123,6 @@ class TrainingConfig(FrozenModel):
     """Number of blocks that last_blocks trains, together with the final normalization and the head;
     more blocks gain more from many images, and cost more."""
 
-    token_views: Annotated[int, Field(ge=1, le=100)] = 2
-    """Views of each image whose tokens are kept for last_blocks: the image itself, its mirror image
-    if the model predicts from both (test_time_flip), and augmented ones. Each takes 0.3 MB of disk
-    for an image of a ViT-B/16 at 224 pixels."""
-
     early_stopping: Annotated[int, Field(ge=1)] | None = None
     """Number of validations without improvement after which training stops; null to never stop
     early."""
@@ -138,24 +130,9 @@ class TrainingConfig(FrozenModel):
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Images per step."""
 
-    accumulation: Annotated[int, Field(ge=1, le=65_536)] = 1
-    """Number of micro-batches that the batch of a step is divided into, to save memory; batch norm
-    sees micro-batches."""
-
-    retries_after_divergence: Annotated[int, Field(ge=0, le=20)] = 2
-    """How often training may restart from the last validation, with half the learning rate, after
-    the loss or the gradient became infinite or nan; 0 to stop with an error."""
-
     initial_image_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Size of the training images for the first 60% of training, as a fraction of data.image_size;
     smaller images are faster to learn coarse structure from (arXiv 2405.08768)."""
-
-    stochastic_depth_ramp: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Fraction of training over which the model's stochastic depth rises linearly from 0."""
-
-    patch_dropout_until: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Fraction of training after which the model's patch dropout ends, so that the last steps
-    see whole images."""
 
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the forward pass: bfloat16 and float16 use autocast, float16 with a scaled loss
@@ -182,17 +159,6 @@ class TrainingConfig(FrozenModel):
     class (arXiv 2110.00476, section 2); asymmetric, for images with several labels, a bce in which
     easy absent labels count less (arXiv 2009.14119). By default cross_entropy, or bce for images
     with several labels."""
-
-    asymmetric_gamma_neg: Annotated[float, Field(ge=0, le=10)] = 4.0
-    """Focusing exponent of absent labels in the asymmetric loss: larger ones make those that are
-    predicted well count less."""
-
-    asymmetric_gamma_pos: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Focusing exponent of present labels in the asymmetric loss."""
-
-    asymmetric_clip: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Probability of an absent label up to which it costs nothing in the asymmetric loss; what is
-    above counts from there."""
 
     label_smoothing: Annotated[
         Annotated[float, Field(ge=0, lt=1)] | None, Field(json_schema_extra={"sweep": "0..0.2"})
@@ -230,19 +196,6 @@ class TrainingConfig(FrozenModel):
     distillation, arXiv 1503.02531): a model version such as flowers@champion, a run, a file of
     weights, or published ones such as timm:NAME or hf:OWNER/NAME. It has to know the same classes,
     and sees each image once, with its own preprocessing."""
-
-    teacher_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the teacher in the target of a labelled image; the rest is its label. The target of
-    an unlabelled image is the teacher's alone."""
-
-    teacher_temperature: Annotated[float, Field(ge=0, le=20)] = 1.0
-    """Temperature that divides the teacher's logits: above 1 softens its probabilities, below 1
-    sharpens them, 0 takes its most probable class alone (hard distillation, arXiv 2012.12877). The
-    logits of the trained model are not divided."""
-
-    teacher_views: Annotated[int, Field(ge=1, le=10)] = 2
-    """Views of each image over which the teacher's probabilities are averaged: the image, its
-    mirror image unless data.mirror_symmetric denies it, and then crops at its corners."""
 
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is

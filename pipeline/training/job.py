@@ -159,6 +159,11 @@ class ExtendedTraining(FrozenModel):
     """Number of steps that were done."""
 
 
+TOKEN_VIEWS = 2
+"""Views of each image whose tokens are stored: the image itself, and its mirror image if the model
+predicts from both (test_time_flip), otherwise an augmented one."""
+
+
 class StoredTokens(FrozenModel):
     """The tokens that a fit starts from in place of images, and the head that it starts with.
 

@@ -57,6 +57,8 @@ from patchline.pipeline.workers.event_log import EventWriter
 
 _LONG_RUN_SECONDS = 20.0
 """A shorter training does not measure its share of the machine's matrix-product rate."""
+_MOST_RESTARTS = 2
+"""How often the learning rate is halved after a loss or gradient that is not finite."""
 _AVERAGED = "averaged"
 """Folder of the average of the last weights."""
 
@@ -82,12 +84,7 @@ class Training:
         self.validator = Validator(
             self.data, self.step.objective, job.image, device, self.step.precision, self.ranks
         )
-        self.checkpoints = Checkpoints(
-            job.folder,
-            restarts=settings.retries_after_divergence > 0,
-            writes=self.ranks.is_first,
-            clock=self.clock,
-        )
+        self.checkpoints = Checkpoints(job.folder, writes=self.ranks.is_first, clock=self.clock)
         self.last_weights = LastWeights(job.folder, settings.average_last)
         self._recent_rate = RecentRate()
 
@@ -351,7 +348,7 @@ class Training:
         for file in files:
             self.events.write("artifact", path=str(file), name=file.name)
         self.ranks.wait_for_first()
-        if point is None or len(state.rate_cuts) >= self.config.training.retries_after_divergence:
+        if point is None or len(state.rate_cuts) >= _MOST_RESTARTS:
             coarse = self.step.precision != "float32"
             other = ", or set training.precision to float32" if coarse else ""
             raise RunError(

@@ -98,12 +98,11 @@ class OutOfMemoryRetry(RollbackOnError):  # noqa: N818 - no exception
     def _say_halved(self, step: TrainStep) -> None:
         halvings = step.state.halvings
         halved = sum(at <= halvings[-1] for at in halvings)
-        settings = step.config.training
-        parts = settings.accumulation * 2**halved
+        images = step.config.training.batch_size
         self._events.write(
             "warning",
-            message=f"The device is out of memory: each batch of {settings.batch_size} images is "
-            f"now divided into {parts} micro-batches. The effective batch size is unchanged.",
+            message=f"The device is out of memory: each batch of {images} images is now divided "
+            f"into {1 << halved} micro-batches. The effective batch size is unchanged.",
         )
 
 

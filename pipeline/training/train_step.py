@@ -39,7 +39,7 @@ from patchline.pipeline.training.recipe.optimizer import (
     averages_itself,
     build_optimizer,
 )
-from patchline.pipeline.training.recipe.progressive_learning import ModelSchedules, ProgressiveSize
+from patchline.pipeline.training.recipe.progressive_learning import ProgressiveSize
 from patchline.pipeline.training.recipe.schedule import learning_rate
 from patchline.pipeline.training.recipe.weight_averaging import MovingAverage
 from patchline.pipeline.training.step_plan import StepPlan
@@ -128,7 +128,6 @@ class TrainStep:
     device: torch.device
     precision: str
     size: ProgressiveSize
-    schedules: ModelSchedules
     finite: FiniteCheck
     """Check for a loss or a gradient that is not finite."""
     retry: RollbackOnError
@@ -197,7 +196,6 @@ class TrainStep:
         model = self.replica or state.model
         images_BHWC, targets = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         torch.manual_seed(_step_seed(self.config.seed, state.step, self.ranks.rank))
-        self.schedules.apply(progress)
         inputs_BCHW = self.size.resized(normalised(images_BHWC, self.image), progress)
         mix = draw_mix(self.config.training, self.config.seed, state.step, *inputs_BCHW.shape[-2:])
         shown_B = targets if targets.ndim == 1 else targets.argmax(1)
@@ -254,7 +252,7 @@ class TrainStep:
     @property
     def micro_batches(self) -> int:
         """The number of micro-batches of the next step."""
-        return int(self.config.training.accumulation * 2**self.state.halvings_before_next_step)
+        return 1 << self.state.halvings_before_next_step
 
     def can_halve(self, part: BatchPart) -> bool:
         """Return whether a part of a batch can be divided further."""
@@ -322,7 +320,6 @@ def first_step(
         device=device,
         precision=precision,
         size=size,
-        schedules=ModelSchedules(settings, model),
         finite=finite(ranks.sum),
         retry=retry or RollbackOnError(),
         ranks=ranks,

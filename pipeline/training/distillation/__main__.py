@@ -22,7 +22,6 @@ from patchline.pipeline.training.distillation.job import (
     TeachingJob,
     class_columns,
     rows_of,
-    views_of,
 )
 from patchline.pipeline.training.distillation.predictions import (
     DecodedImages,
@@ -49,7 +48,7 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
     calibration = description.logit_calibration
     if isinstance(calibration, LabelCalibration):
         model = CalibratedModel(model, calibration)
-    elif calibration.bias:  # `training.teacher_temperature` is in place of its temperature
+    elif calibration.bias:  # its temperature is left out
         model = CalibratedModel(model, calibration.undivided())
     tables = [rows_of(each) for each in job.images]
     files = [
@@ -58,7 +57,7 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
         for path, sha256 in zip(table["path"], table["sha256"], strict=True)
     ]
     images = DecodedImages(files, description.image)
-    views, began = views_of(job.views, mirrored=job.mirrored), time.monotonic()
+    began = time.monotonic()
     outputs = TeacherOutputs.of(
         model.to(device),
         job.sha256,
@@ -67,7 +66,7 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
         job.workspace,
         device,
         columns=columns,
-        views=views,
+        mirrored=job.mirrored,
     )
 
     def rate() -> float:
@@ -83,7 +82,7 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
         splits=job.images[0].splits,
         labelled=len(labelled),
         unlabelled=sum(map(len, tables[1:])),
-        views=len(views),
+        views=outputs.views,
         task=job.task,
         agreement=_agreement(file, labelled, job),
         images_per_second=rate(),

@@ -16,6 +16,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import by_number, counted, few_names
+from patchline.pipeline.training.recipe.soft_targets import TEACHER_WEIGHT
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.job_paths import SAME_PLACE
 from patchline.pipeline.workers.missing_data import missing_data, stays_here
@@ -23,35 +24,6 @@ from patchline.pipeline.workers.worker_parts import write_lines
 from patchline.pipeline.workers.worker_process import Worker
 from patchline.pipeline.workers.worker_start import LocalLauncher
 from patchline.pipeline.workspace import remote_data
-
-_CROP = 7 / 8
-
-
-class View(NamedTuple):
-    """A part of the image, as fractions of its sides, and whether it is mirrored."""
-
-    top: float = 0.0
-    left: float = 0.0
-    side: float = 1.0
-    mirrored: bool = False
-
-
-_REST = 1 - _CROP
-VIEWS = (
-    View(),
-    View(mirrored=True),
-    View(0, 0, _CROP),
-    View(_REST, _REST, _CROP),
-    View(0, _REST, _CROP),
-    View(_REST, 0, _CROP),
-)
-"""Views in the order in which they are taken: crops lie in the corners, as much of an image as the
-usual augmentation keeps at least."""
-
-
-def views_of(count: int, *, mirrored: bool) -> tuple[View, ...]:
-    """Return the first views; without mirror images, one less where there is one among them."""
-    return tuple(view for view in VIEWS[:count] if mirrored or not view.mirrored)
 
 
 class ImagesToTeach(FrozenModel):
@@ -77,9 +49,8 @@ class TeachingJob(FrozenModel):
     """Task of the run and of its teacher."""
     images: tuple[ImagesToTeach, ...]
     """The labelled images, then the unlabelled ones."""
-    views: int
     mirrored: bool
-    """Whether a mirrored image still shows its class."""
+    """Whether a mirrored image still shows its class, so that it is predicted too."""
     device: str
     threads: int | None
     workspace: Path
@@ -109,14 +80,11 @@ class Taught(FrozenModel):
         """Number of all images."""
         return self.labelled + self.unlabelled
 
-    def share_in_targets(self, weight: float) -> str:
-        """Return what its predictions are for the training, as a clause.
-
-        Args:
-            weight: share of the teacher in the target of a labelled image.
-        """
+    @property
+    def share_in_targets(self) -> str:
+        """What its predictions are for the training, as a clause."""
         labelled = counted(self.labelled, "labelled image")
-        words = f"its predictions are {weight:.0%} of the targets of {labelled}"
+        words = f"its predictions are {TEACHER_WEIGHT:.0%} of the targets of {labelled}"
         if self.unlabelled:
             words += f", and the targets of {counted(self.unlabelled, 'unlabelled image')}"
         return f"{words}; {self._agrees}"

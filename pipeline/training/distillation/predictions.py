@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.child_processes import threads
@@ -34,7 +33,6 @@ from patchline.pipeline.models.probing.features import (
     write_index,
 )
 from patchline.pipeline.models.probing.stored_rows import Progress, Rows, StoredRows
-from patchline.pipeline.training.distillation.job import View
 from patchline.pipeline.workspace.files.resumable_work import EarlierResult, ResumableArray
 from patchline.pipeline.workspace.files.workspace_folder import PREDICTIONS
 from patchline.plugin_api import ImageSpec
@@ -96,14 +94,14 @@ class TeacherOutputs(StoredRows):
 
     Attributes:
         columns: the teacher's outputs that are the classes of the run, in the run's order.
-        views: the views of each image that the teacher predicts.
+        mirrored: whether the teacher predicts the mirror image of each image, too.
         weights: digest of the teacher's weights.
     """
 
     what = "predictions"
 
     columns: tuple[int, ...]
-    views: tuple[View, ...]
+    mirrored: bool
     weights: str
 
     @classmethod
@@ -117,7 +115,7 @@ class TeacherOutputs(StoredRows):
         device: torch.device,
         *,
         columns: tuple[int, ...],
-        views: tuple[View, ...],
+        mirrored: bool,
     ) -> Self:
         """Return the outputs for some images, in a folder of the workspace.
 
@@ -129,7 +127,7 @@ class TeacherOutputs(StoredRows):
             workspace: the folder `.patchline`.
             device: the device that the model is on.
             columns: the teacher's outputs that are the classes of the run, in the run's order.
-            views: the views of each image to predict.
+            mirrored: whether to predict the mirror image of each image, too.
         """
         outputs = cls(
             model,
@@ -141,7 +139,7 @@ class TeacherOutputs(StoredRows):
             "float32",
             suitable_batch_size(image, device),
             columns,
-            views,
+            mirrored,
             weights,
             contents=tuple(file.sha256 for file in images.files),
         )
@@ -166,14 +164,18 @@ class TeacherOutputs(StoredRows):
         return feature_array(self.folder, _NAME, (len(self.rows), self._dimensions))
 
     @property
+    def views(self) -> int:
+        """Number of views of each image."""
+        return 2 if self.mirrored else 1
+
+    @property
     def _dimensions(self) -> int:
-        return len(self.views) * len(self.columns)
+        return self.views * len(self.columns)
 
     @property
     def _computed_with(self) -> list[Any]:
-        views = [list(view) for view in self.views]
         columns = list(self.columns)
-        return [_FORMAT, self.weights, repr(self.image), columns, views, self.device.type]
+        return [_FORMAT, self.weights, repr(self.image), columns, self.mirrored, self.device.type]
 
     def _earlier(self) -> Iterator[EarlierResult]:
         return earlier_features(self.folder, self._computed_with, self._dimensions)
@@ -181,18 +183,7 @@ class TeacherOutputs(StoredRows):
     def _of_rows(self, rows: Rows) -> torch.Tensor:
         images_BCHW = normalised(self._transfers.to_device(self.images[rows]), self.image)
         columns = list(self.columns)
-        logits = [self.model(viewed(images_BCHW, view))[:, columns] for view in self.views]
+        logits = [self.model(images_BCHW)[:, columns]]
+        if self.mirrored:
+            logits.append(self.model(images_BCHW.flip(3))[:, columns])
         return self._transfers.to_host(torch.stack(logits, 1).flatten(1).float())
-
-
-def viewed(images_BCHW: torch.Tensor, view: View) -> torch.Tensor:
-    """Return a view of images, in their size."""
-    height, width = images_BCHW.shape[-2:]
-    if view.side < 1:
-        top, left = round(view.top * height), round(view.left * width)
-        bottom, right = top + round(view.side * height), left + round(view.side * width)
-        part_BCHW = images_BCHW[:, :, top:bottom, left:right]
-        images_BCHW = functional.interpolate(
-            part_BCHW, size=(height, width), mode="bilinear", align_corners=False
-        )
-    return images_BCHW.flip(3) if view.mirrored else images_BCHW

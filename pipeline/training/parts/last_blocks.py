@@ -1,11 +1,10 @@
 """Train the last blocks of a network from stored tokens, beginning with the fitted head.
 
-What the blocks below give for an image never changes, so their tokens are computed once, for the
-image itself and for augmented views of it, and kept beside the features. The blocks above are then
-trained in the same loop as any model, at a fraction of its cost. The weights that are kept lie
-between the initial ones with the fitted head and the trained ones (`fine_tuning`), decided by the
-validation images. With fewer than 50 of them, training images are predicted too, each by a fit
-without its fold.
+What the blocks below give for an image never changes, so their tokens are computed once, for two
+views of each image, and kept beside the features. The blocks above are then trained in the same
+loop as any model, at a fraction of its cost. The weights that are kept lie between the initial ones
+with the fitted head and the trained ones (`fine_tuning`), decided by the validation images. With
+fewer than 50 of them, training images are predicted too, each by a fit without its fold.
 
 Several processes compute features and tokens together, and then each of the fits. The head, and how
 far to go from it, are found in the process that has started them.
@@ -22,7 +21,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import folds
@@ -41,7 +39,7 @@ from patchline.pipeline.models.probing.linear_fit import (
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.checkpoint import FINAL
 from patchline.pipeline.training.config import duration_seconds, with_changes
-from patchline.pipeline.training.job import StoredTokens, TrainingJob
+from patchline.pipeline.training.job import TOKEN_VIEWS, StoredTokens, TrainingJob
 from patchline.pipeline.training.parts import fine_tuning
 from patchline.pipeline.training.parts.fine_tuning import head_first
 from patchline.pipeline.training.parts.probe import FeatureNetwork, frozen_network, head_of_rows
@@ -66,8 +64,6 @@ from patchline.pipeline.workspace.run_memory import stage_keys
 _HEAD_FILE, _WEIGHTS = "fitted_head.safetensors", "weights"
 _FOLDS_FOLDER = "held_out"
 _TOO_FEW_TO_MEASURE = 16
-_WITH_MIRROR = 2
-"""Views of an image that is predicted together with its mirror image."""
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, torch.Tensor]
 Result = TypeVar("Result", bound=FrozenModel)
@@ -151,8 +147,6 @@ def train_last_blocks(
     tokens = _tokens_of_ranks(job, events, run)
     frozen, fitted = _frozen_with_head(job, events)
     start = _Start(job, frozen, tokens or _stored_tokens(job, frozen, events), run)
-    if words := note_on_views(job.config, mirrored=start.tokens.mirrored):
-        events.write("note", message=words)
     parts = _parts_to_hold_out(job, frozen)
     fit = start.fit(events, _share_of_limit(job, len(parts)))
     logits_SMK = fit.logits_along()
@@ -168,7 +162,7 @@ def train_last_blocks(
     )
     own = {
         "blocks": job.config.training.last_blocks,
-        "views": job.config.training.token_views,
+        "views": TOKEN_VIEWS,
         "regularization": c_used,
     }
     record = chosen.model_copy(update=own)
@@ -300,8 +294,7 @@ def _stored_tokens(
         rows=folds.used_rows(usable),
         image=job.image,
         augmentation=SeededAugmentation(job.config.augmentation, job.image, job.config.seed),
-        augmented="\n".join(identity) if settings.token_views > 1 + mirrored else "",
-        views=max(settings.token_views, 1 + mirrored),
+        augmented="" if mirrored else "\n".join(identity),
         mirrored=mirrored,
         folder=frozen.folder,
         device=frozen.device,
@@ -325,23 +318,11 @@ def _announce(store: TokenStore, events: EventWriter, processes: int) -> None:
     """Say how large the tokens are that are not stored yet, and how long they take."""
     if left := store.remaining():
         size = left * store.bytes_per_image() / 1e9
-        words = f"tokens of {counted(left, 'image')} in {counted(store.views, 'view')}: "
+        words = f"tokens of {counted(left, 'image')} in {TOKEN_VIEWS} views: "
         words += f"{size:.2g} GB"
         if left > _TOO_FEW_TO_MEASURE:
             words += f", about {duration(left * store.seconds_per_image() / processes)}"
         events.write("note", message=words)
-
-
-def note_on_views(config: RunConfig, *, mirrored: bool) -> str:
-    """Return why the augmentation has no effect, although it was asked for; else nothing."""
-    name, views = config.augmentation.name, config.training.token_views
-    if name == "none" or not mirrored or views > _WITH_MIRROR:
-        return ""
-    return (
-        f"augmentation.name {name} has no effect: training.token_views is {views}, and the model "
-        "predicts from an image and its mirror image (test_time_flip), which are two views; "
-        f"training.token_views {2 * _WITH_MIRROR} adds two augmented ones"
-    )
 
 
 # -- training images that are predicted by fits without them -----------------------------------

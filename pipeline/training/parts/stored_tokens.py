@@ -34,7 +34,7 @@ from patchline.pipeline.models.layers.vision_transformer import VisionTransforme
 from patchline.pipeline.models.probing.linear_head import evaluating
 from patchline.pipeline.models.probing.stored_rows import Batch, Progress, Rows, StoredRows
 from patchline.pipeline.training.checkpoint import PREVIOUS
-from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job import TOKEN_VIEWS, TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.parts import fine_tuning
 from patchline.pipeline.training.parts.after_folds import Refit
@@ -62,10 +62,8 @@ class TokenStore(StoredRows):
 
     Attributes:
         blocks: number of blocks before the tokens.
-        augmentation: what makes the further views; view v looks as in epoch v.
+        augmentation: what makes the second view, unless `mirrored`; it looks as in epoch 1.
         augmented: text that identifies the augmentation with its settings and seed.
-        views: number of views of each image: itself, its mirror image if `mirrored`, and augmented
-            ones.
         mirrored: whether the second view is the mirror image.
     """
 
@@ -74,7 +72,6 @@ class TokenStore(StoredRows):
     blocks: int
     augmentation: SeededAugmentation
     augmented: str
-    views: int
     mirrored: bool
 
     def bytes_per_image(self) -> int:
@@ -92,10 +89,9 @@ class TokenStore(StoredRows):
         needed, free = self.array().bytes_to_allocate(), shutil.disk_usage(self.folder).free
         if needed + _LEFT_BYTES > free and needed:
             raise StorageError(
-                f"The tokens of {len(self.rows):,} images in {self.views} views take "
+                f"The tokens of {len(self.rows):,} images in {TOKEN_VIEWS} views take "
                 f"{needed / 1e9:.3g} GB more, but the disk of {self.folder} has {free / 1e9:.3g} "
-                "GB left, of which 1 stays free. Free some, lower training.token_views, or set "
-                "training.trainable to head."
+                "GB left, of which 1 stays free. Free some, or set training.trainable to head."
             )
 
     def file(self, on_progress: Progress | None = None) -> Path:
@@ -117,7 +113,7 @@ class TokenStore(StoredRows):
         rows = hashlib.sha256(np.ascontiguousarray(self.rows, np.int64).tobytes()).hexdigest()
         identity = [
             *(_FORMAT, rows, self.blocks, self.batch_size, self.precision, self.device.type),
-            *(self.views, self.mirrored, self.augmented),
+            *(TOKEN_VIEWS, self.mirrored, self.augmented),
         ]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
         with evaluating(self.model):
@@ -125,7 +121,7 @@ class TokenStore(StoredRows):
                 1, self.image.channels, self.image.height, self.image.width, device=self.device
             )
             _, tokens, dimensions = self.model.tokens_after(zeros_1CHW, 0).shape
-        shape = (len(self.rows), self.views, tokens, dimensions)
+        shape = (len(self.rows), TOKEN_VIEWS, tokens, dimensions)
         return ResumableArray(
             self.folder / f"tokens-{name}.npy", shape, np.float16, "stored tokens"
         )
@@ -149,18 +145,14 @@ class TokenStore(StoredRows):
         """Return the tokens (B, V, N, D) of some images."""
         to_device = self._transfers.to_device
         original_BHWC = np.array(self.images[rows])
-        rows_B = to_device(rows)
-        views = []
-        for view in range(self.views):
-            if view == 1 and self.mirrored:
-                pixels_BHWC = to_device(original_BHWC).flip(2)
-            elif view:
-                changed = self.augmentation.by_image(original_BHWC, view, rows.tolist())
-                pixels_BHWC = self.augmentation.by_batch(to_device(changed), view, rows_B)
-            else:
-                pixels_BHWC = to_device(original_BHWC)
-            views.append(self._tokens(pixels_BHWC))
-        return self._transfers.to_host(torch.stack(views, 1))
+        pixels_BHWC = to_device(original_BHWC)
+        first_BND = self._tokens(pixels_BHWC)
+        if self.mirrored:
+            pixels_BHWC = pixels_BHWC.flip(2)
+        else:
+            changed = self.augmentation.by_image(original_BHWC, 1, rows.tolist())
+            pixels_BHWC = self.augmentation.by_batch(to_device(changed), 1, to_device(rows))
+        return self._transfers.to_host(torch.stack([first_BND, self._tokens(pixels_BHWC)], 1))
 
     def _tokens(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return the tokens (B, N, D) of one view of some images, on the device."""

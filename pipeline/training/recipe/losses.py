@@ -71,8 +71,12 @@ def balanced_class_weights(
 
 MOST_WEIGHT = 20.0
 """Largest weight of a label where it is present: few images that count more teach noise."""
-_SMALLEST = 1e-8
-"""Base of a power whose slope would be infinite at 0."""
+_FOCUSING = 4.0
+"""Focusing exponent of absent labels in the asymmetric loss; that of present labels is 0, so their
+factor is 1 (arXiv 2009.14119)."""
+_CLIP = 0.05
+"""Probability of an absent label up to which it costs nothing in the asymmetric loss (arXiv
+2009.14119)."""
 
 
 def set_loss(
@@ -97,34 +101,21 @@ def set_loss(
         return functional.binary_cross_entropy_with_logits(
             logits_BK, targets_BK, pos_weight=positive_weights_K
         )
-    present_BK, absent_BK = _asymmetric(logits_BK, config)
+    present_BK, absent_BK = _asymmetric(logits_BK)
     if positive_weights_K is not None:
         present_BK = present_BK * positive_weights_K
     return (targets_BK * present_BK + (1 - targets_BK) * absent_BK).mean()
 
 
-def _asymmetric(
-    logits_BK: torch.Tensor, config: TrainingConfig
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _asymmetric(logits_BK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what each label costs where it is present, and where it is absent.
 
     These are the two sides of the asymmetric loss (arXiv 2009.14119, section 3): the probability of
-    an absent label is lowered by the clip before its loss is taken, and both are multiplied by
-    their focusing factor. The factors have gradients too, as in the paper's analysis of them.
+    an absent label is lowered by the clip before its loss is taken, which is multiplied by the
+    focusing factor. The factor has a gradient too, as in the paper's analysis of it.
     """
-    gamma_pos, gamma_neg = config.asymmetric_gamma_pos, config.asymmetric_gamma_neg
-    clip = config.asymmetric_clip
-    present_BK = -functional.logsigmoid(logits_BK)
-    if clip:
-        shifted_BK = (logits_BK.sigmoid() - clip).clamp(min=0.0)
-        absent_BK = -torch.log1p(-shifted_BK)
-    else:
-        shifted_BK, absent_BK = logits_BK.sigmoid(), -functional.logsigmoid(-logits_BK)
-    if gamma_pos:
-        present_BK = present_BK * (-logits_BK).sigmoid().clamp(min=_SMALLEST) ** gamma_pos
-    if gamma_neg:
-        absent_BK = absent_BK * shifted_BK.clamp(min=_SMALLEST) ** gamma_neg
-    return present_BK, absent_BK
+    shifted_BK = (logits_BK.sigmoid() - _CLIP).clamp(min=0.0)
+    return -functional.logsigmoid(logits_BK), -torch.log1p(-shifted_BK) * shifted_BK**_FOCUSING
 
 
 def positive_weights(sets_NK: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:

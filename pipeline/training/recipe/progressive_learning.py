@@ -1,7 +1,7 @@
-"""Progressive learning: image size and regularisation change over the training.
+"""Progressive learning: the image size changes over the training.
 
 As in EfficientTrain++ (arXiv 2405.08768), early steps see only low frequencies, which a smaller
-image holds at a fraction of the cost. Both depend on the progress of the training alone.
+image holds at a fraction of the cost. The size depends on the progress of the training alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from torch import nn
 from torch.nn import functional
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.models.layers.patch_dropout import PatchDropout
-from patchline.pipeline.models.layers.stochastic_depth import StochasticDepth
 from patchline.pipeline.training.config import FULL_SIZE_FROM, TrainingConfig
 from patchline.plugin_api import ImageSpec
 
@@ -93,31 +91,3 @@ def _stride(side: int, tokens: int) -> int:
     if side % tokens == 0:
         return side // tokens
     return int(2 ** math.floor(math.log2(max(1.0, side / tokens))))
-
-
-class ModelSchedules:
-    """Set the probabilities of a model's random layers by the progress of the training.
-
-    Layers of `patchline.pipeline.models.layers` follow the schedules; those of other libraries
-    stay as they are.
-
-    Args:
-        config: the training's settings: the length of the ramp, and the end of the patch dropout.
-        model: the model; its probabilities at this moment are those of the full schedule.
-    """
-
-    def __init__(self, config: TrainingConfig, model: nn.Module) -> None:
-        self._ramp, self._until = config.stochastic_depth_ramp, config.patch_dropout_until
-        modules = list(model.modules())
-        self._depths = [
-            (each, each.drop_probability) for each in modules if isinstance(each, StochasticDepth)
-        ]
-        self._dropouts = [(each, each.rate) for each in modules if isinstance(each, PatchDropout)]
-
-    def apply(self, progress: float) -> None:
-        """Set the probabilities for a progress from 0 to 1."""
-        share = min(1.0, progress / self._ramp) if self._ramp else 1.0
-        for layer, probability in self._depths:
-            layer.drop_probability = share * probability
-        for dropout, rate in self._dropouts:
-            dropout.rate = rate if progress < self._until else 0.0

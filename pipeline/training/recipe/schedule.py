@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from patchline.pipeline.training.config import OptimizerConfig
 
+_DECAY_FRACTION = 0.2
+"""Fraction of training with a falling rate, at the end of `wsd` (arXiv 2405.18392, section 3)."""
 SCHEDULES: dict[str, Callable[[float, float], float]] = {
     # a half cosine to zero (arXiv 1608.03983, without restarts)
     "cosine": lambda done, _: 0.5 * (1 + math.cos(math.pi * done)),
@@ -25,7 +27,7 @@ the peak rate, given the fraction of the time after the warm-up, and that of the
 
 
 def learning_rate_factor(
-    progress: float, warmup_fraction: float, schedule: str = "cosine", decay_fraction: float = 0.2
+    progress: float, warmup_fraction: float, schedule: str = "cosine"
 ) -> float:
     """Return the fraction of the peak learning rate at a progress from 0 (start) to 1 (end).
 
@@ -33,17 +35,16 @@ def learning_rate_factor(
         progress: the progress of the training, from 0 to 1.
         warmup_fraction: fraction of the training with a linearly rising rate.
         schedule: what follows, a key of `SCHEDULES`.
-        decay_fraction: fraction of the training with a falling rate, at the end; used by `wsd`.
     """
     if progress < warmup_fraction:
         return progress / warmup_fraction
     after_warmup = 1 - warmup_fraction
     done = min(1.0, (progress - warmup_fraction) / after_warmup)
-    return SCHEDULES[schedule](done, min(1.0, decay_fraction / after_warmup))
+    return SCHEDULES[schedule](done, min(1.0, _DECAY_FRACTION / after_warmup))
 
 
 def learning_rate(config: OptimizerConfig, progress: float) -> float:
     """Return the learning rate of an optimizer at a progress from 0 to 1."""
     return config.learning_rate * learning_rate_factor(
-        progress, config.warmup_fraction, config.schedule, config.decay_fraction
+        progress, config.warmup_fraction, config.schedule
     )

@@ -1,18 +1,14 @@
 """The targets of images that a teacher has predicted: its probabilities beside the labels.
 
 Hinton et al., Distilling the knowledge in a neural network (arXiv 1503.02531): the probabilities of
-a better model say more about an image than its label. The target of a labelled image is
-
-    (1 - weight) * smoothed label + weight * teacher,
-
-that of an unlabelled image the teacher's alone. So the rows of one matrix take the place of class
-indices, and nothing else in the training differs.
+a better model say more about an image than its label. The target of a labelled image is the mean of
+its smoothed label and the teacher's probabilities, that of an unlabelled image the teacher's alone.
+So the rows of one matrix take the place of class indices, and nothing else in the training differs.
 
 The teacher's probabilities are averaged over its views of an image, instead of being kept for each:
-a mean over the image, its mirror image and crops is a better prediction than that of any view, and
-a student sees another crop in each epoch, so none of the stored ones would be its own.
-Only the teacher is tempered. The student's own probabilities are those that it is used with, so
-they learn to be right at temperature 1.
+a mean over the image and its mirror image is a better prediction than that of either, and a student
+sees another crop in each epoch, so none of the stored ones would be its own. Neither teacher nor
+student is tempered: the student learns the probabilities that it is used with.
 
 Of images with sets of labels, each label is a question of its own: its target is that mean of yes
 or no and of the teacher's sigmoid.
@@ -35,6 +31,8 @@ from patchline.pipeline.training.config import TrainingConfig
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Sets = np.ndarray[Any, np.dtype[np.uint8]]
+TEACHER_WEIGHT = 0.5
+"""Share of the teacher in the target of a labelled image (arXiv 2012.12877, section 4)."""
 UNLABELLED = -1
 """Class index of an image without a label."""
 _ROWS_AT_ONCE = 1 << 14
@@ -50,8 +48,6 @@ class SoftTargets:
         num_classes: number of classes, K.
         places_N: the teacher's row of each image; -1 if it has not predicted it.
         labels_N: class index of each image; -1 if it has no label.
-        weight: share of the teacher in the target of a labelled image.
-        temperature: what the teacher's logits are divided by; 0 for its most probable class alone.
         smoothing: fraction of a label's target that is spread over all classes.
     """
 
@@ -59,8 +55,6 @@ class SoftTargets:
     num_classes: int
     places_N: Integers
     labels_N: Integers
-    weight: float
-    temperature: float
     smoothing: float
     _logits_MO: Any = field(default=None, init=False, repr=False)
 
@@ -75,7 +69,7 @@ class SoftTargets:
         """Return the targets (n, K) of some rows; each sums to 1, unless it is a set."""
         labels_n, places_n = self.labels_N[rows], self.places_N[rows]
         taught_nK, label_nK = self.teacher(rows), self._smoothed(rows)
-        share_n = np.where(labels_n < 0, 1.0, self.weight) * (places_n >= 0)
+        share_n = np.where(labels_n < 0, 1.0, TEACHER_WEIGHT) * (places_n >= 0)
         share_n1 = share_n[:, None].astype(np.float32)
         targets_nK: Floats = (1 - share_n1) * label_nK + share_n1 * taught_nK
         return targets_nK
@@ -85,9 +79,7 @@ class SoftTargets:
         places_n = self.places_N[rows]
         stored_nO = np.array(self._mapped()[np.maximum(places_n, 0)], np.float32)
         logits_nVK = stored_nO.reshape(len(stored_nO), -1, self.num_classes)
-        mean_nK = self._probabilities(logits_nVK, self.temperature or 1.0).mean(axis=1)
-        if not self.temperature:
-            mean_nK = self._hardened(mean_nK)
+        mean_nK = self._probabilities(logits_nVK).mean(axis=1)
         taught_nK: Floats = (mean_nK * (places_n >= 0)[:, None]).astype(np.float32)
         return taught_nK
 
@@ -107,12 +99,10 @@ class SoftTargets:
         return smoothed_nK
 
     @staticmethod
-    def _probabilities(logits_nVK: Floats, temperature: float) -> Floats:
-        return _softmax(logits_nVK, temperature)
-
-    @staticmethod
-    def _hardened(mean_nK: Floats) -> Any:
-        return mean_nK.argmax(1)[:, None] == np.arange(mean_nK.shape[1])
+    def _probabilities(logits_nVK: Floats) -> Floats:
+        powers_nVK = np.exp(logits_nVK - logits_nVK.max(axis=-1, keepdims=True))
+        probabilities_nVK: Floats = powers_nVK / powers_nVK.sum(axis=-1, keepdims=True)
+        return probabilities_nVK
 
     def _mapped(self) -> Any:
         if self._logits_MO is None:
@@ -139,7 +129,7 @@ class SoftSetTargets(SoftTargets):
         for start in range(0, len(further), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             rows = stored + np.arange(len(further))[part]
-            further[part] = self._hardened(self.teacher(rows))
+            further[part] = self.teacher(rows) >= _HALF
         self.sets_NK = np.concatenate([self.sets_NK, further])
 
     def classes(self) -> Integers:
@@ -152,15 +142,11 @@ class SoftSetTargets(SoftTargets):
         return smoothed_nK
 
     @staticmethod
-    def _probabilities(logits_nVK: Floats, temperature: float) -> Floats:
+    def _probabilities(logits_nVK: Floats) -> Floats:
         from scipy.special import expit
 
-        probabilities_nVK: Floats = expit(logits_nVK / temperature)
+        probabilities_nVK: Floats = expit(logits_nVK)
         return probabilities_nVK
-
-    @staticmethod
-    def _hardened(mean_nK: Floats) -> Any:
-        return mean_nK >= _HALF
 
 
 def soft_targets(
@@ -178,23 +164,13 @@ def soft_targets(
         num_classes: number of classes, K.
         taught_rows: the images (M,) that they are of.
         labels_N: class index of each image; -1 if it has no label.
-        settings: the weight, the temperature and the smoothing of labels.
+        settings: the settings of training, with the smoothing of labels.
         sets_NK: labels of the images that have some, which come first, as 0 and 1; None if each has
             one class.
     """
     places_N = np.full(len(labels_N), -1, np.int64)
     places_N[taught_rows] = np.arange(len(taught_rows))
     smoothing = settings.label_smoothing or 0.0
-    weight, temperature = settings.teacher_weight, settings.teacher_temperature
     if sets_NK is None:
-        return SoftTargets(file, num_classes, places_N, labels_N, weight, temperature, smoothing)
-    return SoftSetTargets(
-        file, num_classes, places_N, labels_N, weight, temperature, smoothing, sets_NK=sets_NK
-    )
-
-
-def _softmax(logits_nVK: Floats, temperature: float) -> Floats:
-    shifted_nVK = (logits_nVK - logits_nVK.max(axis=-1, keepdims=True)) / temperature
-    powers_nVK = np.exp(shifted_nVK)
-    probabilities_nVK: Floats = powers_nVK / powers_nVK.sum(axis=-1, keepdims=True)
-    return probabilities_nVK
+        return SoftTargets(file, num_classes, places_N, labels_N, smoothing)
+    return SoftSetTargets(file, num_classes, places_N, labels_N, smoothing, sets_NK=sets_NK)

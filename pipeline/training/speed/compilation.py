@@ -46,7 +46,7 @@ def is_wanted(config: TrainingConfig, device: torch.device, steps: int) -> bool:
     """
     if config.compile is not None:
         return config.compile
-    if device.type != "cuda" or config.stochastic_depth_ramp:
+    if device.type != "cuda":
         return False
     if config.time_limit:
         return duration_seconds(config.time_limit) >= _FEWEST_SECONDS
@@ -69,16 +69,12 @@ def compile_model(
         validator: what validates the average.
         events: gets the reason.
     """
-    settings = step.config.training
-    if not is_wanted(settings, step.device, step.state.plan.last_step):
+    if not is_wanted(step.config.training, step.device, step.state.plan.last_step):
         return False
-    if settings.stochastic_depth_ramp:
-        reason = "training.stochastic_depth_ramp changes it in every step; set that to 0"
-    else:
-        reason = _refused_cache() or _failure(step, order)
-        if step.ranks.sum(torch.tensor(float(bool(reason)))) and not reason:
-            _undo(step.state.model)
-            reason = "another process could not compile it"
+    reason = _refused_cache() or _failure(step, order)
+    if step.ranks.sum(torch.tensor(float(bool(reason)))) and not reason:
+        _undo(step.state.model)
+        reason = "another process could not compile it"
     if reason:
         message = f"The model is not compiled: {reason}. Training runs without compilation."
         events.write("warning", message=message)

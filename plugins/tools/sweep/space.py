@@ -222,8 +222,8 @@ _FIXED: dict[str, str] = {
     **{
         f"training.{key}": _EQUAL_TERMS
         for key in (
-            *("folds", "refit", "ensemble", "trainable", "teacher", "teacher_views", "device"),
-            *("threads", "processes"),
+            *("folds", "refit", "ensemble", "trainable", "teacher", "device", "threads"),
+            "processes",
         )
     },
 }

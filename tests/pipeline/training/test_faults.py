@@ -35,16 +35,15 @@ EXPLOSIVE: dict[str, Any] = {
     "training": {"epochs": 3},
     "optimizer": {"learning_rate": 2e-3},
 }
-NO_RETRY = {**EXPLOSIVE, "training": {"retries_after_divergence": 0}}
 
 
-def _exploding(job: TrainingJob, step: int, *, stop_after: int = 0) -> Training:
-    """Let the loss of a step be nan until the rate has been cut."""
+def _exploding(job: TrainingJob, step: int, *, stop_after: int = 0, cuts: int = 1) -> Training:
+    """Let the loss of a step be nan until the rate has been cut so many times."""
     training = Training(job, StoppingWriter(job, stop_after))
     state = training.state
 
     def explode(_module: nn.Module, _inputs: Any, logits_BK: torch.Tensor) -> torch.Tensor:
-        diverges = state.model.training and state.step == step and not state.rate_cuts
+        diverges = state.model.training and state.step == step and len(state.rate_cuts) < cuts
         return logits_BK * math.nan if diverges else logits_BK
 
     state.model.register_forward_hook(explode)
@@ -129,20 +128,24 @@ def test_the_last_update_before_a_validation_counts_too(
     assert "validation loss became nan at step 8" in message
 
 
-def test_without_retries_it_is_an_error_and_nothing_is_updated(make: Make, tmp_path: Path) -> None:
+def test_after_two_restarts_it_is_an_error_and_nothing_is_updated(
+    make: Make, tmp_path: Path
+) -> None:
     """The error names the step and the batch's file, and the weights are as before."""
-    training = _exploding(make(**NO_RETRY), 0)
+    job = make(**EXPLOSIVE)
+    training = _exploding(job, 0, cuts=3)
     state = training.state.model.state_dict()
     before = {name: each.clone() for name, each in state.items()}
     with pytest.raises(RunError, match=r"loss became nan at step 1, .*diverged_step_1\.json"):
         training.run()
     assert same(before, state)
+    assert [each.partition("learning rate times ")[2][:4] for each in said(job)] == ["0.5.", "0.25"]
     assert not (tmp_path / "best").exists()
 
 
 def test_a_gradient_that_is_not_finite_counts_too(make: Make) -> None:
     """A finite loss with an infinite gradient would spoil the weights as well."""
-    training = opened(make(**NO_RETRY))
+    training = opened(make(**EXPLOSIVE))
     head = training.state.model.get_parameter("head.weight")
     head.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
     with pytest.raises(RunError, match=r"gradient norm became (inf|nan) at step 1"):

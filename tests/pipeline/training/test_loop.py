@@ -164,11 +164,7 @@ def test_a_damaged_checkpoint_is_left_out(
 def test_a_time_limit_records_a_plan_that_replays(make: Make, tmp_path: Path) -> None:
     """The recorded plan without the time limit leads to the same weights, bit for bit."""
     limit = f"{patient(0.2):.1f}s"
-    ramps = {
-        "model": {"stochastic_depth": 0.3},
-        "training": {"time_limit": limit, "stochastic_depth_ramp": 0.8},
-    }
-    limited = make("limited", **ramps)
+    limited = make("limited", model={"stochastic_depth": 0.3}, training={"time_limit": limit})
     result = trained(limited)
     assert result.stopped_because == f"time limit of {limit}"
     config = launching.replayable(limited.config, result)

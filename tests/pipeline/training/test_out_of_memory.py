@@ -20,8 +20,10 @@ from patchline.pipeline.workers.event_log import read_events
 from tests.pipeline.training.trained_jobs import Make, opened
 
 
-def _training(make: Make, name: str = "", **training: Any) -> Training:
-    return opened(make(name, training=training))
+def _training(
+    make: Make, name: str = "", halvings: tuple[int, ...] = (), **training: Any
+) -> Training:
+    return opened(make(name, training=training, record={"halvings": halvings}))
 
 
 def _said(training: Training) -> list[str]:
@@ -30,9 +32,9 @@ def _said(training: Training) -> list[str]:
 
 def test_micro_batches_have_the_gradients_of_the_batch(make: Make) -> None:
     """Loss, clipped gradients and the number of correct images equal those of one pass."""
-    weighted = {"class_weights": "balanced"}
-    whole = _training(make, "whole", **weighted)
-    divided = _training(make, "divided", **weighted, accumulation=5)
+    settings: dict[str, Any] = {"class_weights": "balanced", "batch_size": 10}  # parts of 2 and 3
+    whole = _training(make, "whole", **settings)
+    divided = _training(make, "divided", halvings=(0, 0), **settings)
     batch = next(whole.batches())
     one = whole.step.compute_gradients(batch)
     many = divided.step.compute_gradients(batch)
@@ -69,7 +71,7 @@ def _short_of_memory(make: Make, images: int) -> Training:
 
 
 def test_a_batch_that_does_not_fit_is_divided(make: Make) -> None:
-    """Halved until it fits, said once each time; the step is that of the same accumulation."""
+    """Halved until it fits, said once each time; the step is that of recorded halvings."""
     training = _short_of_memory(make, images=3)
     batch = next(training.batches())
     gradients = training.step.compute_gradients(batch)
@@ -78,7 +80,7 @@ def test_a_batch_that_does_not_fit_is_divided(make: Make) -> None:
     assert float(seen) == 4, "failed attempts leave batch statistics alone"
     _, second = _said(training)
     assert "divided into 4 micro-batches. The effective batch size is unchanged" in second
-    divided = _training(make, "divided", accumulation=4)
+    divided = _training(make, "divided", halvings=(0, 0))
     expected = divided.step.compute_gradients(batch)
     assert torch.equal(gradients.loss, expected.loss)
     assert torch.equal(gradients.norm, expected.norm)

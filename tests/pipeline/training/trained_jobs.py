@@ -223,7 +223,7 @@ def unlabelled(folder: Path) -> Path:
 
 def taught(make: Make, folder: Path, **changes: Any) -> TrainingJob:
     """Return a small job with a teacher that sees its favourite class everywhere."""
-    settings = {"teacher": "photos/1", "teacher_weight": 1.0, **changes.pop("training", {})}
+    settings = {"teacher": "photos/1", **changes.pop("training", {})}
     data = {"unlabelled": str(unlabelled(folder))}
     job = make("run", data=data, training=settings, **changes)
     rows = manifests.usable(manifests.load(job.manifest_file))

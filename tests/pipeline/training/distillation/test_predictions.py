@@ -19,19 +19,15 @@ from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.probing import stored_rows
 from patchline.pipeline.training.distillation.job import (
     LIST_FILE,
-    VIEWS,
     ImagesToTeach,
     TeachingJob,
-    View,
     launcher_for,
-    views_of,
     write_list,
 )
 from patchline.pipeline.training.distillation.predictions import (
     DecodedImages,
     ImageToTeach,
     TeacherOutputs,
-    viewed,
 )
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.worker_parts import read_lines
@@ -77,7 +73,7 @@ def outputs(tmp_path: Path) -> TeacherOutputs:
         tmp_path / ".patchline",
         torch.device("cpu"),
         columns=(3, 0),
-        views=views_of(2, mirrored=True),
+        mirrored=True,
     )
 
 
@@ -90,7 +86,7 @@ def _rows(root: Path) -> Any:
 def stored(outputs: TeacherOutputs) -> Any:
     """Compute, and return the logits (M, V, K)."""
     return np.load(outputs.compute()).reshape(
-        len(outputs.images), len(outputs.views), len(outputs.columns)
+        len(outputs.images), outputs.views, len(outputs.columns)
     )
 
 
@@ -137,15 +133,13 @@ def test_an_image_that_has_changed_since_is_refused(
         outputs.compute()
 
 
-def test_views_without_mirror_images_where_they_show_something_else() -> None:
-    """All other views stay in their order."""
-    assert views_of(1, mirrored=True) == (View(),)
-    assert [view.mirrored for view in views_of(2, mirrored=True)] == [False, True]
-    assert len(views_of(6, mirrored=False)) == 5
-    images_BCHW = torch.arange(2 * 3 * 16 * 16, dtype=torch.float32).view(2, 3, 16, 16)
-    corner = viewed(images_BCHW, VIEWS[2])
-    assert corner.shape == images_BCHW.shape
-    assert torch.equal(corner.mean((2, 3)), images_BCHW[:, :, :14, :14].mean((2, 3)))
+def test_no_mirror_image_is_predicted_where_it_shows_something_else(
+    outputs: TeacherOutputs,
+) -> None:
+    """The image itself is the only view."""
+    plain = replace(outputs, mirrored=False)
+    alone_MVK = stored(replace(plain, folder=outputs.folder.parent / "alone"))
+    assert np.array_equal(alone_MVK, stored(outputs)[:, :1])
 
 
 def job_of(root: Path, folder: Path) -> TeachingJob:
@@ -155,7 +149,7 @@ def job_of(root: Path, folder: Path) -> TeachingJob:
     rows.to_parquet(folder / "m.parquet")
     images = ImagesToTeach(manifest_file=folder / "m.parquet", root=root, splits=("train",))
     return TeachingJob(
-        teacher=folder, name="t", sha256="0", classes=("a",), images=(images,), views=1,
+        teacher=folder, name="t", sha256="0", classes=("a",), images=(images,),
         mirrored=False, device="cpu", threads=1, workspace=WORKSPACE.resolve(),
     )  # fmt: skip
 

@@ -42,15 +42,18 @@ PROJECTION = "blocks.1.attention.projection.weight"
 
 
 def blocks_job(
-    make: Make, name: str, model: dict[str, Any] | None = None, **training: Any
+    make: Make,
+    name: str,
+    model: dict[str, Any] | None = None,
+    augmentation: str = "light",
+    **training: Any,
 ) -> TrainingJob:
     """Return a job that trains the last of two blocks."""
     own = {"trainable": "last_blocks", "last_blocks": 1, "batch_size": 8, "epochs": 2, **training}
     optimizer = {"learning_rate": 1e-3, "layer_decay": 0.75}
-    augmentation = {"name": "none" if own.get("token_views") == 1 else "light"}
     changes: dict[str, Any] = {
         "optimizer": optimizer,
-        "augmentation": augmentation,
+        "augmentation": {"name": augmentation},
         "model": model or {},
     }
     return from_weights(make, name, training=own, **changes)
@@ -183,7 +186,7 @@ def test_training_from_tokens_is_training_the_frozen_model_from_images(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same seeds, batches and steps reach the same weights, up to the rounding to float16."""
-    job = blocks_job(make, "tokens", token_views=1)
+    job = blocks_job(make, "tokens", augmentation="none")
     fits: list[LastBlocksTraining] = []
     original = LastBlocksTraining.train_to_the_end
 
@@ -215,17 +218,12 @@ def test_training_from_tokens_is_training_the_frozen_model_from_images(
 def test_no_block_and_all_blocks_can_be_trained(
     make: Make, blocks: int, prefixes: tuple[str, ...]
 ) -> None:
-    """Without a block, the final norm and the head are; with all, the embedding stays as it is.
-
-    An augmentation without a view is named: an image and its mirror image are already two.
-    """
+    """Without a block, the final norm and the head are; with all, the embedding stays as it is."""
     job = blocks_job(make, "edge", {"test_time_flip": True}, last_blocks=blocks, epochs=1)
     saved, initial = state_of(trained(job).best), head_of(job)
     changed = {name for name in saved if not torch.equal(saved[name], initial[name])}
     assert all(name.startswith(prefixes) for name in changed)
     assert any(name.startswith("blocks.0.") for name in changed) == bool(blocks)
-    message = "augmentation.name light has no effect: training.token_views is 2"
-    assert any(each.startswith(message) for each in said(job, "note"))
 
 
 def test_a_refit_goes_as_far_on_all_images(done: Done, tmp_path: Path) -> None:
@@ -248,7 +246,7 @@ def test_a_disk_without_space_is_an_error_before_the_tokens(
     """It says how much is missing, and what needs less."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**30))
-    with pytest.raises(StorageError, match=r"take 0.0\d+ GB more, but .* training.token_views"):
+    with pytest.raises(StorageError, match=r"take 0.0\d+ GB more, but .* Free some"):
         trained(blocks_job(make, "full"))
 
 

@@ -66,17 +66,17 @@ JOBS: dict[str, dict[str, Any]] = {
         "training": {
             **THREE,
             "cutmix": 1.0,
-            "accumulation": 2,
             "initial_image_scale": 0.5,
             "sampling": "balanced",
-        }
+        },
+        "record": {"halvings": [0]},
     },
     "whole": RANDOM,
     "stopped": RANDOM,
     "diverged": {"model": NORMALISED, "training": THREE},
     "extending": {
         "model": NORMALISED,
-        "training": {**THREE, "epochs": 3, "average_last": 2, "stochastic_depth_ramp": 0.5},
+        "training": {**THREE, "epochs": 3, "average_last": 2},
     },
     "masked": {
         "objective": {"name": "mae", "decoder_depth": 1},
@@ -105,7 +105,7 @@ def ranks(make_shared: Make) -> Jobs:
     steps = -(-len(open_data(jobs["extending"]).training.rows) // THREE["batch_size"])
     earlier = ExtendedTraining(run_id="earlier", folder=jobs["diverged"].folder, steps=steps)
     jobs["extending"] = jobs["extending"].model_copy(update={"extends": earlier})
-    last: dict[str, Any] = {"trainable": "last_blocks", "last_blocks": 1, "token_views": 3}
+    last: dict[str, Any] = {"trainable": "last_blocks", "last_blocks": 1}
     for name, own in {"head": {}, "both": {"trainable": "head_then_all"}, "last": last}.items():
         jobs[name] = from_weights(
             make_shared,

@@ -1,4 +1,4 @@
-"""What follows the progress: the learning rate, stochastic depth and the size of images."""
+"""What follows the progress: the learning rate and the size of images."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torchvision.transforms import v2
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.models.layers.stochastic_depth import StochasticDepth
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.recipe.progressive_learning import ModelSchedules, ProgressiveSize
+from patchline.pipeline.training.recipe.progressive_learning import ProgressiveSize
 from patchline.pipeline.training.recipe.schedule import learning_rate_factor
 from tests.pipeline.training.trained_jobs import Make, opened
 from tests.plugins.model_parity import built, image_spec
@@ -43,30 +42,8 @@ def test_the_schedule_decides_what_follows_the_warm_up(
 ) -> None:
     """At a tenth, the end of the warm-up, each quarter of the rest, and the end."""
     progress = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-    factors = [learning_rate_factor(each, 0.2, schedule, 0.2) for each in progress]
+    factors = [learning_rate_factor(each, 0.2, schedule) for each in progress]
     assert factors == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("progress", "share", "patch_dropout"),
-    [(0.0, 0.0, 0.25), (0.25, 0.5, 0.25), (0.8, 1.0, 0.0), (None, 1.0, 0.25)],
-)
-def test_the_probabilities_follow_their_schedules(
-    progress: float | None, share: float, patch_dropout: float
-) -> None:
-    """Stochastic depth rises to each block's own rate; patch dropout ends at its time.
-
-    Without schedules, nothing changes.
-    """
-    model = built("vit", depth=3, stochastic_depth=0.2, patch_dropout=0.25)
-    config = TrainingConfig(stochastic_depth_ramp=0.5, patch_dropout_until=0.8)
-    schedules = ModelSchedules(TrainingConfig() if progress is None else config, model)
-    for _ in range(2):  # a second call starts from the full rates again
-        schedules.apply(0.999 if progress is None else progress)
-    depths = [each for each in model.modules() if isinstance(each, StochasticDepth)]
-    found = [each.drop_probability for each in depths]
-    assert found == pytest.approx([0.0, 0.1 * share, 0.2 * share])
-    assert model.patch_dropout.rate == patch_dropout
 
 
 def _sizes(scale: float) -> ProgressiveSize:

@@ -36,7 +36,6 @@ def test_a_long_training_on_a_gpu_is_compiled_by_default() -> None:
     assert not _wanted(GPU, steps=100)
     assert not _wanted(GPU, time_limit="5m")
     assert _wanted(GPU, time_limit="2h")
-    assert not _wanted(GPU, stochastic_depth_ramp=0.5)
     assert not _wanted(CPU)
     assert _wanted(CPU, compile=True)
     assert not _wanted(GPU, compile=False)
@@ -127,13 +126,6 @@ def test_the_averaged_weights_are_compiled_in_one_shape(
     assert validated == [5] * (1 + -(-one.validation_images // 5))  # one batch while it is compiled
     assert one.validation_accuracy == other.validation_accuracy
     assert one.validation_loss == pytest.approx(other.validation_loss, rel=1e-5)
-
-
-def test_a_ramp_of_stochastic_depth_is_not_compiled(make: Make) -> None:
-    """A probability that changes in every step would be compiled in every step."""
-    job = make(training={**COMPILED, "stochastic_depth_ramp": 0.5})
-    assert not trained(job).compiled
-    assert "training.stochastic_depth_ramp changes it in every step" in said(job)[0]
 
 
 @pytest.mark.slow
