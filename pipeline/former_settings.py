@@ -34,6 +34,8 @@ class Former(NamedTuple):
 
 DECIDED: dict[str, Former] = {
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
+    "evaluation.gallery_size": Former(24, "a gallery of the report has at most 24 images"),
+    "evaluation.small_sample": Former(30, "slices of fewer than 30 images are marked"),
 }
 """Former settings that the program decides, by dotted key."""
 
