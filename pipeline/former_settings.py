@@ -7,7 +7,7 @@ settings that did the same, one has the value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from patchline.pipeline.training.record import TrainingRecord
@@ -36,8 +36,33 @@ DECIDED: dict[str, Former] = {
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
     "evaluation.gallery_size": Former(24, "a gallery of the report has at most 24 images"),
     "evaluation.small_sample": Former(30, "slices of fewer than 30 images are marked"),
+    "promotion.class_min_images": Former(20, "a class is checked with at least 20 compared images"),
+    "promotion.label_set_metric": Former("mAP", "mAP decides the promotion of sets of labels"),
 }
 """Former settings that the program decides, by dotted key."""
+
+
+class Merged(NamedTuple):
+    """Which setting has the value of one that no longer exists."""
+
+    setting: str
+    """Its dotted key."""
+    read: Callable[[Any, Any], Any]
+    """Returns its value, given the former one and its own, which is None unless it is given."""
+    remedy: str
+    """What to give instead, as a sentence without a full stop."""
+
+
+def _stricter(limit: Any, own: Any) -> Any:
+    return limit if own is None else min(limit, own)
+
+
+MERGED: dict[str, Merged] = {
+    "promotion.max_calibration_error": Merged(
+        "promotion.maximum.ece", _stricter, "Set promotion.maximum.ece"
+    ),
+}
+"""Former settings whose value another one has, by dotted key."""
 
 
 def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -50,15 +75,29 @@ def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list
         The settings, and a sentence for each thing that is read differently than it was written.
     """
     result, said = _with_record(settings)
-    for key, former in DECIDED.items():
+    no_longer: dict[str, Former | Merged] = {**DECIDED, **MERGED}
+    for key, former in no_longer.items():
         section, _, name = key.partition(".")
         values = result.get(section)
         if not isinstance(values, Mapping) or name not in values:
             continue
         result[section] = {each: value for each, value in values.items() if each != name}
-        if values[name] != former.now:
-            said.append(f"{key} {values[name]} is no longer a setting: {former.became}.")
+        value = values[name]
+        if isinstance(former, Former):
+            if value != former.now:
+                said.append(f"{key} {value} is no longer a setting: {former.became}.")
+        elif value is not None:
+            new = former.read(value, _value_at(result, former.setting))
+            result = _with_value(result, former.setting, new)
+            said.append(f"{key} {_words(value)} is read as {former.setting} {_words(new)}.")
     return result, said
+
+
+def section_with_todays_names(section: str, values: Any) -> Any:
+    """Return the settings of a section as `with_todays_names` does; anything else as it is."""
+    if not isinstance(values, Mapping):
+        return values
+    return with_todays_names({section: values})[0][section]
 
 
 def explain_former(name: str | None) -> str | None:
@@ -67,8 +106,33 @@ def explain_former(name: str | None) -> str | None:
     Args:
         name: the dotted key, or the flag.
     """
-    former = DECIDED.get((name or "").removeprefix("--").replace("-", "_"))
-    return f"{name} is no longer a setting: {former.became}. Leave it out." if former else None
+    key = (name or "").removeprefix("--").replace("-", "_")
+    if key in DECIDED:
+        return f"{name} is no longer a setting: {DECIDED[key].became}. Leave it out."
+    if key in MERGED:
+        return f"{name} is no longer a setting. {MERGED[key].remedy}."
+    return None
+
+
+def _value_at(settings: Mapping[str, Any], key: str) -> Any:
+    """Return the value at a dotted key; None if there is none."""
+    value: Any = settings
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _with_value(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return settings with a value at a dotted key."""
+    name, _, rest = key.partition(".")
+    if not rest:
+        return {**settings, name: value}
+    inner = settings.get(name)
+    return {**settings, name: _with_value(inner if isinstance(inner, Mapping) else {}, rest, value)}
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
