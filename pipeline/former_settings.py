@@ -34,6 +34,7 @@ class Former(NamedTuple):
 
 DECIDED: dict[str, Former] = {
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
+    "data.min_new_images": Former(1, "`patchline data watch` takes --min-new-images"),
     "evaluation.gallery_size": Former(24, "a gallery of the report has at most 24 images"),
     "evaluation.small_sample": Former(30, "slices of fewer than 30 images are marked"),
     "promotion.class_min_images": Former(20, "a class is checked with at least 20 compared images"),
@@ -57,9 +58,18 @@ def _stricter(limit: Any, own: Any) -> Any:
     return limit if own is None else min(limit, own)
 
 
+def _percentiles(given: Any, own: Any) -> Any:
+    if own is not None:
+        return own
+    return [f"{each}%" for each in given] if isinstance(given, (list, tuple)) else given
+
+
 MERGED: dict[str, Merged] = {
     "promotion.max_calibration_error": Merged(
         "promotion.maximum.ece", _stricter, "Set promotion.maximum.ece"
+    ),
+    "data.value_range_percentiles": Merged(
+        "data.value_range", _percentiles, "Set data.value_range to percentiles, such as 1% 99%"
     ),
 }
 """Former settings whose value another one has, by dotted key."""
