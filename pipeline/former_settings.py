@@ -30,17 +30,28 @@ class Former(NamedTuple):
     """The value that every run has now; a config that names it loses nothing."""
     became: str
     """What decides it now, as a sentence without a full stop."""
+    plugin: str = ""
+    """The plugin of its section that had it; empty if all runs did."""
 
 
 DECIDED: dict[str, Former] = {
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
     "data.min_new_images": Former(1, "`patchline data watch` takes --min-new-images"),
+    "launcher.wait_seconds": Former(300, "nodes have 300 s to get the resources", "ray"),
     "evaluation.gallery_size": Former(24, "a gallery of the report has at most 24 images"),
     "evaluation.small_sample": Former(30, "slices of fewer than 30 images are marked"),
     "promotion.class_min_images": Former(20, "a class is checked with at least 20 compared images"),
     "promotion.label_set_metric": Former("mAP", "mAP decides the promotion of sets of labels"),
 }
 """Former settings that the program decides, by dotted key."""
+
+
+_FLAGS = {
+    "--max-batch": "a server computes at most 16 images together",
+    "--record-mib": "a folder of recorded traffic keeps the latest 256 MiB",
+    "--sweep.first-rung": "there are at most two rungs before the end of a trial",
+}
+"""Former flags of commands that are no settings of a run, and what decides them now."""
 
 
 class Merged(NamedTuple):
@@ -91,6 +102,8 @@ def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list
         values = result.get(section)
         if not isinstance(values, Mapping) or name not in values:
             continue
+        if isinstance(former, Former) and former.plugin not in ("", values.get("name")):
+            continue
         result[section] = {each: value for each, value in values.items() if each != name}
         value = values[name]
         if isinstance(former, Former):
@@ -117,8 +130,9 @@ def explain_former(name: str | None) -> str | None:
         name: the dotted key, or the flag.
     """
     key = (name or "").removeprefix("--").replace("-", "_")
-    if key in DECIDED:
-        return f"{name} is no longer a setting: {DECIDED[key].became}. Leave it out."
+    became = DECIDED[key].became if key in DECIDED else _FLAGS.get(name or "")
+    if became:
+        return f"{name} is no longer a setting: {became}. Leave it out."
     if key in MERGED:
         return f"{name} is no longer a setting. {MERGED[key].remedy}."
     return None

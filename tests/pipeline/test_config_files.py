@@ -161,10 +161,10 @@ def test_a_setting_that_the_program_decides_now_is_read_with_one_sentence(
     chosen: Chosen, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A value that every run has now needs no sentence."""
-    usual = {key: former.now for key, former in DECIDED.items()}
-    for key, value in usual.items():
+    for key, former in DECIDED.items():
         section, name = key.split(".")
-        chosen(yaml.safe_dump({section: {name: value}}), "none")
+        plugin = {"name": former.plugin} if former.plugin else {}
+        chosen(yaml.safe_dump({section: {name: former.now, **plugin}}), "none")
     assert not caplog.records
     config = chosen("training: {full_size_from: 0.8, epochs: 3}\n", "none")
     assert config.training.epochs == 3
