@@ -204,7 +204,7 @@ def _explained(error: UnknownOptionError, arguments: list[str]) -> str | None:
     """Return why a command does not have a flag, if that is known."""
     from patchline.pipeline.former_settings import explain_former
 
-    flag = error.token.keyword or ""
+    flag = (error.token.keyword or error.token.value).partition("=")[0]
     section = flag.removeprefix("--").partition(".")[0]
     if arguments[:2] == ["data", "inspect"] and section in _OF_A_RUN:
         return (
