@@ -24,7 +24,7 @@ _THREADS = (
 
 
 class Former(NamedTuple):
-    """What became of a setting that no longer exists."""
+    """What happened to a setting that no longer exists."""
 
     now: object
     """The value that every run has now; a config that names it loses nothing."""
@@ -124,7 +124,7 @@ def section_with_todays_names(section: str, values: Any) -> Any:
 
 
 def explain_former(name: str | None) -> str | None:
-    """Return what became of a setting, in a sentence; None if there was none of that name.
+    """Return what happened to a setting, in a sentence; None if there was none of that name.
 
     Args:
         name: the dotted key, or the flag.
