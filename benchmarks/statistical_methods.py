@@ -573,7 +573,7 @@ _BETTER_LABEL_SETS = (
     LabelSetSetting(1000, 6, 0.1, 0.5, 0.25),
 )
 _DECIDING = (*PAIRED, "both")
-"""What can decide a promotion: `promotion.label_set_metric`."""
+"""What could decide a promotion: one of the metrics, which is mAP, or both of them."""
 
 
 def label_set_pairs(setting: LabelSetSetting, trials: int) -> tuple[Array, dict[str, int]]:

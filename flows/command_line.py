@@ -172,7 +172,6 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
     from pydantic import ValidationError
 
     from patchline.pipeline import config_errors
-    from patchline.pipeline.former_settings import explain_former
 
     cause = error.__cause__
     if isinstance(cause, ValidationError) and error.argument:
@@ -186,8 +185,8 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
             return switched
         words = " ".join(error.unused_tokens)
         return f"Unexpected argument '{words}'. Run the command with --help to list its arguments."
-    if isinstance(error, UnknownOptionError) and (former := explain_former(error.token.keyword)):
-        return former
+    if isinstance(error, UnknownOptionError) and (known := _explained(error, arguments)):
+        return known
     sentence = " ".join(str(error).split())
     of_tool = UnknownOptionError if arguments[:1] in _WITH_FLAGS_OF_TOOLS else UnknownCommandError
     if isinstance(error, of_tool) and (broken := command_tools().errors):
@@ -195,6 +194,24 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
     if "Did you mean" not in sentence and "Available" not in sentence:
         sentence += " Run the command with --help to list its arguments."
     return sentence
+
+
+_OF_A_RUN = ("training", "optimizer", "model", "augmentation", "evaluation", "promotion")
+"""Sections of settings that `data inspect` does not have."""
+
+
+def _explained(error: UnknownOptionError, arguments: list[str]) -> str | None:
+    """Return why a command does not have a flag, if that is known."""
+    from patchline.pipeline.former_settings import explain_former
+
+    flag = (error.token.keyword or error.token.value).partition("=")[0]
+    section = flag.removeprefix("--").partition(".")[0]
+    if arguments[:2] == ["data", "inspect"] and section in _OF_A_RUN:
+        return (
+            f"{flag} is no flag of `patchline data inspect`, which trains nothing; flags that "
+            f"begin with --{section} are those of `patchline run`."
+        )
+    return explain_former(flag)
 
 
 if __name__ == "__main__":

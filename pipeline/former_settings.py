@@ -7,7 +7,7 @@ settings that did the same, one has the value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from patchline.pipeline.training.record import TrainingRecord
@@ -24,12 +24,14 @@ _THREADS = (
 
 
 class Former(NamedTuple):
-    """What became of a setting that no longer exists."""
+    """What happened to a setting that no longer exists."""
 
     now: object
     """The value that every run has now; a config that names it loses nothing."""
     became: str
     """What decides it now, as a sentence without a full stop."""
+    plugin: str = ""
+    """The plugin of its section that had it; empty if all runs did."""
 
 
 _ASYMMETRIC = "the asymmetric loss has the exponents 4 and 0 and the clip 0.05 of its paper"
@@ -55,8 +57,54 @@ DECIDED: dict[str, Former] = {
     "training.asymmetric_gamma_neg": Former(4.0, _ASYMMETRIC),
     "training.asymmetric_gamma_pos": Former(0.0, _ASYMMETRIC),
     "training.asymmetric_clip": Former(0.05, _ASYMMETRIC),
+    "data.min_new_images": Former(1, "`patchline data watch` takes --min-new-images"),
+    "launcher.wait_seconds": Former(300, "nodes have 300 s to get the resources", "ray"),
+    "evaluation.gallery_size": Former(24, "a gallery of the report has at most 24 images"),
+    "evaluation.small_sample": Former(30, "slices of fewer than 30 images are marked"),
+    "promotion.class_min_images": Former(20, "a class is checked with at least 20 compared images"),
+    "promotion.label_set_metric": Former("mAP", "mAP decides the promotion of sets of labels"),
 }
 """Former settings that the program decides, by dotted key."""
+
+
+_FLAGS = {
+    "--max-batch": "a server computes at most 16 images together",
+    "--record-mib": "a folder of recorded traffic keeps the latest 256 MiB",
+    "--sweep.first-rung": "there are at most two rungs before the end of a trial",
+}
+"""Former flags of commands that are no settings of a run, and what decides them now."""
+
+
+class Merged(NamedTuple):
+    """Which setting has the value of one that no longer exists."""
+
+    setting: str
+    """Its dotted key."""
+    read: Callable[[Any, Any], Any]
+    """Returns its value, given the former one and its own, which is None unless it is given."""
+    remedy: str
+    """What to give instead, as a sentence without a full stop."""
+
+
+def _stricter(limit: Any, own: Any) -> Any:
+    return limit if own is None else min(limit, own)
+
+
+def _percentiles(given: Any, own: Any) -> Any:
+    if own is not None:
+        return own
+    return [f"{each}%" for each in given] if isinstance(given, (list, tuple)) else given
+
+
+MERGED: dict[str, Merged] = {
+    "promotion.max_calibration_error": Merged(
+        "promotion.maximum.ece", _stricter, "Set promotion.maximum.ece"
+    ),
+    "data.value_range_percentiles": Merged(
+        "data.value_range", _percentiles, "Set data.value_range to percentiles, such as 1% 99%"
+    ),
+}
+"""Former settings whose value another one has, by dotted key."""
 
 
 def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -69,25 +117,67 @@ def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list
         The settings, and a sentence for each thing that is read differently than it was written.
     """
     result, said = _with_record(settings)
-    for key, former in DECIDED.items():
+    no_longer: dict[str, Former | Merged] = {**DECIDED, **MERGED}
+    for key, former in no_longer.items():
         section, _, name = key.partition(".")
         values = result.get(section)
         if not isinstance(values, Mapping) or name not in values:
             continue
+        if isinstance(former, Former) and former.plugin not in ("", values.get("name")):
+            continue
         result[section] = {each: value for each, value in values.items() if each != name}
-        if values[name] != former.now:
-            said.append(f"{key} {values[name]} is no longer a setting: {former.became}.")
+        value = values[name]
+        if isinstance(former, Former):
+            if value != former.now:
+                said.append(f"{key} {value} is no longer a setting: {former.became}.")
+        elif value is not None:
+            new = former.read(value, _value_at(result, former.setting))
+            result = _with_value(result, former.setting, new)
+            said.append(f"{key} {_words(value)} is read as {former.setting} {_words(new)}.")
     return result, said
 
 
+def section_with_todays_names(section: str, values: Any) -> Any:
+    """Return the settings of a section as `with_todays_names` does; anything else as it is."""
+    if not isinstance(values, Mapping):
+        return values
+    return with_todays_names({section: values})[0][section]
+
+
 def explain_former(name: str | None) -> str | None:
-    """Return what became of a setting, in a sentence; None if there was none of that name.
+    """Return what happened to a setting, in a sentence; None if there was none of that name.
 
     Args:
         name: the dotted key, or the flag.
     """
-    former = DECIDED.get((name or "").removeprefix("--").replace("-", "_"))
-    return f"{name} is no longer a setting: {former.became}. Leave it out." if former else None
+    key = (name or "").removeprefix("--").replace("-", "_")
+    became = DECIDED[key].became if key in DECIDED else _FLAGS.get(name or "")
+    if became:
+        return f"{name} is no longer a setting: {became}. Leave it out."
+    if key in MERGED:
+        return f"{name} is no longer a setting. {MERGED[key].remedy}."
+    return None
+
+
+def _value_at(settings: Mapping[str, Any], key: str) -> Any:
+    """Return the value at a dotted key; None if there is none."""
+    value: Any = settings
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _with_value(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return settings with a value at a dotted key."""
+    name, _, rest = key.partition(".")
+    if not rest:
+        return {**settings, name: value}
+    inner = settings.get(name)
+    return {**settings, name: _with_value(inner if isinstance(inner, Mapping) else {}, rest, value)}
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

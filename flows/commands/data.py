@@ -470,6 +470,7 @@ def watch(
     *,
     config: Path | None = None,
     name: str | None = None,
+    min_new_images: int | None = None,
     quiet_seconds: float | None = None,
     as_json: Json = False,
 ) -> None:
@@ -481,25 +482,27 @@ def watch(
         Folder with one subfolder of images per class, or a table of its images; also on an object
         store, such as s3://bucket/photos.
     config
-        YAML file with the settings of the run; data.min_new_images is the number of new images
-        that starts it.
+        YAML file with the settings of the run.
     name
         Name of the watch. Default: the folder's name.
+    min_new_images
+        Minimum number of new images to start a training run. Default: 1.
     quiet_seconds
         How long nothing in the folder may change before a run starts, so that no run reads a folder
         that is still being copied. Default: 60; 3 if its subfolders are those of the last run.
     """
     quiet_seconds = watched_folders.checked_quiet_seconds(quiet_seconds)
+    least = watched_folders.checked_min_new_images(min_new_images, config)
     watched = watched_folders.checked_folder(folder)
     name = watched_folders.checked_name(watched, name)
     settings, notes = watched_folders.run_settings(watched, config)
     with prefect_session.connected():
-        deployment_id = _deploy(name, watched, settings, config, quiet_seconds)
+        deployment_id = _deploy(name, watched, settings, config, quiet_seconds, least)
         notes += _missing_services()
     content = {
         "name": name,
         "folder": watched,
-        "min_new_images": settings.data.min_new_images,
+        "min_new_images": least,
         "quiet_seconds": quiet_seconds,
         "deployment_id": str(deployment_id),
         "notes": notes,
@@ -526,7 +529,12 @@ def trigger(name: str, folder: str) -> DeploymentEventTrigger:
 
 
 def _deploy(
-    name: str, folder: str, settings: RunConfig, file: Path | None, quiet_seconds: float | None
+    name: str,
+    folder: str,
+    settings: RunConfig,
+    file: Path | None,
+    quiet_seconds: float | None,
+    min_new_images: int,
 ) -> UUID:
     from patchline.flows.new_data.watch_flow import retrain_when_new
     from patchline.flows.new_data.watched_folders import KIND
@@ -547,11 +555,14 @@ def _deploy(
     return deployments.deploy(
         retrain_when_new,
         name,
-        parameters={"config": settings.model_dump(mode="json")},
+        parameters={
+            "config": settings.model_dump(mode="json"),
+            "min_new_images": min_new_images,
+        },
         triggers=[trigger(name, folder)],
         labels=labels,
         description=(
-            f"Watches `{folder}` and trains when at least {settings.data.min_new_images} images "
+            f"Watches `{folder}` and trains when at least {min_new_images} images "
             f"are new. {watched_folders.quiet_words(quiet_seconds)}"
         ),
         concurrency="enqueue",

@@ -22,6 +22,7 @@ from patchline.flows.commands.switches import (
     terminal_lines,
     without_needless_negatives,
 )
+from patchline.flows.new_data import watched_folders
 from patchline.flows.prefect_session import connected
 from patchline.flows.schedules import schedule_times, scheduled_work
 from patchline.flows.schedules.scheduled_work import ScheduleOptions
@@ -186,11 +187,15 @@ def _create(
         own_pool = options.work_pool
         pool = work_pools.checked_name(own_pool) if own_pool else work_pools.of_folder()
         labels = {deployments.KIND: "schedule", **work.labels}
+        parameters = work.parameters
+        if event is not None:  # a config of an earlier version may have the number
+            least = watched_folders.checked_min_new_images(None, options.config)
+            parameters = {**parameters, "min_new_images": least}
         ids = {each.id for each in deployments.deployments("schedule")}
         deployment_id = deployments.deploy(
             _flow(work, event),
             name,
-            parameters=work.parameters,
+            parameters=parameters,
             schedule=prefect_schedule(times) if times else None,
             triggers=[event.trigger(name)] if event else [],
             labels={**labels, **(event.label if event else {})},

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import Field, create_model
 
-from patchline.flows.commands.switches import Flat, Json, Switch, emit, flattened
+from patchline.flows.commands.switches import Flat, Json, Switch, emit, flattened, given_flags
 from patchline.flows.prefect_session import connected
 from patchline.flows.progress.progress_display import display, shown
 from patchline.flows.services import starting, stopping
@@ -68,7 +68,7 @@ def build(_: list[str]) -> Callable[..., None]:
         settings
             Flags of the installed tools.
         """
-        planned = _planned(vars(settings) if settings else {})
+        planned = _planned(given_flags(settings))
         folder = Path.cwd().resolve()
         with shown():
             if local_services.running(folder) is None:
@@ -100,6 +100,11 @@ def _planned(given: Mapping[str, Any]) -> list[PlannedService]:
             if service.check:
                 tool.load(service.check)(argument)
             planned.append(PlannedService(service=service, argument=argument, port=port))
+        elif f"{service.key}_port" in given:
+            raise ConfigError(
+                f"{service.flag}-port is {port}, but nothing is started there without "
+                f"{service.flag}. Add it, or leave out the port."
+            )
     return planned
 
 

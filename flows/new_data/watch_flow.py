@@ -41,8 +41,13 @@ SKIPPED = "Skipped"
 
 
 @flow(name="Train if data is new", flow_run_name="New data in {config.data.path}")
-def retrain_when_new(config: RunConfig) -> State[Any]:
-    """Compare the folder with the last training's data, and train if enough images are new."""
+def retrain_when_new(config: RunConfig, min_new_images: int | None = None) -> State[Any]:
+    """Compare the folder with the last training's data, and train if enough images are new.
+
+    Args:
+        config: the settings of the run.
+        min_new_images: how many images must be new; by default one.
+    """
     workspace, own = WORKSPACE.resolve(), str(flow_run.id)
     with live_runs.alive(workspace, own, "watch"):
         if deployment.id:
@@ -55,7 +60,8 @@ def retrain_when_new(config: RunConfig) -> State[Any]:
             events.emit(events.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
             return failed(error)
         try:
-            return _train_if_enough(config, data, new_images, workspace)
+            least = min_new_images or _least_of_earlier_version()
+            return _train_if_enough(config, data, new_images, workspace, least)
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             return failed(error)
 
@@ -66,10 +72,15 @@ def _compared(config: RunConfig, workspace: Path) -> tuple[RunConfig, IngestedDa
     return config, data, compare_with_last_run(config.name or data.name, data)
 
 
+def _least_of_earlier_version() -> int:
+    """Return how many images must be new by the config that a watch was stored with."""
+    return watched_folders.former_min_new_images(deployment.parameters.get("config"))
+
+
 def _train_if_enough(
-    config: RunConfig, data: IngestedData, images: NewImages, workspace: Path
+    config: RunConfig, data: IngestedData, images: NewImages, workspace: Path, least: int
 ) -> State[Any]:
-    name, least = config.name or data.name, config.data.min_new_images
+    name = config.name or data.name
     if not images.first and images.new < least:
         return _skip(name, images, least)
     _publish(name, images, "" if images.first else "That is enough to train again.")
@@ -110,7 +121,7 @@ def compare_with_last_run(name: str, data: IngestedData) -> NewImages:
 
 
 def _skip(name: str, images: NewImages, least: int) -> State[Any]:
-    reason = f"{images.words()}; data.min_new_images is {least}"
+    reason = f"{images.words()}; --min-new-images is {least}"
     _publish(name, images, f"Training needs at least {least}, so nothing was trained.")
     facts = {
         "name": name,

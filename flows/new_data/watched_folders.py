@@ -120,6 +120,26 @@ def checked_quiet_seconds(given: float | None) -> float | None:
     return given
 
 
+def checked_min_new_images(given: int | None, file: Path | None) -> int:
+    """Return how many images must be new: as given, or as a config of an earlier version says.
+
+    Raises:
+        ConfigError: unless it is at least 1.
+    """
+    if given is None:
+        return former_min_new_images(config_files.read_settings(file) if file else {})
+    if given < 1:
+        raise ConfigError(f"--min-new-images is {given}, but must be at least 1. Choose 1 or more.")
+    return given
+
+
+def former_min_new_images(settings: Any) -> int:
+    """Return `data.min_new_images`, which earlier versions had among the settings; else 1."""
+    data = settings.get("data") if isinstance(settings, Mapping) else None
+    value = data.get("min_new_images") if isinstance(data, Mapping) else None
+    return value if isinstance(value, int) and value > 0 else 1
+
+
 def quiet_words(given: float | None) -> str:
     """Return in a sentence how long a watch waits for a folder that changes."""
     waits = "Waits until nothing in it has changed for"

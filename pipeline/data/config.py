@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -28,7 +29,6 @@ SHORT_OPTIONS = (
 Fraction = Annotated[float, Field(gt=0, lt=0.9)]
 Mean = Annotated[float, Field(ge=0, le=1)]
 Deviation = Annotated[float, Field(gt=0, le=1)]
-Percentile = Annotated[float, Field(ge=0, le=100)]
 Band = Annotated[int, Field(ge=1, le=4096)]
 _ONE_OR_THREE = (1, 3)
 
@@ -51,11 +51,31 @@ def _captures_a_group(text: str) -> str:
     return text
 
 
-def _ascending(given: tuple[float, float]) -> tuple[float, float]:
-    low, high = given
+def _range_of_values(given: tuple[float | str, float | str]) -> tuple[float | str, float | str]:
+    """Return two values as numbers, and two percentiles such as 1% and 99% as they are."""
+    text = [str(each) for each in given]
+    percentiles = [each for each in text if each.endswith("%")]
+    try:
+        low, high = (float(each.removesuffix("%")) for each in text)
+    except ValueError:
+        low = high = math.nan
+    if len(percentiles) == 1 or not math.isfinite(high - low):
+        raise ValueError("give two values, such as 0 4095, or two percentiles, such as 1% 99%")
     if not low < high:
         raise ValueError("the first value must be smaller than the second")
-    return given
+    if not percentiles:
+        return low, high
+    if low < 0 or high > 100:  # noqa: PLR2004 - percent
+        raise ValueError("percentiles are from 0% to 100%")
+    return text[0], text[1]
+
+
+def percentiles_in(
+    value_range: tuple[float | str, float | str] | None,
+) -> tuple[float, float] | None:
+    """Return the two percentiles that a checked `data.value_range` has; None if it has values."""
+    texts = [each.removesuffix("%") for each in value_range or () if isinstance(each, str)]
+    return (float(texts[0]), float(texts[1])) if texts else None
 
 
 def _one_or_three(bands: tuple[int, ...]) -> tuple[int, ...]:
@@ -119,15 +139,12 @@ class DataConfig(TaskChoice, ReadingRules, DataLocation):
     channels: Literal[1, 3] | None = None
     """1 for greyscale, 3 for RGB; by default greyscale only if every image is."""
 
-    value_range: Annotated[tuple[float, float], AfterValidator(_ascending)] | None = None
-    """Pixel values that become black and white in images of more than 8 bits, such as 0 4095 or, in
-    Hounsfield units, -160 240; by default found from the files."""
-
-    value_range_percentiles: (
-        Annotated[tuple[Percentile, Percentile], AfterValidator(_ascending)] | None
+    value_range: (
+        Annotated[tuple[float | str, float | str], AfterValidator(_range_of_values)] | None
     ) = None
-    """Percentiles of all pixels that become black and white in images of more than 8 bits, such as
-    1 99; instead of data.value_range."""
+    """Pixel values that become black and white in images of more than 8 bits: two values, such as
+    0 4095 or, in Hounsfield units, -160 240; or two percentiles of all pixels, such as 1% 99%. By
+    default found from the files."""
 
     bands: Annotated[tuple[Band, ...], AfterValidator(_one_or_three)] | None = None
     """Bands that are used, counted from 1: three that become red, green and blue, such as 4 3 2, or
@@ -192,17 +209,6 @@ class DataConfig(TaskChoice, ReadingRules, DataLocation):
 
     exclude: str | None = None
     """CSV table of files to leave out, such as the edited findings of patchline data inspect."""
-
-    min_new_images: Annotated[int, Field(ge=1)] = 1
-    """Minimum number of new images in a watched folder to start a training run."""
-
-    @model_validator(mode="after")
-    def _one_range(self) -> Self:
-        if self.value_range and self.value_range_percentiles:
-            raise ValueError(
-                "value_range and value_range_percentiles exclude each other; give one of them"
-            )
-        return self
 
     @model_validator(mode="before")
     @classmethod

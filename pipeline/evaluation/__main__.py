@@ -20,6 +20,7 @@ from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
+from patchline.pipeline.evaluation.config import GALLERY_SIZE
 from patchline.pipeline.evaluation.galleries import ChosenImage
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.evaluation.prediction_job import (
@@ -197,7 +198,7 @@ def explain_predictions(
     """
     large = sum(each.numel() for each in model.parameters()) > _LARGE_MODEL
     task, test = TASKS[description.task], table[table["split"] == "test"]
-    worst, labels = task.worst(task.predictions(test, description.classes), job.errors)
+    worst, labels = task.worst(task.predictions(test, description.classes), GALLERY_SIZE)
     explanations = Explanations()
     try:
         if len(worst):

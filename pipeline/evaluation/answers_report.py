@@ -32,7 +32,7 @@ from patchline.pipeline.data.reading.image_quality import (
     limits_among,
     quality_of,
 )
-from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.config import SMALL_SAMPLE, EvaluationConfig
 from patchline.pipeline.evaluation.metrics.conformal import (
     conformal_threshold,
     fewest_for,
@@ -225,7 +225,6 @@ def checked_answers(
     rules: AnswerRules,
     predictions: Predictions,
     measured: MeasuredImages,
-    config: EvaluationConfig,
 ) -> AnswersReport:
     """Return how often sets hold the true class and how many images are warned of.
 
@@ -233,12 +232,11 @@ def checked_answers(
         rules: the rules of the package.
         predictions: predictions for images that the rules were not fitted on.
         measured: measures of the same images, or of some of them.
-        config: the settings, which tell how many images of a class are enough.
     """
     groups = groups_of(predictions.table)
     return AnswersReport(
         rules=rules,
-        sets=tuple(_checked_set(each, predictions, config) for each in rules.thresholds),
+        sets=tuple(_checked_set(each, predictions) for each in rules.thresholds),
         warnings=tuple(_checked_warnings(rules, predictions, measured)),
         groups=0 if groups is None else len(set(groups)),
     )
@@ -255,9 +253,7 @@ def save_reference(reference: ReferenceFeatures, file: Path) -> None:
         )
 
 
-def _checked_set(
-    threshold: SetThreshold, predictions: Predictions, config: EvaluationConfig
-) -> SetCheck:
+def _checked_set(threshold: SetThreshold, predictions: Predictions) -> SetCheck:
     if threshold.least_probability is None:
         return SetCheck(coverage=threshold.coverage, covered=None, unknown=threshold.unknown)
     labels_N, groups = predictions.labels, predictions.groups
@@ -269,19 +265,19 @@ def _checked_set(
         covered=share(held_N, groups),
         mean_size=float(sizes_N.mean()),
         single=share(sizes_N == 1, groups),
-        by_class=_by_class(predictions, held_N, config.small_sample, groups),
+        by_class=_by_class(predictions, held_N, groups),
         each_class=bool(threshold.by_class),
     )
 
 
 def _by_class(
-    predictions: Predictions, held_N: Array, fewest: int, groups: ImageGroups | None
+    predictions: Predictions, held_N: Array, groups: ImageGroups | None
 ) -> tuple[ClassCoverage, ...]:
     names = dict(zip(predictions.labels.tolist(), predictions.table["label"], strict=True))
     classes = []
     for label in sorted(names):
         own = np.flatnonzero(predictions.labels == label)
-        if len(own) >= fewest:
+        if len(own) >= SMALL_SAMPLE:
             [covered] = shares([held_N[own]], [own], groups)
             classes.append(ClassCoverage(name=str(names[label]), covered=covered))
     return tuple(sorted(classes, key=lambda each: each.covered.value))

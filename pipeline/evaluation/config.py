@@ -1,4 +1,4 @@
-"""Settings of the report: slices, galleries, and what counts as a small sample."""
+"""Settings of the report, and what counts as a small sample."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ def before_image(split: str) -> str:
     return "" if split == "all" else f"{split} "
 
 
+SMALL_SAMPLE = 30
+"""Metrics of fewer images are marked as unreliable: of 30, half of which are right, the exact 95%
+interval of the accuracy is 31% to 69%."""
+GALLERY_SIZE = 24
+"""Number of images in each gallery of the report."""
 SLICE_COLUMNS = {
     "group": "group given by the data source, such as a patient or a camera",
     "folder": "folder of the file",
@@ -57,12 +62,6 @@ class EvaluationConfig(FrozenModel):
     """Columns of the manifest to slice the images by; each slice gets its own accuracy: group,
     folder, label, mode, size (the shorter side), width, height, bytes; or column:NAME, a further
     column of a table."""
-
-    gallery_size: Annotated[int, Field(ge=0, le=100)] = 24
-    """Number of images in each gallery of the report."""
-
-    small_sample: Annotated[int, Field(ge=1)] = 30
-    """Slices with fewer images than this are marked as unreliable."""
 
     coverage: Annotated[float, Field(gt=0, lt=1)] = 0.95
     """Probability that the prediction set of a new image holds its true class. Packages also have

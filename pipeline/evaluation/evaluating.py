@@ -156,7 +156,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
         "robustness": predicted.robustness,
         "averaging": averaging,
         "provenance": data.seen_before.provenance,
-        **task.checked(rules, tested, measured, reference, config.evaluation),
+        **task.checked(rules, tested, measured, reference),
     }
     report = task.report(tested, subject, fit, config.evaluation).model_copy(update=beside)
     for note in report.notes:
@@ -335,7 +335,6 @@ def _job(run: TrainedRun, folder: Path) -> EvaluationJob:
     alone = trained.refit is None and trained.ensemble is None
     explained = ExplanationJob(
         name=str(run.config.name),
-        errors=run.config.evaluation.gallery_size,
         seed=run.config.seed,
         folder=folder / EXPLANATIONS,
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.evaluation import predictions
-from patchline.pipeline.evaluation.config import before_image, meaning_of
+from patchline.pipeline.evaluation.config import SMALL_SAMPLE, before_image, meaning_of
 from patchline.pipeline.evaluation.galleries import EXPLANATIONS, TITLES
 from patchline.pipeline.evaluation.html_page import (
     picture,
@@ -165,7 +165,7 @@ def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
     kind = before_image(report.split)
     few = f"only {report.images:,} {kind}images"
     said = any(note.startswith(few) for note in page.notes)
-    if report.images < report.config.small_sample and not said:
+    if report.images < SMALL_SAMPLE and not said:
         notes.append(f"{few}: the metrics are imprecise")
     absent = [row.name for row in report.by_class if row.images == 0]
     if absent:
@@ -296,6 +296,7 @@ def write_html(
         explained=looked.pages,
         reliability=vector_graphic(reliability_diagram(report, parts.diagram)),
         by_column=_by_column,
+        small_sample=SMALL_SAMPLE,
         slice_meanings={column: meaning_of(column) for column in report.config.slices},
         curves=vector_graphic(training_curves(contents.history, parts.curves))
         if contents.history

@@ -21,7 +21,7 @@ from patchline.pipeline.evaluation.comparison import (
     ComparisonSubject,
     PairedValues,
 )
-from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.config import GALLERY_SIZE, EvaluationConfig
 from patchline.pipeline.evaluation.galleries import LabelSetImage
 from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.html_report import (
@@ -296,7 +296,7 @@ def evaluate_label_sets(
     before = calibration.uncalibrated_probabilities(probabilities)
 
     def shown(pairs_M: galleries.Pairs) -> tuple[LabelSetImage, ...]:
-        chosen = pairs_M.of_one_image_each(config.gallery_size)
+        chosen = pairs_M.of_one_image_each(GALLERY_SIZE)
         return galleries.described(predictions, classes, thresholds.values, chosen)
 
     return MultiLabelReport(

@@ -66,8 +66,6 @@ class ExplanationJob(FrozenModel):
 
     name: str
     """Name of the model, for the titles of the pages."""
-    errors: int
-    """How many of the worst errors get a map."""
     seed: int
     """Seed of the random parts that the test covers."""
     folder: Path

@@ -18,7 +18,12 @@ from patchline.pipeline.data.manifests.manifest import contents_fingerprint
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.answers_report import AnswersReport
-from patchline.pipeline.evaluation.config import EvaluationConfig, before_image
+from patchline.pipeline.evaluation.config import (
+    GALLERY_SIZE,
+    SMALL_SAMPLE,
+    EvaluationConfig,
+    before_image,
+)
 from patchline.pipeline.evaluation.galleries import GalleryImage
 from patchline.pipeline.evaluation.headline import Headline
 from patchline.pipeline.evaluation.metrics.calibration import (
@@ -61,7 +66,7 @@ class ImageSubset(FrozenModel):
     value: str
     images: int
     small: bool
-    """Whether there are fewer images than `evaluation.small_sample`."""
+    """Whether there are fewer than 30 images."""
     differs: bool
     """Whether the interval of its metric excludes that of all images."""
 
@@ -127,7 +132,7 @@ def measured_parts(
                     "column": column,
                     "value": value,
                     "images": images,
-                    "small": images < config.small_sample,
+                    "small": images < SMALL_SAMPLE,
                     "differs": not estimate.low <= overall <= estimate.high,
                 },
                 estimate,
@@ -477,7 +482,7 @@ def evaluate(
     )
 
     def shown(places: Array) -> tuple[GalleryImage, ...]:
-        return galleries.gallery(predictions, classes, places[: config.gallery_size])
+        return galleries.gallery(predictions, classes, places[:GALLERY_SIZE])
 
     return EvaluationReport(
         **shared_fields(

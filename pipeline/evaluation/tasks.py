@@ -123,8 +123,7 @@ class Task(Generic[Fit]):
     has_sets: bool
     """Whether answers have prediction sets."""
     checked: Callable[
-        [AnswerRules, Predictions, PredictedImages, ReferenceFeatures | None, EvaluationConfig],
-        dict[str, Any],
+        [AnswerRules, Predictions, PredictedImages, ReferenceFeatures | None], dict[str, Any]
     ]
     """Returns the fields of a report about the rules of a package."""
     report: Callable[[Predictions, ReportSubject, Fit, EvaluationConfig], AnyReport]
@@ -320,10 +319,8 @@ SINGLE = Task[TemperatureFit](
     table=lambda rows, classes, chances_NK, _: with_probabilities(rows, classes, chances_NK),
     predictions=lambda table, _: Predictions.of(table),
     has_sets=True,
-    checked=lambda rules, tested, images, reference, config: {
-        "answers": checked_answers(
-            rules, tested, images.of(tested, reference, rules.far_split), config
-        )
+    checked=lambda rules, tested, images, reference: {
+        "answers": checked_answers(rules, tested, images.of(tested, reference, rules.far_split))
     },
     report=evaluate,
     parts=parts_of_classes,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS as METRICS
+from patchline.pipeline.former_settings import section_with_todays_names
 from patchline.pipeline.frozen_model import FrozenModel
-
-BOTH = "both"
-"""Of mAP and macro F1 of sets of labels."""
 
 
 def _named(metric: str) -> None:
@@ -56,21 +54,13 @@ class GateConfig(FrozenModel):
     )
     """Maximum values of test metrics where lower is better: promotion.maximum.log_loss 0.5."""
 
-    max_calibration_error: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Maximum expected calibration error in the version's own test report; null for no limit."""
-
     better_than_champion: bool = True
     """Require the version to beat the champion in the paired test; a tie does not pass."""
 
     significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Maximum p-value of the paired test for a version to count as better: McNemar's exact test of
-    the accuracy; with sets of labels, a paired bootstrap of promotion.label_set_metric. Images of
-    one group, such as a patient, are tested as a whole."""
-
-    label_set_metric: Literal["mAP", "macro_f1", "both"] = "mAP"
-    """With sets of labels, the metric that has to be significantly higher than the champion's: mAP
-    (how well labels rank, whatever their thresholds), macro_f1 (F1 of the labels that are given,
-    mean over the labels), or both."""
+    the accuracy; with sets of labels, a paired bootstrap of mAP. Images of one group, such as a
+    patient, are tested as a whole."""
 
     min_images: Annotated[int, Field(ge=1)] = 50
     """Minimum number of images that neither model used for training or model selection; with fewer,
@@ -78,18 +68,19 @@ class GateConfig(FrozenModel):
 
     max_class_drop: Annotated[float, Field(gt=0, le=1)] | None = 0.1
     """Maximum loss of recall in any class compared with the champion (of average precision in any
-    label, with sets of labels); null for no limit. If no class has class_min_images images, the
-    gate says that it was not checked, and the promotion does not depend on it."""
-
-    class_min_images: Annotated[int, Field(ge=1)] = 20
-    """Minimum number of compared images of a class for its loss of recall to be checked. Images of
-    one group count once."""
+    label, with sets of labels); null for no limit. If no class has 20 compared images, the gate
+    says that it was not checked, and the promotion does not depend on it."""
 
     max_latency_ms: Annotated[float, Field(gt=0)] | None = None
     """Maximum median time for one image on this machine, in milliseconds; null for no limit."""
 
     package_check: bool = True
     """Require the package to load in a clean process and give the same probabilities there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_settings(cls, values: Any) -> Any:
+        return section_with_todays_names("promotion", values)
 
 
 class PromotionConfig(GateConfig):

@@ -405,7 +405,7 @@ def _answers(
         kept = load_reference_images(package.files[1].with_name(REFERENCE_IMAGES_FILE))
         is_other_N = ~predictions.table["sha256"].isin(kept.sha256 if kept else ()).to_numpy()
         distances, why = (distances[is_other_N] if is_other_N.any() else None), SAME_IMAGES
-    return checked_answers(rules, predictions, MeasuredImages(quality, distances, why), config)
+    return checked_answers(rules, predictions, MeasuredImages(quality, distances, why))
 
 
 def _page(

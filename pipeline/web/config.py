@@ -48,8 +48,6 @@ class ServingConfig(ListeningConfig):
     """CSV table that clients may add images with their labels to, at /feedback; by default none."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads that compute; 0 for one per core."""
-    max_batch: int = Field(default=16, ge=1, le=1024)
-    """Images that the network computes together at most."""
     max_queue: int = Field(default=256, ge=1, le=100_000)
     """Images that may wait; a request beyond that is answered with 503."""
     max_request_mib: int = Field(default=64, ge=1, le=512)
@@ -62,11 +60,9 @@ class ServingConfig(ListeningConfig):
     """Switch also to a version with other classes when the alias moves to one."""
     record: Path | None = None
     """Record probabilities and features of the images that are answered in this folder, for
-    `patchline monitor`."""
+    `patchline monitor`; it keeps the latest 256 MiB."""
     record_images: bool = False
     """Record the images, too."""
-    record_mib: int = Field(default=256, ge=1)
-    """Size of the folder in MiB, beyond which the oldest recorded traffic is removed."""
 
     @property
     def max_request_bytes(self) -> int:

@@ -66,9 +66,6 @@ class RayConfig(PluginConfig):
     memory_gib: Annotated[float, Field(ge=0)] = 0.0
     """Memory in GiB that a worker reserves on a node; 0 reserves none."""
 
-    wait_seconds: Annotated[float, Field(gt=0)] = 300.0
-    """Maximum seconds to wait until nodes have the requested resources."""
-
     shared_folder: bool = False
     """Whether all nodes mount the working directory at the same path, such as from NFS or Lustre;
     each node proves that it reads the workspace. It is not needed if the workspace is on an object
@@ -110,10 +107,14 @@ class RayLauncher:
         config: the settings.
         context: the launcher's context, which has the workspace. Nodes that do not see that folder
             get their jobs through the store, if the workspace is shared.
+        wait_seconds: how long to wait until nodes have the requested resources.
     """
 
-    def __init__(self, config: RayConfig, context: LauncherContext) -> None:
+    def __init__(
+        self, config: RayConfig, context: LauncherContext, wait_seconds: float = 300.0
+    ) -> None:
         self._config, self._workspace = config, context.workspace
+        self._wait_seconds = wait_seconds
         self.machines = config.nodes
         self._uri = ""
         self._process: subprocess.Popen[str] | None = None
@@ -275,7 +276,8 @@ class RayLauncher:
             self._told = _Told()
             threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
             place = {"workspace": str(self._workspace), "uri": self._uri}
-            self._say({**self._config.model_dump(), **place})
+            waits = {"wait_seconds": self._wait_seconds}
+            self._say({**self._config.model_dump(), **place, **waits})
         return self._process
 
     def _read(self, process: subprocess.Popen[str]) -> None:

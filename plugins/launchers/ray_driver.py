@@ -610,7 +610,7 @@ class Driver:
         if time.monotonic() - task.since > wait:
             raise Refused(
                 f"No node of the Ray cluster had {task.needs.words()} within {wait:g} seconds. "
-                "Wait for what else runs there, add nodes, or set launcher.wait_seconds to more.",
+                "Wait for what else runs there, or add nodes.",
                 "WorkerError",
             )
 

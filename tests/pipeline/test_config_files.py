@@ -19,6 +19,7 @@ from patchline.pipeline.config_files import (
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.former_settings import DECIDED
 from patchline.pipeline.presets import PresetName
+from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.training.record import RunRecord
 
 Chosen = Callable[..., RunConfig]
@@ -160,16 +161,35 @@ def test_a_setting_that_the_program_decides_now_is_read_with_one_sentence(
     chosen: Chosen, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A value that every run has now needs no sentence."""
-    usual = {key: former.now for key, former in DECIDED.items()}
-    for key, value in usual.items():
+    for key, former in DECIDED.items():
         section, name = key.split(".")
-        chosen(yaml.safe_dump({section: {name: value}}), "none")
+        plugin = {"name": former.plugin} if former.plugin else {}
+        chosen(yaml.safe_dump({section: {name: former.now, **plugin}}), "none")
     assert not caplog.records
     config = chosen("training: {full_size_from: 0.8, epochs: 3}\n", "none")
     assert config.training.epochs == 3
     [said] = [each.getMessage() for each in caplog.records]
     assert "training.full_size_from 0.8 is no longer a setting: images have their full size" in said
     assert RunConfig.model_validate({"training": {"full_size_from": 0.8}}) == RunConfig()
+
+
+def test_of_two_settings_that_did_the_same_one_has_the_value(
+    chosen: Chosen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request for approval, which holds the gates alone, is read the same way."""
+    former = {"max_calibration_error": 0.05, "minimum": {"accuracy": 0.9}}
+    promotion = chosen(yaml.safe_dump({"promotion": former}), "none").promotion
+    assert (promotion.maximum, promotion.minimum) == ({"ece": 0.05}, {"accuracy": 0.9})
+    [said] = [each.getMessage() for each in caplog.records]
+    words = "promotion.max_calibration_error 0.05 is read as promotion.maximum.ece 0.05."
+    assert said.endswith(words)
+    assert PromotionConfig.model_validate(former) == promotion
+    both = {**former, "maximum": {"ece": 0.02, "log_loss": 0.5}}
+    assert PromotionConfig.model_validate(both).maximum == {"ece": 0.02, "log_loss": 0.5}
+    assert PromotionConfig.model_validate({"max_calibration_error": None}) == PromotionConfig()
+    text = "data: {value_range: null, value_range_percentiles: [0.5, 99]}\n"
+    assert chosen(text, "none").data.value_range == ("0.5%", "99%")
+    assert caplog.messages[-1].endswith("0.5 99 is read as data.value_range 0.5% 99%.")
 
 
 @pytest.mark.parametrize("text", ["preset: none\n", "preset: null\n", "preset: {name: none}\n"])

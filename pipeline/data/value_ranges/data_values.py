@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.data.config import DataConfig, percentiles_in
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.pixel_values.file_summary import FileSummary
 from patchline.pipeline.data.pixel_values.pixel_mapping import (
@@ -118,7 +118,7 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
         bands = (1, 2, 3) if min(file.bands for file in files) >= _SIDE_BY_SIDE else (1,)
     opacity, opacity_notes = _opacity(files, bands)
     ranges, notes, losses = list[ValueRange](), list[str](), list[str]()
-    is_set = settings.value_range is not None
+    is_set = settings.value_range is not None and not percentiles_in(settings.value_range)
     deep: dict[str, list[ValuedFile]] = {}
     for file in files:
         if file.summary.kind != EIGHT_BITS:
@@ -231,7 +231,7 @@ def _range(
         declared=max(declared) if all(declared) else 0.0,
         sample=value_sample(root, listed, bands),
     )
-    return choose_range(observed, settings.value_range, settings.value_range_percentiles)
+    return choose_range(observed, settings.value_range)
 
 
 def _flat(
@@ -315,9 +315,8 @@ def _note_on_frames(files: Sequence[ValuedFile]) -> Iterator[str]:
 
 
 def _unused(deep: bool, settings: DataConfig) -> Iterator[str]:
-    for name in ("value_range", "value_range_percentiles"):
-        if getattr(settings, name) is not None and not deep:
-            yield f"data.{name} has no effect, because all images are decoded to 8 bits per color"
+    if settings.value_range is not None and not deep:
+        yield "data.value_range has no effect, because all images are decoded to 8 bits per color"
 
 
 OnImage = Callable[[str, bytes, Values], None]

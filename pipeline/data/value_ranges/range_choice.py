@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from patchline.pipeline.data.config import percentiles_in
 from patchline.pipeline.data.manifests.scanning import digest_of_root
 from patchline.pipeline.data.pixel_values.pixel_mapping import (
     FLOAT,
@@ -80,19 +81,18 @@ class ChosenRange(NamedTuple):
 
 
 def choose_range(
-    observed: Observed,
-    value_range: tuple[float, float] | None,
-    percentiles: tuple[float, float] | None,
+    observed: Observed, value_range: tuple[float | str, float | str] | None
 ) -> ChosenRange:
     """Return the range of one type of values.
 
     Args:
         observed: the values.
-        value_range: the two values that the user has set; None for none.
-        percentiles: the two percentiles that the user has set; None for none.
+        value_range: the two values or percentiles that the user has set; None for none.
     """
-    if value_range is not None:
-        return _judged(observed, *value_range, "set by data.value_range")
+    percentiles = percentiles_in(value_range)
+    if value_range is not None and percentiles is None:
+        low, high = map(float, value_range)
+        return _judged(observed, low, high, "set by data.value_range")
     kept, apart = _without_ends(observed.sample)
     if percentiles is not None:
         low, high = (float(each) for each in np.percentile(observed.sample, percentiles))

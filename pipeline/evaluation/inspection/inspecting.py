@@ -71,7 +71,7 @@ from patchline.pipeline.terminal_words import counted
 
 _MAPPED = (
     "Maps the values of all images by one range, in runs and in their packages alike. Set "
-    "data.value_range, data.value_range_percentiles or data.bands to choose otherwise."
+    "data.value_range or data.bands to choose otherwise."
 )
 _AS_IT_IS = "Uses the images as this says, in runs and in their packages alike."
 

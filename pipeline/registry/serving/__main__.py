@@ -24,9 +24,7 @@ from patchline.pipeline.web.access_control import check_access
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import check_certificate, listening_socket
 
-_OF_A_REGISTRY = {
-    *("form", "feedback", "allow_new_classes", "record", "record_images", "record_mib"),
-}
+_OF_A_REGISTRY = {"form", "feedback", "allow_new_classes", "record", "record_images"}
 """Settings that a container does not have."""
 
 

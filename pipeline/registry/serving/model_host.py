@@ -30,6 +30,8 @@ _FIRST_RATE = 50.0
 _LEAST_RATE = 0.1
 _MEASURED_SECONDS = 10.0
 """Of work, after which the rate is that of the time since it was measured last."""
+_MOST_TOGETHER = 16
+"""Images that the network computes together at most."""
 
 
 class Throughput:
@@ -177,7 +179,7 @@ class ModelHost:
 
     def switch_to(self, version: str, checked: Checked) -> None:
         """Answer the next request with another version; the old one answers what it has taken."""
-        checked = checked._replace(batch=min(self.config.max_batch, checked.batch))
+        checked = checked._replace(batch=min(_MOST_TOGETHER, checked.batch))
         record = partial(self.recorder.record, self.name, version) if self.recorder else None
         engine = Engine(checked, self.threads, self.metrics, record)
         before, self._served = self._served, Served(version, engine)

@@ -41,7 +41,7 @@ from patchline.pipeline.registry.serving.interfaces.answering import Server, ser
 from patchline.pipeline.registry.serving.model_host import ModelHost
 from patchline.pipeline.registry.serving.traffic_recorder import TrafficRecorder
 from patchline.pipeline.web.access_control import AccessControl, left_unread
-from patchline.pipeline.web.config import MEBIBYTE, ServingConfig
+from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import CertificateRenewal
 from patchline.pipeline.web.request_body import Refusal, json_response
 from patchline.pipeline.web.server_metrics import ServerMetrics
@@ -121,8 +121,7 @@ def recorder_of(config: ServingConfig) -> TrafficRecorder | None:
     """
     if config.record is None:
         return None
-    most = config.record_mib * MEBIBYTE
-    return TrafficRecorder(config.record, with_images=config.record_images, most_bytes=most)
+    return TrafficRecorder(config.record, with_images=config.record_images)
 
 
 class _Server(ReadyServer):

@@ -54,6 +54,8 @@ PARTS, IMAGES = "part-*.jsonl", "images"
 _LOCK = ".server.lock"
 """Held while a server records into the folder."""
 _LARGEST_FEATURE = float(np.finfo(np.float16).max)
+MOST_BYTES = 256 << 20
+"""Size of a folder beyond which the oldest parts are removed."""
 _ROWS = 1000
 """Lines of a full part."""
 _LARGEST_PART_SHARE = 0.1
@@ -93,7 +95,7 @@ class TrafficRecorder:
             another server records into it.
     """
 
-    def __init__(self, folder: Path, *, with_images: bool, most_bytes: int) -> None:
+    def __init__(self, folder: Path, *, with_images: bool, most_bytes: int = MOST_BYTES) -> None:
         self.folder, self.with_images, self.most_bytes = folder, with_images, most_bytes
         self.problem: str | None = None
         """Why nothing is recorded at the moment; None if it is."""

@@ -18,6 +18,7 @@ from torch import nn
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.config import GALLERY_SIZE
 from patchline.pipeline.models.inference import normalised
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.pretraining.evaluating import (
@@ -56,7 +57,7 @@ def evaluate_objective(job: PretrainingJob, events: EventWriter) -> PretrainingR
         batch = torch.from_numpy(np.array(images[rows[start : start + _BATCH]])).to(device)
         losses += _losses(objective, module, normalised(batch, job.image))
         events.progress(min(start + _BATCH, len(rows)), len(rows), "image")
-    shown = rows[: job.pictures]
+    shown = rows[:GALLERY_SIZE]
     batch = torch.from_numpy(np.array(images[shown])).to(device)
     pictures = objective.pictures(module, normalised(batch, job.image))
     return PretrainingResult(

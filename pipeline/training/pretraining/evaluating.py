@@ -34,8 +34,6 @@ class PretrainingJob(FrozenModel):
     store: Path
     image: ImageSpec
     device: str
-    pictures: int
-    """Maximum number of images to make pictures of."""
     folder: Path
 
 
@@ -132,7 +130,6 @@ def evaluate_encoder(run: TrainedRun, folder: Path, on_event: OnEvent) -> Pretra
         store=run.prepared.store.resolve(),
         image=run.prepared.image,
         device=trained.device,
-        pictures=config.evaluation.gallery_size,
         folder=folder.resolve(),
     )
     resources = Resources.for_device(trained.device)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.training.config import Duration
@@ -71,10 +71,6 @@ class SweepConfig(FrozenModel):
     """At each rung, one trial of so many continues; rungs are so many times as long as the ones
     before (arXiv 1810.05934)."""
 
-    first_rung: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Epochs until the first rung; by default, such that there are at most two rungs before the
-    end."""
-
     sampler: Literal["tpe", "random"] = "tpe"
     """How settings are chosen: tpe, a tree-structured Parzen estimator (arXiv 2304.11127); or
     random, to compare with."""
@@ -87,6 +83,14 @@ class SweepConfig(FrozenModel):
     study: Annotated[str, AfterValidator(_checked_study)] | None = None
     """Name of the study in the database. A machine that names a study of the same data, plan and
     space joins it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_first_rung(cls, values: Any) -> Any:
+        """Read what an earlier version has stored, where the first rung was a setting."""
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if key != "first_rung"}
 
     @property
     def most_trials(self) -> int | None:
@@ -113,23 +117,21 @@ class SweepRequest(RunRequest):
 SWEEP = RunKind(COMMAND, SweepRequest)
 
 
-MOST_RUNGS = 2
-"""By default there are at most so many rungs before the end."""
+_MOST_RUNGS = 2
+"""At most so many rungs before the end."""
 
 
-def rungs(epochs: int, reduction: int, first: int | None = None) -> tuple[int, ...]:
+def rungs(epochs: int, reduction: int) -> tuple[int, ...]:
     """Return the epochs at which a trial stops until it is compared; the last is its end.
+
+    The first rung is the shortest with at most two rungs before the end.
 
     Args:
         epochs: the number of epochs of a whole fit.
         reduction: the factor between two rungs.
-        first: epochs until the first rung; by default the shortest with at most `MOST_RUNGS` rungs
-            before the end.
     """
-    if first is None:
-        first = max(1, round(epochs / reduction**MOST_RUNGS))
     steps: list[int] = []
-    rung = first
+    rung = max(1, round(epochs / reduction**_MOST_RUNGS))
     while rung < epochs:
         steps.append(rung)
         rung *= reduction

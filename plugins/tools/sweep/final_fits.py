@@ -234,7 +234,7 @@ def _estimate(value: float, half: float, n: int) -> MetricEstimate:
 FINALS_FOLDER = "finals"
 FINAL_TAG = "patchline.sweep.final"
 _COMMAND = "patchline sweep (final fit)"
-_SPARSE = {"explanations": False, "gallery_size": 0, "corruptions": 0, "slices": ()}
+_SPARSE = {"explanations": False, "corruptions": 0, "slices": ()}
 """Contents of the report on a fit that is not registered."""
 _NAMES: dict[FinalKind, str] = {"best": "best settings", "plan": "the plan"}
 

@@ -211,7 +211,7 @@ class SearchOutline(FrozenModel):
             seconds_per_epoch: seconds that an epoch of one fit takes; None if that is not known.
             notes: what differs from the plan.
         """
-        steps = rungs(plan.training.epochs, settings.reduction, settings.first_rung)
+        steps = rungs(plan.training.epochs, settings.reduction)
         if not has_rungs(plan):
             steps = steps[-1:]
         trials = settings.most_trials

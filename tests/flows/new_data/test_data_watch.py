@@ -16,6 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.events import emit_event
+from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
 
@@ -197,10 +198,11 @@ def test_other_settings_are_a_reason_to_look_again(watched: Watched, run_here: C
     again = ("data", "watch", str(watched.folder))
     run_here(*again)
     assert len(watched.runs(1)) == 1
-    Path("run.yaml").write_text("data: {min_new_images: 7}\n", encoding="utf-8")
-    shown = run_here.json(*again, "--config", "run.yaml")
+    shown = run_here.json(*again, "--min-new-images", "7")
     assert (shown["deployment_id"], shown["min_new_images"]) == (str(watched.watch), 7)
     assert len(watched.runs(1)) == 2
+    Path("run.yaml").write_text("data: {min_new_images: 5}\n", encoding="utf-8")  # as formerly
+    assert run_here.json(*again, "--config", "run.yaml")["min_new_images"] == 5
 
 
 @pytest.mark.parametrize("by", ["watch", "folder", "workspace"])
@@ -253,6 +255,7 @@ def test_a_run_that_begins_stands_for_those_that_wait(
         (("one",), "has only one class"),
         (("..",), "contains the working directory"),
         (("photos", "--quiet-seconds", "90000"), "must be from 0 to 86400"),
+        (("photos", "--min-new-images", "0"), "must be at least 1"),
     ],
 )
 def test_wrong_input_is_one_sentence(
@@ -269,8 +272,7 @@ def test_too_little_new_ends_as_skipped(client: SyncPrefectClient, folder: Path)
 
     What cannot be read fails with the reason.
     """
-    data = DataConfig(source="image_folder", path=str(folder), min_new_images=3)
-    config = RunConfig(data=data)
+    config = RunConfig(data=DataConfig(source="image_folder", path=str(folder)))
     seen = ingestion.ingest(config, Path(".patchline").resolve())  # as a run of the folder does
     named = ingestion.resolve(config, seen)
     with tracked_run.owned_run(named, Path(".patchline/runs"), {}) as run:
@@ -279,11 +281,19 @@ def test_too_little_new_ends_as_skipped(client: SyncPrefectClient, folder: Path)
     (folder / "down" / "001.png").touch()
     _add(folder, "a.png", 50)
     _add(folder, "b.png", 51)
-    state: State = watch_flow.retrain_when_new(config, return_state=True)
+    state: State = watch_flow.retrain_when_new(config, 3, return_state=True)
     assert (state.is_completed(), state.name) == (True, "Skipped")
-    assert state.message == "2 new images; data.min_new_images is 3."
+    assert state.message == "2 new images; --min-new-images is 3."
     flow_run = client.read_flow_run(UUID(str(state.state_details.flow_run_id)))
     assert flow_run.name == f"New data in {folder}"
+    former = config.model_dump(mode="json")
+    former["data"]["min_new_images"] = 4  # as in a watch that an earlier version has stored
+    parameters = {"config": former}
+    again = client.create_flow_run(watch_flow.retrain_when_new, parameters=parameters)
+    skipped: Any = run_flow(
+        watch_flow.retrain_when_new, flow_run=again, parameters=parameters, return_type="state"
+    )
+    assert skipped.message == "2 new images; --min-new-images is 4."
     wanted = {"flow_runs": {"id": {"any_": [str(flow_run.id)]}}}
     [artifact] = client.request("POST", "/artifacts/filter", json=wanted).json()
     assert "| across | 2 |" in artifact["data"]

@@ -127,6 +127,7 @@ def test_a_damaged_state_is_written_again(servers: Servers) -> None:
         ("--max-concurrent-runs 0", "1 or more"),
         ("--serve 'a b'", "is not a model reference"),
         ("--serve flowers --serve-port 5000", "port of its own"),
+        ("--serve-port 8001", "nothing is started there without --serve."),
     ],
 )
 def test_wrong_flags_are_refused(flags: str, words: str, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_promised_coverage_holds_on_average() -> None:
     for seed in range(draws):
         rules, _ = fitted_rules(_held(_predictions(2 * seed, 200, hard=True)), CONFIG)
         new = _predictions(2 * seed + 1, images, hard=True)
-        for check in checked_answers(rules, new, MEASURED, CONFIG).sets:
+        for check in checked_answers(rules, new, MEASURED).sets:
             assert check.covered is not None
             held[check.coverage] += round(check.covered.value * images)
     for coverage, count in held.items():
@@ -68,7 +68,7 @@ def test_with_enough_images_every_class_is_covered() -> None:
     rules, _ = fitted_rules(_held(_predictions(0, 1200, hard=True)), CONFIG)
     assert few.thresholds[0].by_class == ()
     new = _predictions(1, 4000, hard=True)
-    own, together = (checked_answers(each, new, MEASURED, CONFIG).sets[0] for each in (rules, few))
+    own, together = (checked_answers(each, new, MEASURED).sets[0] for each in (rules, few))
     assert len(own.by_class) == CLASSES
     assert own.by_class[0].covered.value > 0.84
     assert together.by_class[0].name == "class 0"
@@ -86,7 +86,7 @@ def test_too_few_units_are_unknown_with_the_number_that_is_needed(images: int, g
     why = f"only 30 validation {units}; a coverage of 0.99 needs at least 99"
     assert rules.thresholds[-1].unknown == why
     assert (rules.far, reference, rules.unknown["far"]) == (None, None, "it has no head")
-    answers = checked_answers(rules, _predictions(1, 50), MEASURED, CONFIG)
+    answers = checked_answers(rules, _predictions(1, 50), MEASURED)
     assert answers.sets[-1].covered is None
     assert f"0.99 are not known: {why}" in " ".join(answers.sentences("test images"))
     none, _ = fitted_rules(_held(_predictions(0, 0), why_none="there are none"), CONFIG)
@@ -98,7 +98,7 @@ def test_a_chosen_coverage_has_its_threshold() -> None:
     config = EvaluationConfig(coverage=0.8)
     rules, _ = fitted_rules(_held(_predictions(0, 200)), config)
     assert [each.coverage for each in rules.thresholds] == [0.8, 0.9, 0.95, 0.99]
-    answers = checked_answers(rules, _predictions(1, 200), MEASURED, config)
+    answers = checked_answers(rules, _predictions(1, 200), MEASURED)
     assert answers.chosen.coverage == 0.8
     assert set(answers.metrics("test")) >= {"test/set_coverage", "test/single_class_sets"}
 
@@ -135,7 +135,7 @@ def test_the_distance_of_a_model_trained_on_all_other_images_comes_from_the_test
     others = reference.neighbours.distances(generator.standard_normal((500, 8)))
     assert 0.01 < (others > np.float64(rules.far or 0)).mean() < 0.12
     measured = MeasuredImages(NOTHING, None, SAME_IMAGES)
-    said = " ".join(checked_answers(rules, tested, measured, CONFIG).sentences("test images"))
+    said = " ".join(checked_answers(rules, tested, measured).sentences("test images"))
     assert "'far' is given to 5.0% of new images like those that its limit comes from" in said
     few, _ = fitted_rules(_held(held, own, unseen=_predictions(1, 0)), CONFIG)
     assert few.unknown["far"] == "only 0 test images; 5% false alarms needs at least 37"
@@ -145,8 +145,7 @@ def test_what_coverage_means_is_said() -> None:
     """Where it is below the nominal one beyond chance."""
     rules, _ = fitted_rules(_held(_predictions(0, 400)), CONFIG)
     kept, broken = (
-        checked_answers(rules, _predictions(1, 400, hard=hard), MEASURED, CONFIG)
-        for hard in (False, True)
+        checked_answers(rules, _predictions(1, 400, hard=hard), MEASURED) for hard in (False, True)
     )
     assert (kept.chosen.is_broken, broken.chosen.is_broken) == (False, True)
     assert "less than nominal" in broken.sentences("test images")[0]

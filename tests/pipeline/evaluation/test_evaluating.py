@@ -12,7 +12,7 @@ from torch import nn
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation.__main__ import explain_predictions, predict
-from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.config import GALLERY_SIZE, EvaluationConfig
 from patchline.pipeline.evaluation.galleries import chosen_images, confident_errors
 from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.metrics.paired_test import paired_difference
@@ -207,7 +207,7 @@ def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
     table, _ = SINGLE.calibrated(predicted_rows(FLOWERS), FLOWERS)
     model, description = make_model({"name": "vit", "depth": 1})
     images = np.zeros((len(table), SIDE, SIDE, 3), np.uint8)
-    job = ExplanationJob(name="flowers", errors=5, seed=0, folder=Path("no"))
+    job = ExplanationJob(name="flowers", seed=0, folder=Path("no"))
     nothing = explain_predictions(job, nn.Linear(1, 1), description, images, table)
     assert (nothing.maps(), nothing.test) == ({}, None)
     assert "The maps of where the model looked could not be computed" in caplog.text
@@ -218,6 +218,6 @@ def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
     pages = {file.name for file in job.folder.glob("*.html")}
     assert pages == {"surest_right.html", "worst_wrong.html"}
     test = Predictions.of(table[table["split"] == "test"])
-    assert list(found.maps()) == test.positions[confident_errors(test)[:5]].tolist()
+    assert list(found.maps()) == test.positions[confident_errors(test)[:GALLERY_SIZE]].tolist()
     assert found.test is not None
     assert found.test.images == len(test.labels)

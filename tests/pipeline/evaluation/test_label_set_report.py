@@ -255,31 +255,27 @@ def test_a_model_that_is_not_better_does_not_pass() -> None:
     assert "has the largest loss: average precision" in worse.sentence
 
 
-@pytest.mark.parametrize(
-    ("metric", "passes"), [("mAP", True), ("macro_f1", False), ("both", False)]
-)
-def test_the_metric_that_decides_is_a_setting(metric: str, passes: bool) -> None:
-    """A model that ranks better, but gives far too few labels, is better by mAP alone."""
-    config = PromotionConfig.model_validate({"label_set_metric": metric})
+def test_the_map_decides() -> None:
+    """A model that ranks better passes, although it gives far too few labels."""
     comparison = _comparison(400, 1.5, thresholds=(0.5, 0.99))
-    gate = champion_gates(config, comparison)[0]
-    assert gate.passed is passes
+    gate = champion_gates(PromotionConfig(), comparison)[0]
+    assert gate.passed
     gains = {name: pair.difference.value for name, pair in comparison.paired.items()}
-    assert gate.value == (min(gains.values()) if metric == "both" else gains[metric])
-    assert champion_gates(config, _comparison(400, 1.5))[0].passed
+    assert gate.value == gains["mAP"]
+    assert gains["macro_f1"] < 0
 
 
 def test_the_page_shows_both_models_and_each_label(tmp_path: Path) -> None:
     """And it can be read back."""
-    comparison = _comparison(100, 1.0)
-    gates = champion_gates(PromotionConfig(class_min_images=99), comparison)
+    comparison = _comparison(30, 1.0)
+    gates = champion_gates(PromotionConfig(min_images=20), comparison)
     decision = PromotionDecision.model_validate(
         {"name": "shapes", "version": "4", "champion": "3", "gates": gates}
         | {"promoted": True, "reason": "better", "decided_at": "2026-01-01T00:00:00+00:00"}
     )
     assert decision.unchecked == ("no_class_worse",)
     text = write_comparison(comparison, decision, tmp_path, None).read_text("utf-8")
-    words = ("label without", "no label has 99", ">not checked</")
+    words = ("label without", "no label has 20", ">not checked</")
     for part in ("Challenger 4 against champion 3", "circle", *words):
         assert part in text
     stored = (tmp_path / "comparison.json").read_text("utf-8")

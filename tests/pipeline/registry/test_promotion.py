@@ -198,10 +198,9 @@ def test_limits_on_its_own_metrics(registered: ModelReference, tmp_path: Path) -
 
     assert ask(minimum={"accuracy": 0.91}) is None
     assert ask(maximum={"log_loss": 0.1}) is None
-    assert ask(max_calibration_error=0.01) is None
+    assert ask(maximum={"ece": 0.01}) is None
     assert ask(minimum={"top5_accuracy": 0.1}) is None
-    kept = {"minimum": {"accuracy": 0.8}, "maximum": {"log_loss": 0.3}}
-    assert ask(**kept, max_calibration_error=0.05) == "1"
+    assert ask(minimum={"accuracy": 0.8}, maximum={"log_loss": 0.3, "ece": 0.05}) == "1"
 
 
 UNKNOWN = Provenance.without_record("x.pth is a file of unrecognised origin")

@@ -15,6 +15,7 @@ from sklearn.metrics import average_precision_score
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.evaluation.config import GALLERY_SIZE
 from patchline.pipeline.evaluation.metrics.label_calibration import (
     LabelCalibration,
     fit_label_calibration,
@@ -246,7 +247,6 @@ def test_the_test_images_are_tested_and_drawn(
         store=job.store,
         image=job.image,
         device="cpu",
-        pictures=3,
         folder=tmp_path,
     )
     events = EventWriter(tmp_path / "events.jsonl")
@@ -255,7 +255,7 @@ def test_the_test_images_are_tested_and_drawn(
     assert len(found.losses) == found.images > 3
     mean = sum(found.losses) / found.images
     assert mean == pytest.approx(result.best_validation_loss, rel=0.2)
-    assert len(found.pictures) == 3
+    assert len(found.pictures) == min(GALLERY_SIZE, found.images)
     for image in found.pictures:
         shapes = {cv2.imread(str(tmp_path / view.file)).shape for view in image.views}  # type: ignore[union-attr]  # None of no picture
         assert (len(image.views), shapes) == (3, {(16, 16, 3)})

@@ -132,7 +132,7 @@ def test_the_range_that_is_set_is_used_and_is_part_of_the_data_version() -> None
     stored(root, found)
     pixels = stored(root, window, value_range=(-160, 240))
     assert all(np.mean((each == 0) | (each == 255)) > 0.5 for each in pixels.values())
-    percentiles = ingested(root, value_range_percentiles=(1, 99))
+    percentiles = ingested(root, value_range=("1%", "99%"))
     assert percentiles.pixel_values.ranges[0].origin == "percentiles 1 and 99 of the pixels"
 
 
@@ -205,7 +205,9 @@ def test_bands_that_an_image_lacks_are_refused_by_its_name() -> None:
     ("data", "reason"),
     [
         ({"value_range": (5, 5)}, "is 5 5, but the first value must be smaller"),
-        ({"value_range": (0, 1), "value_range_percentiles": (1, 99)}, "exclude each other"),
+        ({"value_range": (0, "99%")}, "give two values, such as 0 4095, or two percentiles"),
+        ({"value_range": ("low", "high")}, "give two values, such as 0 4095, or two percentiles"),
+        ({"value_range": ("1%", "101%")}, "percentiles are from 0% to 100%"),
         ({"bands": [1, 2]}, "give one, or three"),
     ],
 )

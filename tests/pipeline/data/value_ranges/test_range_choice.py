@@ -40,7 +40,7 @@ def test_values_that_fill_a_usual_range_get_it(
     kind: str, values: Values, declared: float, expected: tuple[float, float]
 ) -> None:
     """A full number of bits, what the files declare, or a usual range of floating-point numbers."""
-    chosen = choose_range(seen(kind, values, declared), None, None)
+    chosen = choose_range(seen(kind, values, declared), None)
     assert ((chosen.low, chosen.high), chosen.clipped, loss_words(chosen)) == (expected, 0, "")
 
 
@@ -55,7 +55,7 @@ def test_values_that_fill_a_usual_range_get_it(
 )
 def test_other_values_still_get_most_of_the_grey_levels(kind: str, values: Values) -> None:
     """An offset, a sign, hot pixels or missing ones do not leave a few grey levels for the rest."""
-    chosen = choose_range(seen(kind, values), None, None)
+    chosen = choose_range(seen(kind, values), None)
     assert chosen.levels > 150
     assert chosen.low < chosen.high
 
@@ -63,13 +63,13 @@ def test_other_values_still_get_most_of_the_grey_levels(kind: str, values: Value
 def test_what_the_user_sets_is_taken_and_its_loss_is_said() -> None:
     """A window clips what is outside, a wide range leaves few levels, percentiles are measured."""
     values = seen("int16", whole(-1000, 1000))
-    window = choose_range(values, (-160, 240), None)
+    window = choose_range(values, (-160, 240))
     assert (window.low, window.high, window.origin) == (-160, 240, "set by data.value_range")
     assert window.clipped == pytest.approx(0.8, abs=0.02)
     assert loss_words(window) == "about 80 % of the pixels lie outside and are clipped"
-    wide = choose_range(values, (-30_000, 30_000), None)
+    wide = choose_range(values, (-30_000, 30_000))
     assert "99 % of the pixels have only 10 grey levels for 1,98" in loss_words(wide)
-    percentiles = choose_range(values, None, (10, 90))
+    percentiles = choose_range(values, ("10%", "90%"))
     assert (percentiles.low, percentiles.high) == pytest.approx((-800, 800), abs=20)
 
 
@@ -78,6 +78,6 @@ def test_constant_and_missing_values_have_a_range_too(
     values: list[float], ends: tuple[float, float]
 ) -> None:
     """Nothing is divided by zero where all values are the same, or none is known."""
-    chosen = choose_range(Observed("float", *ends, 0.0, np.array(values)), None, None)
+    chosen = choose_range(Observed("float", *ends, 0.0, np.array(values)), None)
     assert np.isfinite([chosen.low, chosen.high]).all()
     assert chosen.high > chosen.low

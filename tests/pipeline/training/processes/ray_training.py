@@ -12,7 +12,7 @@ from typing import Any
 
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.errors import PipelineError
-from patchline.pipeline.plugin_system.plugin_settings import built_launcher
+from patchline.pipeline.plugin_system.plugin_settings import settings_of
 from patchline.pipeline.training.job import TRAINING, TrainingJob
 from patchline.pipeline.training.machine import resources_of
 from patchline.pipeline.workers import worker_start
@@ -20,6 +20,8 @@ from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
+from patchline.plugin_api import LauncherContext
+from patchline.plugins.launchers.ray import RayLauncher
 
 
 def attempt(job: TrainingJob, settings: dict[str, Any]) -> dict[str, Any]:
@@ -27,17 +29,19 @@ def attempt(job: TrainingJob, settings: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         job: what to train.
-        settings: of the launcher; `first_look` asks what the nodes are instead of training, and
-            `workspace` is the address of a shared one.
+        settings: of the launcher; `first_look` asks what the nodes are instead of training,
+            `workspace` is the address of a shared one, and `wait_seconds` is how long to wait.
     """
     looks = settings.pop("first_look", False)
     if address := settings.pop("workspace", ""):
         chosen.use(address)
+    wait_seconds = settings.pop("wait_seconds", 300)
     choice = PluginChoice.model_validate(settings)
     needs = resources_of(job.config.training)
     try:
         with worker_start.using_launcher(
-            str(settings), lambda: built_launcher(choice, WORKSPACE.resolve())
+            str((settings, wait_seconds)),
+            lambda: _launcher(choice, wait_seconds),
         ) as launcher:
             if looks:
                 return {"code": 0, "message": launcher.introduction(TRAINING.module, Resources())}
@@ -45,6 +49,11 @@ def attempt(job: TrainingJob, settings: dict[str, Any]) -> dict[str, Any]:
     except PipelineError as error:
         return {"code": error.exit_code, "message": str(error)}
     return {"code": 0, "threads": result.threads}
+
+
+def _launcher(choice: PluginChoice, wait_seconds: float) -> RayLauncher:
+    config: Any = settings_of("launcher", choice, "launcher")
+    return RayLauncher(config, LauncherContext(WORKSPACE.resolve()), wait_seconds)
 
 
 def show(event: Event) -> None:

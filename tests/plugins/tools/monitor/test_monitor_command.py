@@ -102,7 +102,7 @@ def record(
     """Record what a server of the first version answers, as another version if that is named."""
     package = registry.package(1)
     traffic = registry.folder / "traffic"
-    writer = TrafficRecorder(traffic, with_images=pictures, most_bytes=1 << 30)
+    writer = TrafficRecorder(traffic, with_images=pictures)
     for image in images:
         row = package.probabilities(np.asarray(package.pixels(image))[None])[0]
         writer.record(NAME, version, [image], [(row, None)])
@@ -312,7 +312,7 @@ def test_damaged_recorded_traffic_is_named(registry: Registry) -> None:
     done = monitor(folder, "traffic")
     assert (done.code, "Update Patchline" in done.err) == (2, True)
     with pytest.raises(ConfigError, match="has format 2"):
-        TrafficRecorder(traffic, with_images=False, most_bytes=1 << 30)
+        TrafficRecorder(traffic, with_images=False)
     marker.write_text("", encoding="utf-8")  # a kill as the server started
     done = monitor(folder, "traffic")
     assert done.json["images"] == 39, done.err

@@ -79,12 +79,11 @@ def _next(study: Study) -> Trial:
 
 
 def test_rungs_grow_by_the_reduction_and_end_with_the_whole_fit() -> None:
-    """At most two before the end, at whole epochs; a first one can be given."""
+    """At most two before the end, at whole epochs."""
     assert rungs(9, 3) == (1, 3, 9)
     assert rungs(60, 3) == (7, 21, 60)
     assert rungs(1, 3) == (1,)
-    assert rungs(20, 2, first=4) == (4, 8, 16, 20)
-    assert rungs(9, 3, first=9) == (9,)
+    assert rungs(20, 2) == (5, 10, 20)
 
 
 def test_one_of_three_continues_and_the_best_of_fewer() -> None:

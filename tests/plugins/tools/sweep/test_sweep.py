@@ -16,7 +16,7 @@ from tests.flows.training.runs import Begun, store_of
 SETTINGS = (
     "sweep --preset none --training.epochs 3 --training.threads 1 --training.precision float32 "
     "--model.size micro --model.depth 2 --evaluation.explanations=false "
-    "--promotion.no-package-check --sweep.seeds 2 --sweep.first-rung 1 --sweep.trials 3 "
+    "--promotion.no-package-check --sweep.seeds 2 --sweep.trials 3 "
     "--sweep.workers 2 --training.batch-size 32 --optimizer.learning-rate 1e-5 "
     "--sweep.space.optimizer.learning-rate 1e-5..1 --sweep.space.training.mixup 0..0.4"
 )
