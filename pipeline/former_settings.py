@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from patchline.pipeline.training.config import DEFAULT_EPOCHS
 from patchline.pipeline.training.record import TrainingRecord
 
 _RECORDED = {
@@ -36,6 +37,8 @@ DECIDED: dict[str, Former] = {
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
 }
 """Former settings that the program decides, by dotted key."""
+_INSTEAD = {"training.max_epochs": "training.epochs"}
+"""Settings that do what a former one did, by its dotted key."""
 
 
 def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -48,6 +51,7 @@ def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list
         The settings, and a sentence for each thing that is read differently than it was written.
     """
     result, said = _with_record(settings)
+    said += _with_one_length(result)
     for key, former in DECIDED.items():
         section, _, name = key.partition(".")
         values = result.get(section)
@@ -65,7 +69,10 @@ def explain_former(name: str | None) -> str | None:
     Args:
         name: the dotted key, or the flag.
     """
-    former = DECIDED.get((name or "").removeprefix("--").replace("-", "_"))
+    key = (name or "").removeprefix("--").replace("-", "_")
+    if key in _INSTEAD:
+        return f"{name} is no longer a setting. Set {_INSTEAD[key]} instead."
+    former = DECIDED.get(key)
     return f"{name} is no longer a setting: {former.became}. Leave it out." if former else None
 
 
@@ -85,3 +92,32 @@ def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     threads = _THREADS if moved.get("training.thread_changes") else ""
     said = f"What it records in `training:` and `model:` is read as `record:`{threads}."
     return result, [said] if moved else []
+
+
+def _with_one_length(result: dict[str, Any]) -> list[str]:
+    """Read the most epochs in a time limit as `epochs`, which had no effect beside it.
+
+    Only epochs other than the default ones, or listed by a preset, were set by the user.
+
+    Args:
+        result: the settings, whose section `training` is replaced.
+
+    Returns:
+        A sentence if that changes what is trained.
+    """
+    values = result.get("training")
+    if not isinstance(values, Mapping) or "max_epochs" not in values:
+        return []
+    most, limit, record = values["max_epochs"], values.get("time_limit"), result.get("record")
+    given = {key: value for key, value in values.items() if key != "max_epochs"}
+    result["training"] = given
+    if limit:
+        given["epochs"] = most
+        return [f"training.max_epochs {most} is read as training.epochs."] if most else []
+    preset = result.get("preset")
+    kept = preset.get("keep") if isinstance(preset, Mapping) else ()
+    if given.get("epochs") == DEFAULT_EPOCHS and "training.epochs" not in (kept or ()):
+        del given["epochs"]
+    is_planned = isinstance(record, Mapping) and record.get("step_plan")
+    alone = "is no longer a setting: without training.time_limit, training.epochs alone decides."
+    return [f"training.max_epochs {most} {alone}"] if most and not is_planned else []

@@ -289,9 +289,9 @@ class UserSettings:
         return any(self.get(f"training.{key}") is not None for key in ("time_limit", "epochs"))
 
     @property
-    def longest_set(self) -> int | None:
-        """The most epochs in a time limit, if the user sets both."""
-        return self.get("training.max_epochs") if self.seconds else None
+    def epochs(self) -> int | None:
+        """The epochs of the training, if no time limit may end it earlier."""
+        return None if self.seconds else self.get("training.epochs")
 
     @property
     def leaves_model(self) -> bool:

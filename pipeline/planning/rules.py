@@ -32,6 +32,7 @@ from patchline.pipeline.planning.draft import (
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.published import FEATURES, STEP, Published, shorter
 from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
+from patchline.pipeline.training.config import DEFAULT_EPOCHS
 from patchline.pipeline.training.initial_weights import recipe
 
 _WHY_FLIPPED = (
@@ -189,9 +190,9 @@ def _of_published(published: Published, values: Settings) -> tuple[str, str]:
     model = f"model: that of the initial weights{pixels}"
     if published.trainable == "head":
         return model, "training: the head alone, on features that are computed once"
-    long = epochs_in_words(values["training.epochs"])
+    most = values["training.epochs"]
+    long = epochs_in_words(most or DEFAULT_EPOCHS)
     if limit:
-        most = values["training.max_epochs"]
         long = limit + (f", at most {counted(most, 'epoch')}" if most else "")
     elif knots := values.get("record.step_plan"):
         long = f"{knots[-1][-1]:,} steps"
@@ -208,9 +209,9 @@ def _too_short(draft: Draft) -> str:
     steps = math.ceil(draft.fits[0] / draft.batch) * draft.length.epochs
     if steps >= _FEWEST_STEPS or draft.start != "random":
         return ""
-    remedy = "a longer training.time_limit" if draft.user.length_is_set else "a longer preset"
-    if draft.user.get("training.epochs"):
-        remedy = "more training.epochs"
+    longer = {"time_limit": "a longer training.time_limit", "epochs": "more training.epochs"}
+    ends = [words for name, words in longer.items() if draft.user.get(f"training.{name}")]
+    remedy = " and ".join(ends) or "a longer preset"
     return (
         f"too short: about {_number(steps)} updates of the weights, but a model from random "
         f"weights needs at least {_FEWEST_STEPS}: choose {remedy}, or pre-trained weights "
@@ -257,6 +258,8 @@ def _why_length(draft: Draft) -> str:
     each = f" for each of {len(fits)} fits" if len(fits) > 1 else ""
     between = round(1 - whole.training_share, 2)
     is_long = between > round(1 - MOST_TRAINING_SHARE, 2)
+    if limit and whole.epochs >= (user.get("training.epochs") or math.inf):
+        return f"{known}: {epochs}{each} (training.epochs) end before training.time_limit {limit}"
     if limit:
         rest = f"{between:.0%} for validation and keeping weights" if is_long else "validation"
         return f"{known}: {limit}, including {rest}, is about {epochs}{each}"

@@ -49,7 +49,7 @@ SUITABLE = (
 )
 """Settings of the user that mean the same with trained weights."""
 _OF_MORE_THAN_A_HEAD = (
-    *("training.epochs", "training.max_epochs", "training.batch_size", "training.last_blocks"),
+    *("training.epochs", "training.batch_size", "training.last_blocks"),
     *("training.token_views", "optimizer.learning_rate", "optimizer.layer_decay"),
     "optimizer.weight_decay",
 )

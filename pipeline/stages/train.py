@@ -145,7 +145,7 @@ def recipe(config: RunConfig) -> str:
 
 
 def _of_all_weights(config: RunConfig) -> str:
-    epochs = config.training.epochs
+    epochs = config.training.epochs_without_limit
     length = config.training.time_limit or f"{epochs} epoch{'' if epochs == 1 else 's'}"
     if config.record.step_plan:
         length = f"{config.record.step_plan[-1][2]} steps"

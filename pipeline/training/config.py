@@ -13,6 +13,8 @@ from patchline.pipeline.frozen_model import FrozenModel
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 FULL_SIZE_FROM = 0.6
 """Progress from which training images have their full size."""
+DEFAULT_EPOCHS = 60
+"""Passes over the training split where neither epochs nor a time limit are set."""
 _LABEL_SMOOTHING = 0.1
 """For images with one label."""
 _SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -102,17 +104,13 @@ class OptimizerConfig(FrozenModel):
 class TrainingConfig(FrozenModel):
     """Length, batch size and precision of training."""
 
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = 60
-    """Passes over the training split; ignored if time_limit is set."""
+    epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Passes over the training split; with time_limit, whichever ends first. By default 60, or no
+    maximum if time_limit is set."""
 
     time_limit: Duration | None = None
-    """Training time including validation, instead of a number of epochs: 90s, 20m, 2h. With folds
-    or refit, the time of all fits of the run together. Features of frozen weights are not
-    included."""
-
-    max_epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Most passes over the training split within time_limit, whichever ends first; null for no
-    maximum."""
+    """Training time including validation: 90s, 20m, 2h. With folds or refit, the time of all fits
+    of the run together. Features of frozen weights are not included."""
 
     trainable: Literal["all", "head", "head_then_all", "last_blocks"] | None = None
     """Weights that are trained: all; only the head, as a linear probe on features that are computed
@@ -262,6 +260,11 @@ class TrainingConfig(FrozenModel):
     ensemble: bool = False
     """Package the models of all folds as one model, which averages their probabilities, instead of
     training once more; needs folds."""
+
+    @property
+    def epochs_without_limit(self) -> int:
+        """The passes over the training split where no time limit is set."""
+        return self.epochs or DEFAULT_EPOCHS
 
     def for_labels(self, *, several: bool) -> Self:
         """Return the settings with the loss that suits the labels, as far as it is not set.

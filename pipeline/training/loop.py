@@ -427,8 +427,8 @@ class Training:
             times = f"{settings.early_stopping} validations"
             return f"no improvement in {times} since epoch {best.epoch:.4g}, which is the best"
         epochs = self.state.step / self.length.steps_per_epoch
-        if settings.time_limit and settings.max_epochs and epochs >= settings.max_epochs:
-            return f"maximum of {settings.max_epochs} epochs"
+        if settings.time_limit and settings.epochs and epochs >= settings.epochs:
+            return f"maximum of {settings.epochs} epochs"
         if settings.time_limit:
             return f"time limit of {settings.time_limit}"
         return "all planned steps completed"

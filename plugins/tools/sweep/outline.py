@@ -110,7 +110,7 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
             f"a whole fit has {epochs} epochs, as many as are expected in the plan's {limit}"
         )
     update = {
-        **dict.fromkeys(("folds", "time_limit", "max_epochs")),
+        **dict.fromkeys(("folds", "time_limit")),
         "refit": False,
         "ensemble": False,
         "epochs": epochs,
@@ -154,10 +154,10 @@ def _epochs(config: RunConfig, plan: Plan | None, data: IngestedData) -> int:
         steps_per_epoch = max(1, -(-images // training.batch_size))
         return max(1, round(knots[-1][2] / steps_per_epoch))
     if training.time_limit is None:
-        return training.epochs
+        return training.epochs_without_limit
     rate = plan.images_per_second if plan else 0.0
     expected = int(duration_seconds(training.time_limit) * rate / images)
-    most = training.max_epochs or max(1, expected)
+    most = training.epochs or max(1, expected)
     return max(1, min(expected or most, most))
 
 
@@ -211,7 +211,7 @@ class SearchOutline(FrozenModel):
             seconds_per_epoch: seconds that an epoch of one fit takes; None if that is not known.
             notes: what differs from the plan.
         """
-        steps = rungs(plan.training.epochs, settings.reduction, settings.first_rung)
+        steps = rungs(plan.training.epochs_without_limit, settings.reduction, settings.first_rung)
         if not has_rungs(plan):
             steps = steps[-1:]
         trials = settings.most_trials

@@ -129,6 +129,11 @@ def test_the_time_limit_is_the_time_for_all_weights() -> None:
     longer = made(2.0, training__time_limit="16h")
     assert longer.settings["training"]["trainable"] == "head_then_all"
     assert "time_limit" not in longer.settings["training"]
+    assert longer.settings["training"]["epochs"] == 10
+    assert "for 16h, at most 10 epochs" in longer.summary[1]
+    both = made(2.0, training__time_limit="16h", training__epochs=3)
+    assert "epochs" not in both.settings["training"]
+    assert "for 16h, at most 3 epochs" in both.summary[1]
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,18 @@ def test_fits_of_one_run_share_the_time(repeated: dict[str, Any], fits: int) -> 
     assert any(f"for each of {fits} fits" in reason for reason in made.reasons)
 
 
+def test_of_epochs_and_a_time_limit_the_plan_takes_what_ends_first() -> None:
+    """The batch and the recipe are those of as many epochs as there will be."""
+    for limit, ends in (("24h", "3 epochs (training.epochs) end before"), ("10s", "10s, incl")):
+        made = plan(facts(rate=900.0), {"training.time_limit": limit, "training.epochs": 3})
+        assert any(ends in reason for reason in made.reasons), made.reasons
+    alone = plan(facts(rate=900.0), {"training.epochs": 3}).settings
+    assert (
+        plan(facts(rate=900.0), {"training.time_limit": "24h", "training.epochs": 3}).settings
+        == alone
+    )
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize(("side", "setting"), [(32, "mirror_equivariant"), (512, "test_time_flip")])
 def test_mirror_images_are_predicted_alike_where_that_keeps_the_class(

@@ -166,7 +166,7 @@ def test_a_time_limit_records_a_plan_that_replays(make: Make, tmp_path: Path) ->
     limit = f"{patient(0.2):.1f}s"
     ramps = {
         "model": {"stochastic_depth": 0.3},
-        "training": {"time_limit": limit, "stochastic_depth_ramp": 0.8},
+        "training": {"epochs": None, "time_limit": limit, "stochastic_depth_ramp": 0.8},
     }
     limited = make("limited", **ramps)
     result = trained(limited)
@@ -240,6 +240,12 @@ def test_at_most_two_best_weights_lie_on_the_disk(
     assert len(found) == 4
     assert max(found) <= 3  # the one that is just written, and those two
     assert [each.name for each in tmp_path.glob("best*")] == ["best"]
+
+
+def test_epochs_end_a_training_before_its_time_limit(make: Make) -> None:
+    """Whichever ends first; the learning rate then reaches zero at the last of them."""
+    result = trained(make(training={"epochs": 2, "time_limit": "10m"}))
+    assert (result.epochs, result.stopped_because) == (2.0, "maximum of 2 epochs")
 
 
 @pytest.mark.parametrize("length", [{"epochs": 1}, {"time_limit": "0.001s"}])

@@ -85,7 +85,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "timed": {
         "optimizer": {"name": "schedule_free", "schedule": "constant"},
-        "training": {**THREE, "epochs": 4, "time_limit": "0.3s", "early_stopping": 5},
+        "training": {**THREE, "epochs": None, "time_limit": "0.3s", "early_stopping": 5},
     },
     "refit": {"training": THREE},
 }
