@@ -7,7 +7,7 @@ settings that did the same, one has the value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from patchline.pipeline.training.config import DEFAULT_EPOCHS
@@ -37,7 +37,30 @@ DECIDED: dict[str, Former] = {
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
 }
 """Former settings that the program decides, by dotted key."""
-_INSTEAD = {"training.max_epochs": "training.epochs"}
+
+
+class Merged(NamedTuple):
+    """A setting that another one has taken over."""
+
+    key: str
+    """The other setting."""
+    values: Mapping[object, object]
+    """Its value for each former one; None for what every run has by default."""
+
+
+MERGED: dict[str, Merged] = {
+    "training.class_weights": Merged(
+        "training.class_balance", {"none": None, "balanced": "weights"}
+    ),
+    "training.sampling": Merged(
+        "training.class_balance", {"uniform": None, "balanced": "sampling"}
+    ),
+}
+"""Former settings whose values another setting has, by dotted key."""
+_INSTEAD = {
+    "training.max_epochs": "training.epochs",
+    **{former: merged.key for former, merged in MERGED.items()},
+}
 """Settings that do what a former one did, by its dotted key."""
 
 
@@ -51,7 +74,7 @@ def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list
         The settings, and a sentence for each thing that is read differently than it was written.
     """
     result, said = _with_record(settings)
-    said += _with_one_length(result)
+    said += [*_with_one_length(result), *_with_merged(result)]
     for key, former in DECIDED.items():
         section, _, name = key.partition(".")
         values = result.get(section)
@@ -92,6 +115,25 @@ def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     threads = _THREADS if moved.get("training.thread_changes") else ""
     said = f"What it records in `training:` and `model:` is read as `record:`{threads}."
     return result, [said] if moved else []
+
+
+def _with_merged(result: dict[str, Any]) -> Iterator[str]:
+    """Read settings by the ones that have taken them over, and yield what is said of it.
+
+    Args:
+        result: the settings, whose sections are replaced.
+    """
+    for former, merged in MERGED.items():
+        section, _, name = former.partition(".")
+        values = result.get(section)
+        if not isinstance(values, Mapping) or name not in values:
+            continue
+        value = values[name]
+        given = {key: each for key, each in values.items() if key != name}
+        if (today := merged.values.get(value, value)) is not None:
+            given[merged.key.partition(".")[2]] = today
+            yield f"{former} {value} is read as {merged.key} {today}."
+        result[section] = given
 
 
 def _with_one_length(result: dict[str, Any]) -> list[str]:

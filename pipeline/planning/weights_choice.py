@@ -43,7 +43,7 @@ _FLOPS_OF_A_THREAD = 5e11
 """More than any CPU core computes; what would take too long even so is not measured."""
 SUITABLE = (
     *("training.time_limit", "training.folds", "training.refit", "training.trainable"),
-    *("training.class_weights", "training.sampling", "training.device", "training.threads"),
+    *("training.class_balance", "training.device", "training.threads"),
     *("training.precision", "training.processes", "training.compile", "data.image_size"),
     *("data.workers", "model.download"),
 )

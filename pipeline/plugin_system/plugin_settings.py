@@ -63,7 +63,7 @@ def _check_objective(config: RunConfig) -> None:
         "training.average_last": training.average_last,
         "training.mixup": training.mixup,
         "training.cutmix": training.cutmix,
-        "training.class_weights": training.class_weights != "none" and training.class_weights,
+        "training.class_balance": training.class_balance != "none" and training.class_balance,
         "training.trainable": training.trainable not in (None, "all") and training.trainable,
     }
     for key, value in needs_classes.items():

@@ -199,21 +199,18 @@ class TrainingConfig(FrozenModel):
     each label of a set, spread over present and absent. By default 0.1, or 0 for images with
     several labels."""
 
-    sampling: Literal["uniform", "balanced"] = "uniform"
-    """How often the images are drawn in an epoch: uniform draws each once; balanced draws every
-    class equally often, images of a rare class several times, each time augmented differently. A
-    head alone is fitted as with balanced class_weights."""
-
     shuffle_window: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the training images that are shuffled together. With less than 1, an epoch reads
     the stored images in windows, each a sample of all and the next one ahead of its use, for images
     that do not fit the memory."""
 
-    class_weights: Literal["none", "balanced"] = "none"
-    """Weights of the classes in the training loss; balanced is the inverse of the class frequency
-    in the training split, 1 on average over its images. For images with several labels, balanced
-    weighs each label where it is present with the number of images without it over those with it,
-    at most 20."""
+    class_balance: Literal["none", "weights", "sampling"] = "none"
+    """How rare classes count as much as frequent ones. weights multiplies the loss of an image by
+    the inverse of its class's frequency in the training split, 1 on average over its images; for
+    images with several labels, that of each label where it is present by the number of images
+    without it over those with it, at most 20. sampling draws every class equally often in an epoch,
+    images of a rare class several times, each time augmented differently; a head alone is fitted as
+    with weights."""
 
     mixup: Annotated[float, Field(ge=0, le=10, json_schema_extra={"sweep": "0..0.8"})] = 0.0
     """MixUp (arXiv 1710.09412): alpha of the beta distribution of the mixing ratio; 0 turns it
@@ -300,17 +297,12 @@ class TrainingConfig(FrozenModel):
                 "exactly one for each image. Set training.loss to bce or asymmetric, or leave it "
                 "out"
             )
-        if self.sampling == "balanced":
+        if self.class_balance == "sampling":
             raise ValueError(
-                "training.sampling is balanced, but the images have several labels, and an image "
-                "that is drawn for one label brings its others. Set training.class_weights to "
-                "balanced, which weighs each label by itself, or leave out training.sampling"
+                "training.class_balance is sampling, but the images have several labels, and an "
+                "image that is drawn for one label brings its others. Set training.class_balance "
+                "to weights, which weighs each label by itself, or leave it out"
             )
-
-    @property
-    def balances_classes(self) -> bool:
-        """Whether every class counts equally in training, by its weight or by sampling."""
-        return "balanced" in (self.sampling, self.class_weights)
 
     @model_validator(mode="after")
     def _settings_suit_each_other(self) -> Self:
@@ -320,11 +312,6 @@ class TrainingConfig(FrozenModel):
 
     def _refusals(self) -> Iterator[str]:
         """Yield what is said of settings that exclude each other."""
-        if self.sampling == self.class_weights == "balanced":
-            yield (
-                "training.sampling and training.class_weights are both balanced, so rare classes "
-                "would count twice. Leave out one of them"
-            )
         if self.trainable not in (None, "all"):
             yield from self._refused_with_heads(dict(self))
         if self.processes > 1 and self.batch_size < 2 * self.processes:

@@ -216,7 +216,7 @@ class TrainingData:
         image_bytes = math.prod(self.images.shape[1:])
         windows = ShuffleWindows.of(settings.shuffle_window, stored, image_bytes)
         order = BatchOrder(rows, size, seed, 0, windows)
-        if settings.sampling == "balanced":
+        if settings.class_balance == "sampling":
             order = BalancedOrder(rows, size, seed, 0, self.labels, windows)
         if windows and self.tokens is None and not any(map(is_streamed, self.training.stores)):
             order.on_window = ReadAhead(self.images)
@@ -231,7 +231,7 @@ class TrainingData:
         return self.class_weights_of(self.training.rows)
 
     def class_weights_of(self, rows: Integers) -> torch.Tensor:
-        """Return the balanced class weights (K) of some rows; see `training.class_weights`."""
+        """Return the balanced class weights (K) of some rows; see `training.class_balance`."""
         if self.label_sets_NK is not None:
             return positive_weights(self.label_sets_NK[rows])
         return balanced_class_weights(self.labels[rows], len(self.classes))

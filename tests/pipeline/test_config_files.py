@@ -172,6 +172,24 @@ def test_a_setting_that_the_program_decides_now_is_read_with_one_sentence(
 
 
 @pytest.mark.parametrize(
+    ("former", "balance"),
+    [
+        ({"class_weights": "none", "sampling": "uniform"}, "none"),
+        ({"class_weights": "balanced", "sampling": "uniform"}, "weights"),
+        ({"class_weights": "none", "sampling": "balanced"}, "sampling"),
+    ],
+)
+def test_two_settings_that_did_the_same_are_read_as_one(
+    chosen: Chosen, caplog: pytest.LogCaptureFixture, former: object, balance: str
+) -> None:
+    """With one sentence, if that is not the default."""
+    config = chosen(yaml.safe_dump({"training": former}), "none")
+    assert config.training.class_balance == balance
+    said = f"balanced is read as training.class_balance {balance}."
+    assert [said in each.getMessage() for each in caplog.records] == [True] * (balance != "none")
+
+
+@pytest.mark.parametrize(
     ("former", "epochs", "said"),
     [
         ({"epochs": 60, "max_epochs": None, "time_limit": "5m"}, None, ""),

@@ -53,7 +53,7 @@ MIXED: dict[str, Any] = {
 }
 SETS: dict[str, Any] = {
     "model": {"dropout": 0.2},
-    "training": {**MIXED["training"], "loss": "asymmetric", "class_weights": "balanced"},
+    "training": {**MIXED["training"], "loss": "asymmetric", "class_balance": "weights"},
 }
 
 

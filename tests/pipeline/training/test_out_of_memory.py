@@ -30,7 +30,7 @@ def _said(training: Training) -> list[str]:
 
 def test_micro_batches_have_the_gradients_of_the_batch(make: Make) -> None:
     """Loss, clipped gradients and the number of correct images equal those of one pass."""
-    weighted = {"class_weights": "balanced"}
+    weighted = {"class_balance": "weights"}
     whole = _training(make, "whole", **weighted)
     divided = _training(make, "divided", **weighted, accumulation=5)
     batch = next(whole.batches())

@@ -60,7 +60,7 @@ NORMALISED = {
 }
 JOBS: dict[str, dict[str, Any]] = {
     "gradients-mixup": {
-        "training": {**THREE, "mixup": 0.4, "class_weights": "balanced", "loss": "bce"}
+        "training": {**THREE, "mixup": 0.4, "class_balance": "weights", "loss": "bce"}
     },
     "gradients-cutmix": {
         "training": {
@@ -68,7 +68,7 @@ JOBS: dict[str, dict[str, Any]] = {
             "cutmix": 1.0,
             "accumulation": 2,
             "initial_image_scale": 0.5,
-            "sampling": "balanced",
+            "class_balance": "sampling",
         }
     },
     "whole": RANDOM,
@@ -97,7 +97,7 @@ def ranks(make_shared: Make) -> Jobs:
     """Return jobs that three ranks have done; all of them process all jobs, to start only once."""
     jobs = {name: make_shared(name, **changes) for name, changes in JOBS.items()}
     folder = jobs["whole"].folder.parent
-    sets = {"training": {**THREE, "mixup": 0.4, "class_weights": "balanced"}}
+    sets = {"training": {**THREE, "mixup": 0.4, "class_balance": "weights"}}
     for name in ("gradients-sets", "sets"):
         jobs[name] = label_set_job(folder / name, images=76, **sets)
     part = TrainingPart(refit=True, epochs=0.5)
