@@ -14,10 +14,15 @@ from patchline.pipeline.training.config import DEFAULT_EPOCHS
 from patchline.pipeline.training.record import TrainingRecord
 
 _RECORDED = {
-    "training": (*TrainingRecord.model_fields, "extends", "teacher_sha256", "thread_changes"),
+    "training": (
+        *(*TrainingRecord.model_fields, "extends", "teacher_sha256", "thread_changes"),
+        *("average_last", "shuffle_window"),
+    ),
     "model": ("init_sha256",),
 }
 """Where earlier versions had the fields of a record."""
+_NOTHING_RECORDED = (None, [], "auto", 1.0)
+"""What these said where there was nothing to say."""
 _THREADS = (
     ", except for training.thread_changes, as threads no longer change within a training run; the "
     "last bits of the weights may differ"
@@ -34,6 +39,12 @@ class Former(NamedTuple):
 
 
 DECIDED: dict[str, Former] = {
+    "training.average_last": Former(
+        None, "a plan averages the last weights where few images would choose an epoch"
+    ),
+    "training.shuffle_window": Former(
+        1.0, "a plan shuffles images that do not fit into memory in windows"
+    ),
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
 }
 """Former settings that the program decides, by dotted key."""
@@ -114,7 +125,8 @@ def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
         result["record"] = {**record, **given}
     threads = _THREADS if moved.get("training.thread_changes") else ""
     said = f"What it records in `training:` and `model:` is read as `record:`{threads}."
-    return result, [said] if moved else []
+    is_read = any(value not in _NOTHING_RECORDED for value in moved.values())
+    return result, [said] if is_read else []
 
 
 def _with_merged(result: dict[str, Any]) -> Iterator[str]:

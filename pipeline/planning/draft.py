@@ -76,7 +76,7 @@ than the epochs between which the validation chooses differ."""
 _STEPS_OF_A_FIT = 400
 """Updates that each of several fits needs; with fewer, one longer fit is better."""
 _ONE_FIT = (
-    *("training.folds", "training.refit", "training.ensemble", "training.average_last"),
+    *("training.folds", "training.refit", "training.ensemble", "record.average_last"),
     *("training.epochs", "training.early_stopping"),
 )
 """Settings of the user with which the plan does not repeat the training."""

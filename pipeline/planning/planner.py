@@ -70,6 +70,8 @@ CODE = (
 """Where the code begins that decides a plan."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
 _KEPT_OF_DATA = ("image_size", "workers", "resize")
+_KEPT_OF_RECORD = ("average_last", "shuffle_window")
+"""What a config of an earlier version may have set."""
 OnNote = Callable[[str], None]
 
 
@@ -232,6 +234,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     dump = config.model_dump(mode="json")
     sections = {name: dump[name] for name in _KEPT_SECTIONS}
     sections["data"] = {key: dump["data"][key] for key in _KEPT_OF_DATA}
+    sections["record"] = {key: dump["record"][key] for key in _KEPT_OF_RECORD}
     return dotted(sections)
 
 

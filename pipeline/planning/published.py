@@ -53,7 +53,6 @@ _NEEDED = {
     "training.initial_image_scale": 1.0,
     "training.compile": None,
     "training.early_stopping": None,
-    "training.average_last": None,
     "training.ensemble": False,
 }
 """Values of settings that training from tokens needs."""

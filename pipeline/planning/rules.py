@@ -298,7 +298,7 @@ def _why_repeated(draft: Draft) -> str:
 def _why_averaged(draft: Draft) -> str:
     known = draft.facts.data.choosing_in_words
     why = "too few to choose an epoch on, so the weights of the last"
-    return f"{known}: {why} {_AVERAGED} validations are averaged (training.average_last)"
+    return f"{known}: {why} {_AVERAGED} validations are averaged (record.average_last)"
 
 
 def _why_teacher(draft: Draft) -> str:
@@ -376,7 +376,7 @@ RULES = (
         starts=("random", "published"),
     ),
     Rule(why=lambda d: d.published.why_no_blocks(), starts=_PUBLISHED),
-    Rule(_is_averaged, lambda _: {"training": {"average_last": _AVERAGED}}, _why_averaged),
+    Rule(_is_averaged, lambda _: {"record": {"average_last": _AVERAGED}}, _why_averaged),
     Rule(lambda d: d.facts.teacher_seconds, why=_why_teacher, starts=_OWN + _PUBLISHED),
     Rule(
         lambda d: d.user.leaves_augmentation,
@@ -393,7 +393,7 @@ RULES = (
     ),
     Rule(
         lambda d: recipes.shuffle_window(d)[1],
-        lambda d: {"training": {"shuffle_window": recipes.shuffle_window(d)[0]}},
+        lambda d: {"record": {"shuffle_window": recipes.shuffle_window(d)[0]}},
         lambda d: recipes.shuffle_window(d)[1],
     ),
     Rule(

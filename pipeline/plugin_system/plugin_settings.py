@@ -60,7 +60,6 @@ def _check_objective(config: RunConfig) -> None:
     needs_classes = {
         "training.folds": training.folds,
         "training.refit": training.refit,
-        "training.average_last": training.average_last,
         "training.mixup": training.mixup,
         "training.cutmix": training.cutmix,
         "training.class_balance": training.class_balance != "none" and training.class_balance,

@@ -199,11 +199,6 @@ class TrainingConfig(FrozenModel):
     each label of a set, spread over present and absent. By default 0.1, or 0 for images with
     several labels."""
 
-    shuffle_window: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Fraction of the training images that are shuffled together. With less than 1, an epoch reads
-    the stored images in windows, each a sample of all and the next one ahead of its use, for images
-    that do not fit the memory."""
-
     class_balance: Literal["none", "weights", "sampling"] = "none"
     """How rare classes count as much as frequent ones. weights multiplies the loss of an image by
     the inverse of its class's frequency in the training split, 1 on average over its images; for
@@ -242,9 +237,6 @@ class TrainingConfig(FrozenModel):
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
     what is evaluated and saved. Not used by schedule_free."""
-
-    average_last: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Average the weights of this many last validations instead of keeping the best ones."""
 
     folds: Annotated[int, Field(ge=2, le=100)] | None = None
     """Number of folds for cross-validation on the training and validation images; the model is then
@@ -334,13 +326,11 @@ class TrainingConfig(FrozenModel):
     def _refused_with_heads(self, values: dict[str, Any]) -> Iterator[str]:
         """Yield what excludes that a head is fitted, given all settings."""
         of_blocks = self.trainable == "last_blocks"
-        for name in ("average_last", "ensemble"):
-            if values[name]:
-                yield (
-                    f"training.{name} is {values[name]}, but with training.trainable "
-                    f"{self.trainable} a single head is fitted. Leave out training.{name}, or set "
-                    "training.trainable to all"
-                )
+        if self.ensemble:
+            yield (
+                f"training.ensemble is true, but with training.trainable {self.trainable} a single "
+                "head is fitted. Leave out training.ensemble, or set training.trainable to all"
+            )
         for name in ("folds", "refit"):
             if self.trainable == "head_then_all" and values[name]:
                 yield (

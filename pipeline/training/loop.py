@@ -72,7 +72,7 @@ class Training:
         own_threads = make_repeatable(self.ranks.own_threads(settings.threads), device)
         self.threads = self.ranks.threads_of_machine(own_threads)
         self.data = open_data(job)
-        order = self.data.order(settings, job.config.seed)
+        order = self.data.order(job.config)
         mixing = bool(settings.mixup or settings.cutmix)
         self.own_order = DividedOrder(order, self.ranks.rank, self.ranks.size, mixing=mixing)
         images = len(self.data.validation_rows)
@@ -88,7 +88,7 @@ class Training:
             writes=self.ranks.is_first,
             clock=self.clock,
         )
-        self.last_weights = LastWeights(job.folder, settings.average_last)
+        self.last_weights = LastWeights(job.folder, job.config.record.average_last)
         self._recent_rate = RecentRate()
 
     def run(self) -> TrainResult:
@@ -434,7 +434,7 @@ class Training:
         return "all planned steps completed"
 
     def _averaged(self, result: TrainResult) -> TrainResult:
-        """Return the result with the average of the last weights, if the config asks for it."""
+        """Return the result with the average of the last weights, if the plan asks for it."""
         count, state = self.last_weights.count, self.state
         if count is None:
             return result

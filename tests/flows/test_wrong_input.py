@@ -63,6 +63,7 @@ def _nothing_left(folder: Path, *, images_were_read: bool = False) -> None:
         (["run", "--training.epochz", "3"], ["--training.epochz", "--training.epochs"]),
         (["run", "--training.full-size-from", "0.8"], ["no longer a setting", "Leave it out"]),
         (["run", "--training.sampling", "balanced"], ["Set training.class_balance instead."]),
+        (["run", "--training.average-last", "3"], ["a plan averages the last weights where"]),
         (["run", "--training.max-epochs", "3"], ["is no longer a setting. Set training.epochs"]),
         (["run", "--training.epochs", "0"], ["training.epochs", "0", "from 1 to 100000"]),
         (["run", "--model.name", "vti"], ["vti", "Did you mean 'vit'"]),

@@ -155,6 +155,18 @@ def test_a_config_of_an_earlier_version_is_read_with_one_sentence(
     assert RunConfig.model_validate(former).record.halvings == (20,)  # a request, or a schedule
 
 
+def test_what_only_a_plan_decides_now_is_read_as_its_record(
+    chosen: Chosen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one sentence, unless it is what every run has that no plan decides otherwise."""
+    assert chosen("training: {average_last: null, shuffle_window: 1.0}\n").record == RunRecord()
+    assert not caplog.records
+    record = chosen("training: {average_last: 5, shuffle_window: 0.1}\n").record
+    assert (record.average_last, record.shuffle_window) == (5, 0.1)
+    [said] = [each.getMessage() for each in caplog.records]
+    assert "is read as `record:`." in said
+
+
 def test_a_setting_that_the_program_decides_now_is_read_with_one_sentence(
     chosen: Chosen, caplog: pytest.LogCaptureFixture
 ) -> None:

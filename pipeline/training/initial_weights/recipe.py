@@ -38,7 +38,6 @@ accuracy (docs/reference/performance.md)."""
 
 OF_ALL_WEIGHTS: dict[str, Any] = {
     "teacher": None,
-    "average_last": None,
     "ensemble": False,
 }
 """Settings of the training that only a training run of all weights has, and the values that turn

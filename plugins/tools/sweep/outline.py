@@ -115,12 +115,12 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
         "ensemble": False,
         "epochs": epochs,
     }
-    if training.average_last is not None:
-        update["average_last"] = min(training.average_last, max(2, epochs))
     settings = training.model_copy(update=update)
     rate = plan.images_per_second if plan else 0.0
     seconds = data.training_images / rate if rate else None
     record = config.record.of(TrainingRecord())
+    if (count := record.average_last) is not None:
+        record = record.model_copy(update={"average_last": min(count, max(2, epochs))})
     whole = config.model_copy(update={"training": settings, "record": record})
     return WholeFit(whole, tuple(notes), seconds)
 

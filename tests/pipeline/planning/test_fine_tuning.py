@@ -139,7 +139,6 @@ def test_the_time_limit_is_the_time_for_all_weights() -> None:
 @pytest.mark.parametrize(
     "needs",
     [
-        {"training__average_last": 3},
         {"training__ensemble": True, "training__folds": 5},
         {"training__teacher": "flowers@champion"},
     ],

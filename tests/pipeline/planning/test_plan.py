@@ -233,15 +233,15 @@ def test_images_beyond_the_memory_are_shuffled_in_windows() -> None:
     fractions = []
     for images in (1_000, 20_000, 200_000, 2_000_000, 20_000_000):
         made = plan(facts(training_images=images, median_side=500, host_memory_gib=16), {})
-        fraction = made.settings["training"].get("shuffle_window", 1.0)
-        assert ("training.shuffle_window" in made.text()) == (fraction < 1)
+        fraction = made.settings.get("record", {}).get("shuffle_window", 1.0)
+        assert ("record.shuffle_window" in made.text()) == (fraction < 1)
         fractions.append(fraction)
     assert fractions[0] == 1
     assert fractions[-1] < fractions[-2] < 1
     assert sorted(fractions, reverse=True) == fractions
     shared = {"host_memory_gib": 256, "cache_gib": 4.0}
     made = plan(facts(training_images=200_000, median_side=500, **shared), {})
-    window = made.settings["training"]["shuffle_window"]
+    window = made.settings["record"]["shuffle_window"]
     side = made.settings["data"]["image_size"]
     assert window * 200_000 * side * side * 3 <= 4.0 * 2**30 / 8
 

@@ -118,7 +118,7 @@ def test_neighbours_get_neighbouring_plans(machine: Machine) -> None:
         {"training.refit": False},
         {"training.folds": None},
         {"training.time_limit": "10s"},
-        {"training.average_last": 3},
+        {"record.average_last": 3},
     ],
     ids=str,
 )

@@ -279,7 +279,8 @@ def test_weights_that_the_optimizer_averages_have_their_own_batch_statistics(mak
 
 def test_a_fit_that_stops_at_rungs_ends_where_an_uninterrupted_one_does(make: Make) -> None:
     """Stopped after epochs 1 and 2 of 3 and continued from its checkpoint: the same bits."""
-    changes = {**RANDOM, "training": {**RANDOM["training"], "epochs": 3, "average_last": 2}}
+    changes = {**RANDOM, "training": {**RANDOM["training"], "epochs": 3}}
+    changes["record"] = {"average_last": 2}
     whole, job = (make(name, **changes) for name in ("whole", "rungs"))
     expected = trained(whole)
     for epochs in (1, 2):

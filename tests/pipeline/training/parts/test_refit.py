@@ -160,7 +160,7 @@ def test_the_last_weights_are_averaged_uniformly_also_after_a_stop(
 
     add = LastWeights.add
     monkeypatch.setattr(LastWeights, "add", remember)
-    job = make(training={"average_last": 3})
+    job = make(record={"average_last": 3})
     stop(job, 14)
     result = trained(job)
     last = [saved[step] for step in sorted(saved)[-3:]]

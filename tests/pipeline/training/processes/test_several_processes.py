@@ -76,7 +76,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "diverged": {"model": NORMALISED, "training": THREE},
     "extending": {
         "model": NORMALISED,
-        "training": {**THREE, "epochs": 3, "average_last": 2, "stochastic_depth_ramp": 0.5},
+        "training": {**THREE, "epochs": 3, "stochastic_depth_ramp": 0.5},
+        "record": {"average_last": 2},
     },
     "masked": {
         "objective": {"name": "mae", "decoder_depth": 1},
