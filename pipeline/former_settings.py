@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from patchline.pipeline.presets import DEFAULT, NONE
 from patchline.pipeline.training.config import DEFAULT_EPOCHS
 from patchline.pipeline.training.record import TrainingRecord
 
@@ -66,6 +67,8 @@ MERGED: dict[str, Merged] = {
     "training.sampling": Merged(
         "training.class_balance", {"uniform": None, "balanced": "sampling"}
     ),
+    "training.refit": Merged("training.final_model", {False: None, True: "refit"}),
+    "training.ensemble": Merged("training.final_model", {False: None, True: "ensemble"}),
 }
 """Former settings whose values another setting has, by dotted key."""
 _INSTEAD = {
@@ -85,6 +88,7 @@ def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list
         The settings, and a sentence for each thing that is read differently than it was written.
     """
     result, said = _with_record(settings)
+    _refuse_refit(result)
     said += [*_with_one_length(result), *_with_merged(result)]
     for key, former in DECIDED.items():
         section, _, name = key.partition(".")
@@ -144,8 +148,28 @@ def _with_merged(result: dict[str, Any]) -> Iterator[str]:
         given = {key: each for key, each in values.items() if key != name}
         if (today := merged.values.get(value, value)) is not None:
             given[merged.key.partition(".")[2]] = today
-            yield f"{former} {value} is read as {merged.key} {today}."
+            yield f"{former} {str(value).lower()} is read as {merged.key} {today}."
         result[section] = given
+
+
+def _refuse_refit(result: dict[str, Any]) -> None:
+    """Read `refit: false` as the best weights where it keeps a plan from a refit.
+
+    Args:
+        result: the settings, whose section `training` is replaced.
+    """
+    values, preset = result.get("training"), result.get("preset", DEFAULT)
+    if not isinstance(values, Mapping) or values.get("refit") is not False or values.get("folds"):
+        return
+    is_set = "training.refit" in _kept(result) or not isinstance(preset, Mapping)
+    if is_set and preset not in (None, NONE):
+        result["training"] = {**values, "final_model": "best"}
+
+
+def _kept(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that a preset lists as set by the user."""
+    preset = settings.get("preset")
+    return tuple(preset.get("keep") or ()) if isinstance(preset, Mapping) else ()
 
 
 def _with_one_length(result: dict[str, Any]) -> list[str]:
@@ -168,9 +192,7 @@ def _with_one_length(result: dict[str, Any]) -> list[str]:
     if limit:
         given["epochs"] = most
         return [f"training.max_epochs {most} is read as training.epochs."] if most else []
-    preset = result.get("preset")
-    kept = preset.get("keep") if isinstance(preset, Mapping) else ()
-    if given.get("epochs") == DEFAULT_EPOCHS and "training.epochs" not in (kept or ()):
+    if given.get("epochs") == DEFAULT_EPOCHS and "training.epochs" not in _kept(result):
         del given["epochs"]
     is_planned = isinstance(record, Mapping) and record.get("step_plan")
     alone = "is no longer a setting: without training.time_limit, training.epochs alone decides."

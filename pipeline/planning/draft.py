@@ -76,7 +76,7 @@ than the epochs between which the validation chooses differ."""
 _STEPS_OF_A_FIT = 400
 """Updates that each of several fits needs; with fewer, one longer fit is better."""
 _ONE_FIT = (
-    *("training.folds", "training.refit", "training.ensemble", "record.average_last"),
+    *("training.folds", "training.final_model", "record.average_last"),
     *("training.epochs", "training.early_stopping"),
 )
 """Settings of the user with which the plan does not repeat the training."""
@@ -166,7 +166,7 @@ class Draft:
         elif data.choosing_images < FEW_FOR_A_CHOICE and data.can_be_folded:
             yield replace(self, repeated={"folds": FOLDS})
         if many or (self.start == "random" and data.choosing_images < _FEW_FOR_A_METRIC):
-            yield replace(self, repeated={"refit": True})
+            yield replace(self, repeated={"final_model": "refit"})
 
     @property
     def may_repeat(self) -> bool:

@@ -279,8 +279,7 @@ class UserSettings:
             max(1, data.training_images),
             data.validation_images,
             folds=self.get("training.folds"),
-            refit=bool(self.get("training.refit")),
-            ensemble=bool(self.get("training.ensemble")),
+            final_model=self.get("training.final_model"),
         )
 
     @property

@@ -336,7 +336,7 @@ def measuring_job(
     name, others = OWN, dict[str, Any]()
     if start == "published":
         # What needs all weights does not change the speed of their features.
-        alone = {**recipe.OF_ALL_WEIGHTS, "trainable": "head"}
+        alone = {"teacher": None, "final_model": None, "trainable": "head"}
         record = {"extends": None, "teacher_sha256": None}
         name, others = FEATURES, {"training": alone, "record": record}
     to_measure = {name: others}

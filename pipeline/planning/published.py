@@ -53,7 +53,6 @@ _NEEDED = {
     "training.initial_image_scale": 1.0,
     "training.compile": None,
     "training.early_stopping": None,
-    "training.ensemble": False,
 }
 """Values of settings that training from tokens needs."""
 
@@ -124,7 +123,7 @@ class Published:
         tokens = (1 - share) * views * (data.training_images + data.validation_images)
         folds = FOLDS_OF_BLOCKS if data.validation_images < FEWEST_VALIDATION else 1
         share = max(share, 1 / _DEPTH)
-        fits = (folds + bool(user.get("training.refit"))) * share
+        fits = (folds + (user.get("training.final_model") == "refit")) * share
         updates_of_epoch = max(1, data.training_images) / self.batch
         most = min(_MOST_EPOCHS_OF_BLOCKS, math.ceil(_UPDATES_OF_BLOCKS / updates_of_epoch))
         rate = 1 / (folds * share * STEP)
@@ -230,8 +229,9 @@ class Published:
     @property
     def _needs_all(self) -> str:
         """The setting that only a training run of all weights has, if there is one."""
-        settings = (f"training.{name}" for name in recipe.OF_ALL_WEIGHTS)
-        return next((name for name in settings if self.user.get(name)), "")
+        if self.user.get("training.final_model") == "ensemble":
+            return "training.final_model ensemble"
+        return "training.teacher" if self.user.get("training.teacher") else ""
 
     @property
     def _repeated(self) -> str:
@@ -239,8 +239,10 @@ class Published:
 
         How far all weights go from the head is decided by one validation split.
         """
-        settings = ("training.folds", "training.refit")
-        return next((name for name in settings if self.user.get(name)), "")
+        if self.user.get("training.folds"):
+            return "training.folds"
+        is_refitted = self.user.get("training.final_model") == "refit"
+        return "training.final_model refit" if is_refitted else ""
 
     @property
     def _forbidding(self) -> list[str]:

@@ -287,12 +287,12 @@ def _why_repeated(draft: Draft) -> str:
     if draft.repeated:
         return (
             f"{known}: worth training on, so the model is trained once more on all {everything} "
-            "images, for as many epochs as were best (training.refit)"
+            "images, for as many epochs as were best (training.final_model)"
         )
     if not (data.is_mostly_validated and draft.may_repeat) or draft.start == "published":
         return ""
     trained = f"{data.training_images:,} training images"
-    return f"{known} beside {trained}: too little time to refit on all (training.refit)"
+    return f"{known} beside {trained}: too little time to refit on all (training.final_model)"
 
 
 def _why_averaged(draft: Draft) -> str:

@@ -42,7 +42,7 @@ classes"). Of each image, the digests of its file and of its pixels are recorded
 _FLOPS_OF_A_THREAD = 5e11
 """More than any CPU core computes; what would take too long even so is not measured."""
 SUITABLE = (
-    *("training.time_limit", "training.folds", "training.refit", "training.trainable"),
+    *("training.time_limit", "training.folds", "training.final_model", "training.trainable"),
     *("training.class_balance", "training.device", "training.threads"),
     *("training.precision", "training.processes", "training.compile", "data.image_size"),
     *("data.workers", "model.download"),
@@ -315,6 +315,8 @@ def _worth_trying(there: WeightsSearch, facts: PlanFacts, available: float) -> l
 def _needs_scratch(user_settings: Mapping[str, Any]) -> str:
     """Return the settings that ask for a network from scratch, if there are any."""
     suitable = {*SUITABLE, *_OF_MORE_THAN_A_HEAD}
+    if user_settings.get("training.final_model") == "ensemble":  # of networks, not of heads
+        suitable -= {"training.final_model"}
     keys = [key for key in user_settings if key not in suitable and not key.startswith("data.")]
     return _among(user_settings, keys)
 

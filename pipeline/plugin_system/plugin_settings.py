@@ -59,7 +59,7 @@ def _check_objective(config: RunConfig) -> None:
         return
     needs_classes = {
         "training.folds": training.folds,
-        "training.refit": training.refit,
+        "training.final_model": training.final_model != "best" and training.final_model,
         "training.mixup": training.mixup,
         "training.cutmix": training.cutmix,
         "training.class_balance": training.class_balance != "none" and training.class_balance,

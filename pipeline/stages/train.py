@@ -88,7 +88,7 @@ class Train(Stage[TrainResult]):
         training, note = self.config.training, self.context.reporting.note
         for worker in self.context.next_workers:
             worker.prewarm()
-        if training.folds or training.refit:
+        if training.is_repeated:
             note("folds and a refit repeat this fit and are not rehearsed")
         config = with_changes(
             self.config,
@@ -155,6 +155,6 @@ def _of_all_weights(config: RunConfig) -> str:
 def _repeated(config: RunConfig) -> str:
     """Return what follows the first training; nothing for an ordinary run."""
     if config.training.folds is not None:
-        final = "their ensemble" if config.training.ensemble else "a refit"
+        final = "their ensemble" if config.training.final_model == "ensemble" else "a refit"
         return f", {config.training.folds} folds and {final}"
-    return ", then a refit" if config.training.refit else ""
+    return ", then a refit" if config.training.is_repeated else ""

@@ -39,6 +39,7 @@ def _checked_duration(text: str) -> str:
 
 
 Duration = Annotated[str, AfterValidator(_checked_duration)]
+FinalModel = Literal["best", "refit", "ensemble"]
 
 
 class OptimizerConfig(FrozenModel):
@@ -109,7 +110,7 @@ class TrainingConfig(FrozenModel):
     maximum if time_limit is set."""
 
     time_limit: Duration | None = None
-    """Training time including validation: 90s, 20m, 2h. With folds or refit, the time of all fits
+    """Training time including validation: 90s, 20m, 2h. With folds or a refit, the time of all fits
     of the run together. Features of frozen weights are not included."""
 
     trainable: Literal["all", "head", "head_then_all", "last_blocks"] | None = None
@@ -239,16 +240,18 @@ class TrainingConfig(FrozenModel):
     what is evaluated and saved. Not used by schedule_free."""
 
     folds: Annotated[int, Field(ge=2, le=100)] | None = None
-    """Number of folds for cross-validation on the training and validation images; the model is then
-    trained on all of them, unless ensemble is set."""
+    """Number of folds for cross-validation on the training and validation images."""
 
-    refit: bool = False
-    """Train again on the training and validation images together, for as many epochs as the best
-    weights took; implied by folds."""
+    final_model: FinalModel | None = None
+    """Model that is packaged in the end: best, with the weights of the best validation; refit,
+    trained again on the training and validation images together, for as many epochs as the best
+    weights took; ensemble, the models of all folds as one, which averages their probabilities. By
+    default refit with folds, and best without."""
 
-    ensemble: bool = False
-    """Package the models of all folds as one model, which averages their probabilities, instead of
-    training once more; needs folds."""
+    @property
+    def is_repeated(self) -> bool:
+        """Whether validation images are trained on too: in folds, or by a refit."""
+        return self.folds is not None or self.final_model == "refit"
 
     @property
     def epochs_without_limit(self) -> int:
@@ -312,37 +315,39 @@ class TrainingConfig(FrozenModel):
                 f"images of a batch, and training.batch_size is {self.batch_size}. Lower "
                 "training.processes, or raise training.batch_size"
             )
-        if self.ensemble and self.folds is None:
+        if self.final_model == "ensemble" and self.folds is None:
             yield (
-                "training.ensemble is true, but an ensemble needs folds. Set training.folds, such "
-                "as 5, or leave out training.ensemble"
+                "training.final_model is ensemble, but an ensemble needs folds. Set "
+                "training.folds, such as 5, or leave out training.final_model"
             )
-        if self.ensemble and self.refit:
+        if self.final_model == "best" and self.folds is not None:
             yield (
-                "training.ensemble and training.refit are both true, but a run registers one "
-                "model. Leave one of them out"
+                f"training.final_model is best, but each of {self.folds} folds has best weights of "
+                "its own. Set training.final_model to refit or ensemble, or leave out "
+                "training.folds"
             )
 
     def _refused_with_heads(self, values: dict[str, Any]) -> Iterator[str]:
         """Yield what excludes that a head is fitted, given all settings."""
         of_blocks = self.trainable == "last_blocks"
-        if self.ensemble:
+        if self.final_model == "ensemble":
             yield (
-                f"training.ensemble is true, but with training.trainable {self.trainable} a single "
-                "head is fitted. Leave out training.ensemble, or set training.trainable to all"
+                f"training.final_model is ensemble, but with training.trainable {self.trainable} a "
+                "single head is fitted. Set training.final_model to refit, or training.trainable "
+                "to all"
             )
-        for name in ("folds", "refit"):
-            if self.trainable == "head_then_all" and values[name]:
-                yield (
-                    f"training.{name} is {values[name]}, but training.trainable head_then_all "
-                    f"chooses the weights on one validation split. Leave out training.{name}, or "
-                    "set training.trainable to head or all"
-                )
+        if self.trainable == "head_then_all" and self.is_repeated:
+            name = "folds" if self.folds else "final_model"
+            yield (
+                f"training.{name} is {values[name]}, but training.trainable head_then_all "
+                f"chooses the weights on one validation split. Leave out training.{name}, or "
+                "set training.trainable to head or all"
+            )
         if of_blocks and self.folds:
             yield (
                 f"training.folds is {self.folds}, but training.trainable last_blocks has folds of "
                 "its own where there are fewer than 50 validation images. Leave out "
-                "training.folds; training.refit trains on all images in the end"
+                "training.folds; training.final_model refit trains on all images in the end"
             )
         if self.teacher is not None:
             yield (

@@ -45,7 +45,7 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
     run_id, folder = _finished(reference, runs)
     with _needed(folder / REQUEST_FILE, run_id):
         request = RunRequest.from_file(folder / REQUEST_FILE)
-    if request.config.training.folds or request.config.training.refit:
+    if request.config.training.is_repeated:
         raise ConfigError(
             f"The run {run_id[:8]} has folds or a refit, and only a single fit can be "
             "extended. Start a new run with more epochs."

@@ -184,6 +184,26 @@ def test_a_setting_that_the_program_decides_now_is_read_with_one_sentence(
 
 
 @pytest.mark.parametrize(
+    ("former", "preset", "final_model"),
+    [
+        ({"refit": True, "ensemble": False}, None, "refit"),
+        ({"folds": 5, "refit": False, "ensemble": True}, None, "ensemble"),
+        ({"folds": 5, "refit": False, "ensemble": False}, None, None),
+        ({"refit": False}, None, None),
+        ({"refit": False}, "quick", "best"),
+        ({"refit": False}, {"name": "quick", "keep": ["training.refit"]}, "best"),
+        ({"refit": False}, {"name": "quick", "keep": []}, None),
+    ],
+)
+def test_refits_and_ensembles_of_an_earlier_version_are_the_final_model(
+    chosen: Chosen, former: dict[str, Any], preset: object, final_model: str | None
+) -> None:
+    """No refit was a choice only where a plan could have made one."""
+    config = chosen(yaml.safe_dump({"training": former, "preset": preset}))
+    assert config.training.final_model == final_model
+
+
+@pytest.mark.parametrize(
     ("former", "balance"),
     [
         ({"class_weights": "none", "sampling": "uniform"}, "none"),

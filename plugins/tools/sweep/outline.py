@@ -62,8 +62,7 @@ def check_settings(config: RunConfig) -> None:
         )
     refused = {
         "training.folds": training.folds,
-        "training.refit": training.refit,
-        "training.ensemble": training.ensemble,
+        "training.final_model": training.final_model != "best" and training.final_model,
         "record.extends": config.record.extends,
     }
     for name, value in refused.items():
@@ -93,10 +92,11 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
     """
     _check_trainable(config)
     training, notes = config.training, []
-    several = {"folds": training.folds, "refit": training.refit, "ensemble": training.ensemble}
+    several = {"folds": training.folds, "final_model": training.final_model}
     planned = {f"training.{name}": value for name, value in several.items() if value}
-    if planned:
+    if training.is_repeated:
         flags = " ".join(f"--{key} {shown(value)}" for key, value in planned.items())
+        flags = flags.replace("_", "-")
         notes.append(
             f"the plan's {' and '.join(planned)} {by_number(len(planned), 'is', 'are')} left out: "
             "each trial and each final fit is judged by the validation images, so none is trained "
@@ -109,12 +109,7 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
         notes.append(
             f"a whole fit has {epochs} epochs, as many as are expected in the plan's {limit}"
         )
-    update = {
-        **dict.fromkeys(("folds", "time_limit")),
-        "refit": False,
-        "ensemble": False,
-        "epochs": epochs,
-    }
+    update = {**dict.fromkeys(("folds", "final_model", "time_limit")), "epochs": epochs}
     settings = training.model_copy(update=update)
     rate = plan.images_per_second if plan else 0.0
     seconds = data.training_images / rate if rate else None

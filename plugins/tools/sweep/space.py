@@ -222,7 +222,7 @@ _FIXED: dict[str, str] = {
     **{
         f"training.{key}": _EQUAL_TERMS
         for key in (
-            *("folds", "refit", "ensemble", "trainable", "teacher", "teacher_views", "device"),
+            *("folds", "final_model", "trainable", "teacher", "teacher_views", "device"),
             *("threads", "processes"),
         )
     },

@@ -112,9 +112,10 @@ def test_folds_fit_the_head_alone_and_a_refit_repeats_the_last_blocks() -> None:
     plan = made(400.0, training__folds=5)
     assert plan.settings == {"training": {"trainable": "head"}}
     assert "only the head is fitted unless training.trainable is set" in plan.reasons[1]
-    refitted = made(400.0, training__refit=True).settings["training"]["trainable"]
+    refitted = made(400.0, training__final_model="refit").settings["training"]["trainable"]
     assert refitted == "last_blocks"
-    assert made(400.0, training__refit=False).settings["training"]["trainable"] == "head_then_all"
+    once = made(400.0, training__final_model="best")
+    assert once.settings["training"]["trainable"] == "head_then_all"
 
 
 def test_the_time_limit_is_the_time_for_all_weights() -> None:
@@ -139,12 +140,12 @@ def test_the_time_limit_is_the_time_for_all_weights() -> None:
 @pytest.mark.parametrize(
     "needs",
     [
-        {"training__ensemble": True, "training__folds": 5},
+        {"training__final_model": "ensemble", "training__folds": 5},
         {"training__teacher": "flowers@champion"},
     ],
 )
 def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
-    """A head alone is one fit to labels: no validations to average, no members, no teacher."""
+    """A head alone is one fit to labels: no members, no teacher."""
     plan = made(10.0, **needs)
     assert plan.settings["training"]["trainable"] == "all"
     assert "needs a training run of all weights" in plan.reasons[0]

@@ -91,8 +91,8 @@ def test_every_plan_is_a_valid_config(preset: str) -> None:
     ("repeated", "fits"),
     [
         ({"training.folds": 5}, 6),
-        ({"training.folds": 5, "training.ensemble": True}, 5),
-        ({"training.refit": True}, 2),
+        ({"training.folds": 5, "training.final_model": "ensemble"}, 5),
+        ({"training.final_model": "refit"}, 2),
     ],
 )
 def test_fits_of_one_run_share_the_time(repeated: dict[str, Any], fits: int) -> None:

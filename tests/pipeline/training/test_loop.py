@@ -380,7 +380,7 @@ def test_the_best_of_a_part_of_the_split_is_measured_again(
     assert training.state.best.compared == pytest.approx(best[0].compared)
 
 
-@pytest.mark.parametrize("setting", [{"folds": 2}, {"refit": True}, {"time_limit": "90s"}])
+@pytest.mark.parametrize("setting", [{"folds": 2}, {"final_model": "refit"}, {"time_limit": "90s"}])
 def test_only_a_single_training_is_extended(setting: dict[str, Any]) -> None:
     """The message names the setting to leave out."""
     [name] = setting

@@ -171,9 +171,9 @@ def test_a_recorded_digest_belongs_to_the_recorded_weights() -> None:
 @pytest.mark.parametrize(
     ("training", "words"),
     [
-        ({"trainable": "head", "folds": 5, "ensemble": True}, "a single head is fitted. Leave out"),
+        ({"trainable": "head", "folds": 5, "final_model": "ensemble"}, "a single head is fitted."),
         ({"trainable": "head_then_all", "folds": 5}, "training.trainable to head or all"),
-        ({"trainable": "head_then_all", "refit": True}, "on one validation split"),
+        ({"trainable": "head_then_all", "final_model": "refit"}, "on one validation split"),
     ],
 )
 def test_a_head_is_not_combined_with_what_makes_no_sense(

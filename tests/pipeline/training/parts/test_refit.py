@@ -113,14 +113,14 @@ def test_an_ensemble_averages_the_calibrated_probabilities_of_the_folds(
 @pytest.mark.parametrize(
     ("training", "said"),
     [
-        ({"ensemble": True}, "Set training.folds"),
-        ({"ensemble": True, "folds": 3, "refit": True}, "Leave one of them out"),
+        ({"final_model": "ensemble"}, "Set training.folds"),
+        ({"final_model": "best", "folds": 3}, "Set training.final_model to refit or ensemble"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
     training: dict[str, Any], said: str
 ) -> None:
-    """An ensemble needs folds, and there is either an ensemble or a refit."""
+    """An ensemble needs folds, and of folds no single model is best."""
     with pytest.raises(ValidationError, match=said):
         TrainingConfig(**training)
 
