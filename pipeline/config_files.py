@@ -201,11 +201,13 @@ def _in_section(settings: Settings, section: str, key: str) -> Any:
 
 def _with_length_of(flags: Settings, settings: Settings) -> Settings:
     """Return the settings of a file without their length if flags set one."""
-    length = {"epochs", "time_limit"}
-    if not length & set(flags.get("training", {})):
+    length, training = {"epochs", "time_limit"}, flags.get("training", {})
+    if not length & set(training):
         return settings
+    if any(training.get(key) is not None for key in length):
+        settings = _without(settings, "training", length)
     of_length = set(TrainingRecord.model_fields) - {"feature_precision"}
-    return _without(_without(settings, "training", length), "record", of_length)
+    return _without(settings, "record", of_length)
 
 
 def _assembled(settings: Settings, flags: Settings) -> Settings:

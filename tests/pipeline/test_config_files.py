@@ -109,6 +109,7 @@ def test_a_file_that_cannot_be_used_is_refused(chosen: Chosen, text: str, words:
         ({"training": {"epochs": 3}}, (None, 3, None)),
         ({"training": {"time_limit": "5m"}}, ("5m", None, None)),
         ({"training": {"epochs": 3, "time_limit": "5m"}}, ("5m", 3, None)),
+        ({"training": {"time_limit": None}}, (None, 7, None)),
     ],
 )
 def test_a_flag_drops_another_length_of_the_file(
