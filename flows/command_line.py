@@ -186,8 +186,10 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
             return switched
         words = " ".join(error.unused_tokens)
         return f"Unexpected argument '{words}'. Run the command with --help to list its arguments."
-    if isinstance(error, UnknownOptionError) and (former := explain_former(error.token.keyword)):
-        return former
+    if isinstance(error, UnknownOptionError):
+        flag = (error.token.keyword or error.token.value).partition("=")[0]
+        if former := explain_former(flag):
+            return former
     sentence = " ".join(str(error).split())
     of_tool = UnknownOptionError if arguments[:1] in _WITH_FLAGS_OF_TOOLS else UnknownCommandError
     if isinstance(error, of_tool) and (broken := command_tools().errors):

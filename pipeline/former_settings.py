@@ -7,7 +7,7 @@ settings that did the same, one has the value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from patchline.pipeline.presets import DEFAULT, NONE
@@ -22,7 +22,7 @@ _RECORDED = {
     "model": ("init_sha256",),
 }
 """Where earlier versions had the fields of a record."""
-_NOTHING_RECORDED = (None, [], "auto", 1.0)
+_NOTHING_RECORDED: tuple[object, ...] = (None, [], "auto", 1.0)
 """What these said where there was nothing to say."""
 _THREADS = (
     ", except for training.thread_changes, as threads no longer change within a training run; the "
@@ -40,6 +40,7 @@ class Former(NamedTuple):
 
 
 DECIDED: dict[str, Former] = {
+    "training.max_epochs": Former(None, "training.epochs is the maximum in training.time_limit"),
     "training.average_last": Former(
         None, "a plan averages the last weights where few images would choose an epoch"
     ),
@@ -52,30 +53,45 @@ DECIDED: dict[str, Former] = {
 
 
 class Merged(NamedTuple):
-    """A setting that another one has taken over."""
+    """Which setting has the value of one that no longer exists."""
 
-    key: str
-    """The other setting."""
-    values: Mapping[object, object]
-    """Its value for each former one; None for what every run has by default."""
+    setting: str
+    """Its dotted key."""
+    read: Callable[[Any, Any], Any]
+    """Returns its value, given the former one and its own, which is None unless it is given."""
+    remedy: str
+    """What to give instead, as a sentence without a full stop."""
+
+
+def _one_of(**values: str | None) -> Callable[[Any, Any], Any]:
+    """Return what reads former values as others, and as nothing where every run has that now."""
+
+    def read(former: Any, own: Any) -> Any:
+        new = values.get(str(former).lower(), former)  # what was never a value is refused later
+        return own if new is None else new
+
+    return read
 
 
 MERGED: dict[str, Merged] = {
     "training.class_weights": Merged(
-        "training.class_balance", {"none": None, "balanced": "weights"}
+        "training.class_balance",
+        _one_of(none=None, balanced="weights"),
+        "Set training.class_balance",
     ),
     "training.sampling": Merged(
-        "training.class_balance", {"uniform": None, "balanced": "sampling"}
+        "training.class_balance",
+        _one_of(uniform=None, balanced="sampling"),
+        "Set training.class_balance",
     ),
-    "training.refit": Merged("training.final_model", {False: None, True: "refit"}),
-    "training.ensemble": Merged("training.final_model", {False: None, True: "ensemble"}),
+    "training.refit": Merged(
+        "training.final_model", _one_of(false=None, true="refit"), "Set training.final_model"
+    ),
+    "training.ensemble": Merged(
+        "training.final_model", _one_of(false=None, true="ensemble"), "Set training.final_model"
+    ),
 }
-"""Former settings whose values another setting has, by dotted key."""
-_INSTEAD = {
-    "training.max_epochs": "training.epochs",
-    **{former: merged.key for former, merged in MERGED.items()},
-}
-"""Settings that do what a former one did, by its dotted key."""
+"""Former settings whose value another one has, by dotted key."""
 
 
 def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -89,15 +105,23 @@ def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list
     """
     result, said = _with_record(settings)
     _refuse_refit(result)
-    said += [*_with_one_length(result), *_with_merged(result)]
-    for key, former in DECIDED.items():
+    said += _with_one_length(result)
+    no_longer: dict[str, Former | Merged] = {**DECIDED, **MERGED}
+    for key, former in no_longer.items():
         section, _, name = key.partition(".")
         values = result.get(section)
         if not isinstance(values, Mapping) or name not in values:
             continue
         result[section] = {each: value for each, value in values.items() if each != name}
-        if values[name] != former.now:
-            said.append(f"{key} {values[name]} is no longer a setting: {former.became}.")
+        value = values[name]
+        if isinstance(former, Former):
+            if value != former.now:
+                said.append(f"{key} {value} is no longer a setting: {former.became}.")
+            continue
+        own = _value_at(result, former.setting)
+        if (new := former.read(value, own)) != own:
+            result = _with_value(result, former.setting, new)
+            said.append(f"{key} {_words(value)} is read as {former.setting} {_words(new)}.")
     return result, said
 
 
@@ -108,10 +132,30 @@ def explain_former(name: str | None) -> str | None:
         name: the dotted key, or the flag.
     """
     key = (name or "").removeprefix("--").replace("-", "_")
-    if key in _INSTEAD:
-        return f"{name} is no longer a setting. Set {_INSTEAD[key]} instead."
-    former = DECIDED.get(key)
-    return f"{name} is no longer a setting: {former.became}. Leave it out." if former else None
+    if key in DECIDED:
+        return f"{name} is no longer a setting: {DECIDED[key].became}. Leave it out."
+    return f"{name} is no longer a setting. {MERGED[key].remedy}." if key in MERGED else None
+
+
+def _value_at(settings: Mapping[str, Any], key: str) -> Any:
+    """Return the value at a dotted key; None if there is none."""
+    value: Any = settings
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _with_value(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """Return settings with a value at a dotted key."""
+    name, _, rest = key.partition(".")
+    if not rest:
+        return {**settings, name: value}
+    inner = settings.get(name)
+    return {**settings, name: _with_value(inner if isinstance(inner, Mapping) else {}, rest, value)}
+
+
+def _words(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -131,25 +175,6 @@ def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     said = f"What it records in `training:` and `model:` is read as `record:`{threads}."
     is_read = any(value not in _NOTHING_RECORDED for value in moved.values())
     return result, [said] if is_read else []
-
-
-def _with_merged(result: dict[str, Any]) -> Iterator[str]:
-    """Read settings by the ones that have taken them over, and yield what is said of it.
-
-    Args:
-        result: the settings, whose sections are replaced.
-    """
-    for former, merged in MERGED.items():
-        section, _, name = former.partition(".")
-        values = result.get(section)
-        if not isinstance(values, Mapping) or name not in values:
-            continue
-        value = values[name]
-        given = {key: each for key, each in values.items() if key != name}
-        if (today := merged.values.get(value, value)) is not None:
-            given[merged.key.partition(".")[2]] = today
-            yield f"{former} {str(value).lower()} is read as {merged.key} {today}."
-        result[section] = given
 
 
 def _refuse_refit(result: dict[str, Any]) -> None:

@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_used_is_refused(chosen: Chosen, text: str, words:
     ],
 )
 def test_a_flag_drops_another_length_of_the_file(
-    chosen: Chosen, flags: dict[str, Any], length: tuple[object, object]
+    chosen: Chosen, flags: dict[str, Any], length: tuple[object, ...]
 ) -> None:
     """Who asks for epochs or a time gets it, whatever the file holds; else its plan is replayed."""
     text = "training: {time_limit: 20m, epochs: 7, batch_size: 16}\n"

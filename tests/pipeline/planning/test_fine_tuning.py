@@ -205,7 +205,7 @@ def test_an_encoder_is_trained_for_the_whole_length_with_a_low_rate(
     assert (warm.model.settings["embed_dim"], warm.data.image_size) == (48, 16)
     assert made[0].reasons[0].startswith("from an encoder: learning rate 0.001")
     assert made[1].reasons[0].startswith("warm start:")
-    epochs = [each.training.epochs for each in configs]
+    epochs = [each.training.epochs_without_limit for each in configs]
     assert epochs[0] == pytest.approx(3 * epochs[1], abs=2)
     keys = [planner.ingredients(encoder, data, start=found) for found in starts]
     assert keys[0] != keys[1]

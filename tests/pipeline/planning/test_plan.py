@@ -204,7 +204,7 @@ def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
             [(_, _, steps)] = knots
             images = steps * training.batch_size
         else:
-            images = training.epochs * 42_500
+            images = training.epochs_without_limit * 42_500
         cost = 1 - FULL_SIZE_FROM * (1 - training.initial_image_scale**2)
         seconds = images * cost / made.images_per_second
         assert seconds == pytest.approx(54 * PRESETS[preset].minutes, rel=0.1)  # type: ignore[index]  # a preset's name
