@@ -159,7 +159,7 @@ def _row(case: Case, machine: Machine) -> str:
 def _repeated(training: dict[str, Any]) -> str:
     if folds := training.get("folds"):
         return f"{folds} folds"
-    return "refit" if training.get("refit") else "no"
+    return str(training.get("final_model", "no"))
 
 
 def _model(settings: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import yaml
 from torch import nn
 from torch.nn import functional
 
@@ -48,14 +49,15 @@ _SIDE = 8
 def compare_accuracy(given: argparse.Namespace) -> None:
     """Train with both for each seed, and print the difference."""
     folder = Path(tempfile.mkdtemp(prefix="patchline-shuffling-"))
-    planned = folder / "planned.yaml"
-    planned.write_text(_plan(given, folder), encoding="utf-8")
+    planned, config = yaml.safe_load(_plan(given, folder)), folder / "planned.yaml"
     differences = []
     for seed in range(given.first, given.first + given.seeds):
         accuracies = []
         for window in (1.0, given.window):
-            flags = ("--seed", str(seed), "--training.shuffle-window", str(window))
-            summary = measured_run("--config", str(planned), *flags, folder=folder)
+            planned["record"]["shuffle_window"] = window
+            config.write_text(yaml.safe_dump(planned), encoding="utf-8")
+            flags = ("--config", str(config), "--seed", str(seed))
+            summary = measured_run(*flags, folder=folder)
             accuracies.append(100 * summary["metrics"]["test/accuracy"]["value"])
         whole, windows = accuracies
         differences.append(windows - whole)

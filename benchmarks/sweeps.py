@@ -156,7 +156,7 @@ class Search:
 def repetition(images: Images, seed: int, trials: int, folder: Path) -> dict[str, float]:
     """Return the test accuracy of each way, with other seeds than any other repetition."""
     plan = images.plan.model_copy(update={"seed": seed})
-    whole = plan.training.epochs
+    whole = plan.training.epochs_without_limit
     search = Search(images, plan, folder / "sweep", rungs(whole, 3), "tpe")
     best = search.run(trials, plan_first=True)
     fits = max(1, round(search.epochs / whole))

@@ -594,7 +594,7 @@ class ObjectiveContext:
     num_classes: int
     """The number of classes, K; 0 for an objective that uses no labels."""
     classification_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """The loss that `training.loss`, `training.label_smoothing` and `training.class_weights` set:
+    """The loss that `training.loss`, `training.label_smoothing` and `training.class_balance` set:
     logits (B, K) and targets to the mean loss of the images."""
 
 

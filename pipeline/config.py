@@ -183,7 +183,7 @@ class RunConfig(FrozenModel):
         whole = training.trainable in (None, "all")
         several = {
             "folds": training.folds,
-            "refit": training.refit,
+            "final_model": training.final_model if training.final_model != "best" else None,
             "time_limit": training.time_limit,
             "trainable": None if whole else training.trainable,
         }

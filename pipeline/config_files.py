@@ -120,7 +120,7 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         file: a YAML file with settings, and optionally `preset: quick`.
         flags: nested settings, which override the file.
     """
-    settings = _settings_of(file) if file is not None else {}
+    settings = _with_length_of(flags, _settings_of(file)) if file is not None else {}
     preset = settings.pop("preset", presets.DEFAULT)
     if "preset" in flags:
         flags = {**flags}
@@ -141,6 +141,8 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         followed = recipe.settings_for(
             str(reference), trainable, labelled=_is_labelled(chosen), taught=taught
         )
+        if _in_section(chosen, "training", "time_limit"):  # it has no other maximum
+            followed = _without(followed, "training", {"epochs"})
         chosen = merged(followed, chosen)
     choice = None if name is None else {"name": name, "keep": sorted(given)}
     return {**chosen, "preset": choice}
@@ -197,18 +199,19 @@ def _in_section(settings: Settings, section: str, key: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else None
 
 
+def _with_length_of(flags: Settings, settings: Settings) -> Settings:
+    """Return the settings of a file without their length if flags set one."""
+    length, training = {"epochs", "time_limit"}, flags.get("training", {})
+    if not length & set(training):
+        return settings
+    if any(training.get(key) is not None for key in length):
+        settings = _without(settings, "training", length)
+    of_length = set(TrainingRecord.model_fields) - {"feature_precision"}
+    return _without(settings, "record", of_length)
+
+
 def _assembled(settings: Settings, flags: Settings) -> Settings:
     """Merge the settings of a file with flags."""
-    training_flags = set(flags.get("training", {}))
-    if {"time_limit", "epochs"} <= training_flags:
-        raise ConfigError(
-            "training.time_limit and training.epochs both set the length of training. Give one."
-        )
-    if training_flags & {"time_limit", "epochs"}:  # a new length overrides the one in the file
-        given_up = {"max_epochs"} | ({"time_limit"} if "epochs" in training_flags else set())
-        settings = _without(settings, "training", given_up - training_flags)
-        of_length = set(TrainingRecord.model_fields) - {"feature_precision"}
-        settings = _without(settings, "record", of_length)
     if _in_section(flags, "model", "init"):
         settings = _without(settings, "record", {"init_sha256"})
     if _in_section(flags, "training", "teacher"):

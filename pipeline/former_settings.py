@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from patchline.pipeline.presets import DEFAULT, NONE
+from patchline.pipeline.training.config import DEFAULT_EPOCHS
 from patchline.pipeline.training.record import TrainingRecord
 
 _RECORDED = {
-    "training": (*TrainingRecord.model_fields, "extends", "teacher_sha256", "thread_changes"),
+    "training": (
+        *(*TrainingRecord.model_fields, "extends", "teacher_sha256", "thread_changes"),
+        *("average_last", "shuffle_window"),
+    ),
     "model": ("init_sha256",),
 }
 """Where earlier versions had the fields of a record."""
+_NOTHING_RECORDED: tuple[object, ...] = (None, [], "auto", 1.0)
+"""What these said where there was nothing to say."""
 _THREADS = (
     ", except for training.thread_changes, as threads no longer change within a training run; the "
     "last bits of the weights may differ"
@@ -38,6 +45,13 @@ _ASYMMETRIC = "the asymmetric loss has the exponents 4 and 0 and the clip 0.05 o
 DECIDED: dict[str, Former] = {
     "optimizer.decay_fraction": Former(
         0.2, "the learning rate of wsd falls in the last 20% of training"
+    ),
+    "training.max_epochs": Former(None, "training.epochs is the maximum in training.time_limit"),
+    "training.average_last": Former(
+        None, "a plan averages the last weights where few images would choose an epoch"
+    ),
+    "training.shuffle_window": Former(
+        1.0, "a plan shuffles images that do not fit into memory in windows"
     ),
     "training.full_size_from": Former(0.6, "images have their full size after 60% of the training"),
     "training.stochastic_depth_ramp": Former(
@@ -96,7 +110,33 @@ def _percentiles(given: Any, own: Any) -> Any:
     return [f"{each}%" for each in given] if isinstance(given, (list, tuple)) else given
 
 
+def _one_of(**values: str | None) -> Callable[[Any, Any], Any]:
+    """Return what reads former values as others, and as nothing where every run has that now."""
+
+    def read(former: Any, own: Any) -> Any:
+        new = values.get(str(former).lower(), former)  # what was never a value is refused later
+        return own if new is None else new
+
+    return read
+
+
 MERGED: dict[str, Merged] = {
+    "training.class_weights": Merged(
+        "training.class_balance",
+        _one_of(none=None, balanced="weights"),
+        "Set training.class_balance",
+    ),
+    "training.sampling": Merged(
+        "training.class_balance",
+        _one_of(uniform=None, balanced="sampling"),
+        "Set training.class_balance",
+    ),
+    "training.refit": Merged(
+        "training.final_model", _one_of(false=None, true="refit"), "Set training.final_model"
+    ),
+    "training.ensemble": Merged(
+        "training.final_model", _one_of(false=None, true="ensemble"), "Set training.final_model"
+    ),
     "promotion.max_calibration_error": Merged(
         "promotion.maximum.ece", _stricter, "Set promotion.maximum.ece"
     ),
@@ -117,6 +157,8 @@ def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list
         The settings, and a sentence for each thing that is read differently than it was written.
     """
     result, said = _with_record(settings)
+    _refuse_refit(result)
+    said += _with_one_length(result)
     no_longer: dict[str, Former | Merged] = {**DECIDED, **MERGED}
     for key, former in no_longer.items():
         section, _, name = key.partition(".")
@@ -130,8 +172,10 @@ def with_todays_names(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list
         if isinstance(former, Former):
             if value != former.now:
                 said.append(f"{key} {value} is no longer a setting: {former.became}.")
-        elif value is not None:
-            new = former.read(value, _value_at(result, former.setting))
+            continue
+        own = _value_at(result, former.setting)
+        new = own if value is None else former.read(value, own)
+        if new != own:
             result = _with_value(result, former.setting, new)
             said.append(f"{key} {_words(value)} is read as {former.setting} {_words(new)}.")
     return result, said
@@ -177,7 +221,9 @@ def _with_value(settings: Mapping[str, Any], key: str, value: Any) -> dict[str, 
 
 
 def _words(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -195,4 +241,52 @@ def _with_record(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
         result["record"] = {**record, **given}
     threads = _THREADS if moved.get("training.thread_changes") else ""
     said = f"What it records in `training:` and `model:` is read as `record:`{threads}."
-    return result, [said] if moved else []
+    is_read = any(value not in _NOTHING_RECORDED for value in moved.values())
+    return result, [said] if is_read else []
+
+
+def _refuse_refit(result: dict[str, Any]) -> None:
+    """Read `refit: false` as the best weights where it keeps a plan from a refit.
+
+    Args:
+        result: the settings, whose section `training` is replaced.
+    """
+    values, preset = result.get("training"), result.get("preset", DEFAULT)
+    if not isinstance(values, Mapping) or values.get("refit") is not False or values.get("folds"):
+        return
+    is_set = "training.refit" in _kept(result) or not isinstance(preset, Mapping)
+    if is_set and preset not in (None, NONE):
+        result["training"] = {**values, "final_model": "best"}
+
+
+def _kept(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys that a preset lists as set by the user."""
+    preset = settings.get("preset")
+    return tuple(preset.get("keep") or ()) if isinstance(preset, Mapping) else ()
+
+
+def _with_one_length(result: dict[str, Any]) -> list[str]:
+    """Read the most epochs in a time limit as `epochs`, which had no effect beside it.
+
+    Only epochs other than the default ones, or listed by a preset, were set by the user.
+
+    Args:
+        result: the settings, whose section `training` is replaced.
+
+    Returns:
+        A sentence if that changes what is trained.
+    """
+    values = result.get("training")
+    if not isinstance(values, Mapping) or "max_epochs" not in values:
+        return []
+    most, limit, record = values["max_epochs"], values.get("time_limit"), result.get("record")
+    given = {key: value for key, value in values.items() if key != "max_epochs"}
+    result["training"] = given
+    if limit:
+        given["epochs"] = most
+        return [f"training.max_epochs {most} is read as training.epochs."] if most else []
+    if given.get("epochs") == DEFAULT_EPOCHS and "training.epochs" not in _kept(result):
+        del given["epochs"]
+    is_planned = isinstance(record, Mapping) and record.get("step_plan")
+    alone = "is no longer a setting: without training.time_limit, training.epochs alone decides."
+    return [f"training.max_epochs {most} {alone}"] if most and not is_planned else []

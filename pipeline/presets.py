@@ -3,10 +3,10 @@
 Every run is planned with `balanced`, at most 30 minutes or 60 epochs, unless another preset is
 named; `none` plans nothing, so that what is not set has its default. In a `RunConfig`, `none` is
 null: so it is written once a plan is made, and a resolved config is never planned again.
-`patchline.pipeline.planning` turns a preset into settings, from the data and the machine. In three
-other places the word is about rare classes: `training.sampling` draws every class equally often,
-`training.class_weights` weighs the loss instead (`pipeline/training/config.py`), and the metric
-balanced accuracy is the mean of the classes' recalls (`pipeline/evaluation/metrics/averages.py`).
+`patchline.pipeline.planning` turns a preset into settings, from the data and the machine.
+
+The metric balanced accuracy is something else: the mean of the classes' recalls
+(`pipeline/evaluation/metrics/averages.py`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ COMMON = (
     *("--augmentation.name", "--model.name", "--model.patch-embedding.name", "--model.init"),
     *("--model.download", "--optimizer.learning-rate", "--training.time-limit"),
     *("--training.epochs", "--training.batch-size", "--training.trainable"),
-    *("--training.processes", "--training.class-weights", "--promotion.automatic"),
+    *("--training.processes", "--training.class-balance", "--promotion.automatic"),
     "--launcher.name",
 )
 """Settings that people give most."""

@@ -127,7 +127,7 @@ def value_of_switch(misplaced: Collection[str], arguments: Sequence[str]) -> str
 def without_needless_negatives(section: type[BaseModel]) -> type[BaseModel]:
     """Return a section whose switches have a `--no-` form only if they are on by default, or auto.
 
-    A switch that is off, and on in a file, is turned off by `--training.refit=false`.
+    A switch that is off, and on in a file, is turned off by `--model.download=false`.
     """
     for field in section.model_fields.values():
         kind = field.annotation

@@ -192,10 +192,10 @@ def _training_seconds(config: RunConfig, data: IngestedData, rate: float) -> flo
     if training.trainable == "head":
         return sum(data.counts.values()) / rate
     if training.time_limit:
-        return min(duration_seconds(training.time_limit), (training.max_epochs or math.inf) * epoch)
+        return min(duration_seconds(training.time_limit), (training.epochs or math.inf) * epoch)
     if config.record.step_plan:
         return config.record.step_plan[-1][2] * training.batch_size / rate
-    return training.epochs * epoch
+    return training.epochs_without_limit * epoch
 
 
 def _testing_seconds(whole: DryRun, rate: float) -> float:

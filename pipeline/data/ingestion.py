@@ -416,6 +416,9 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
         training = resolved.training.for_labels(several=bool(data.classes) and several)
     except ValueError as error:  # a setting is for the other task
         raise ConfigError(f"{error}.") from None
+    if not (training.time_limit or config.record.step_plan):
+        length = {"epochs": training.epochs_without_limit}
+        training = training.model_copy(update=length)
     mirror = data.mirror
     sections = {
         "training": training,

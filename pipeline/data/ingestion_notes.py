@@ -89,8 +89,8 @@ def notes_on_held_out(rows: pd.DataFrame, fractions: Mapping[str, float], task: 
     note = (
         f"{sum(held.values()):,} of {len(own):,} images are held out "
         f"({' and '.join(f'{count:,} for {split}' for split, count in held.items())}), where the "
-        f"settings ask for {asked:.0%}: {why}; training.refit and training.folds also train on "
-        "the validation images"
+        f"settings ask for {asked:.0%}: {why}; training.final_model refit and training.folds also "
+        "train on the validation images"
     )
     return [note]
 

@@ -404,7 +404,7 @@ def _why_not_averaged(config: RunConfig, data: IngestedData, trained: TrainResul
 
 def _class_images(run: TrainedRun) -> tuple[int, ...]:
     """Return the number of training images of each class, if the training balanced them."""
-    if not run.config.training.balances_classes:
+    if run.config.training.class_balance == "none":
         return ()
     manifest = manifests.load(run.data.manifest_file)
     return TASKS[run.config.data.task].class_images(manifest, run.data.classes)

@@ -76,7 +76,7 @@ than the epochs between which the validation chooses differ."""
 _STEPS_OF_A_FIT = 400
 """Updates that each of several fits needs; with fewer, one longer fit is better."""
 _ONE_FIT = (
-    *("training.folds", "training.refit", "training.ensemble", "training.average_last"),
+    *("training.folds", "training.final_model", "record.average_last"),
     *("training.epochs", "training.early_stopping"),
 )
 """Settings of the user with which the plan does not repeat the training."""
@@ -166,7 +166,7 @@ class Draft:
         elif data.choosing_images < FEW_FOR_A_CHOICE and data.can_be_folded:
             yield replace(self, repeated={"folds": FOLDS})
         if many or (self.start == "random" and data.choosing_images < _FEW_FOR_A_METRIC):
-            yield replace(self, repeated={"refit": True})
+            yield replace(self, repeated={"final_model": "refit"})
 
     @property
     def may_repeat(self) -> bool:
@@ -285,7 +285,7 @@ class Draft:
             steps = _STEPS_FOR_EPOCH * epochs / fewer
             epochs = max(epochs, math.ceil(steps / math.ceil(images / batch_of_images(images))))
             epochs = max(1, int(epochs * self.facts.length_share + _ROUNDING))
-        return int(min(epochs, user.get("training.max_epochs") or epochs))
+        return epochs
 
     def length_of(self, candidate: Candidate) -> Length:
         """Return the length of the first training, which shares its time with all others.
@@ -302,9 +302,11 @@ class Draft:
         written = min(_CHECKPOINT_SHARE, each / _CHECKPOINT_PAUSE) * seconds
         seconds = max(seconds / 2, seconds - _FIRST_AND_LAST * each - written)
         seen = rate * seconds * length.training_share
-        if not user.seconds:
-            epochs = user.get("training.epochs")
-            seen = float(epochs * images) if epochs else min(self.most_epochs * images, seen)
+        if user.epochs:
+            seen = float(user.epochs * images)
+        else:
+            most = user.get("training.epochs") if user.seconds else self.most_epochs
+            seen = min((most or math.inf) * images, seen)
         return replace(length, images_seen=seen, epochs=seen / images)
 
     def _overhead(self, name: str, rate: float) -> float:
@@ -338,7 +340,7 @@ class Draft:
     def whole(self) -> Length:
         """The length, in which a step may cost less than a measured one.
 
-        A number of epochs that is set stays, and takes less time, and a time limit has no other
+        A number of epochs that is set stays, and takes less time; a time limit has no other
         maximum. On a GPU nothing is counted on: a small model's steps last as long as launching
         their kernels, whatever the size of the images, and only steps of full size are measured.
         """
@@ -351,8 +353,8 @@ class Draft:
         epochs = length.epochs * shorter.training_share / (length.training_share * cost)
         if not self.user.length_is_set:
             epochs = min(float(self.most_epochs), epochs)
-        elif not self.user.seconds:
-            epochs = length.epochs
+        elif most := self.user.get("training.epochs"):
+            epochs = min(float(most), epochs) if self.user.seconds else length.epochs
         return replace(shorter, images_seen=epochs * self.fits[0], epochs=epochs)
 
     def length_settings(self) -> Settings:

@@ -279,8 +279,7 @@ class UserSettings:
             max(1, data.training_images),
             data.validation_images,
             folds=self.get("training.folds"),
-            refit=bool(self.get("training.refit")),
-            ensemble=bool(self.get("training.ensemble")),
+            final_model=self.get("training.final_model"),
         )
 
     @property
@@ -289,9 +288,9 @@ class UserSettings:
         return any(self.get(f"training.{key}") is not None for key in ("time_limit", "epochs"))
 
     @property
-    def longest_set(self) -> int | None:
-        """The most epochs in a time limit, if the user sets both."""
-        return self.get("training.max_epochs") if self.seconds else None
+    def epochs(self) -> int | None:
+        """The epochs of the training, if no time limit may end it earlier."""
+        return None if self.seconds else self.get("training.epochs")
 
     @property
     def leaves_model(self) -> bool:

@@ -69,6 +69,8 @@ CODE = (
 """Where the code begins that decides a plan."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
 _KEPT_OF_DATA = ("image_size", "workers", "resize")
+_KEPT_OF_RECORD = ("average_last", "shuffle_window")
+"""What a config of an earlier version may have set."""
 OnNote = Callable[[str], None]
 
 
@@ -231,6 +233,7 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     dump = config.model_dump(mode="json")
     sections = {name: dump[name] for name in _KEPT_SECTIONS}
     sections["data"] = {key: dump["data"][key] for key in _KEPT_OF_DATA}
+    sections["record"] = {key: dump["record"][key] for key in _KEPT_OF_RECORD}
     return dotted(sections)
 
 
@@ -331,7 +334,7 @@ def measuring_job(
     name, others = OWN, dict[str, Any]()
     if start == "published":
         # What needs all weights does not change the speed of their features.
-        alone = {**recipe.OF_ALL_WEIGHTS, "trainable": "head"}
+        alone = {"teacher": None, "final_model": None, "trainable": "head"}
         record = {"extends": None, "teacher_sha256": None}
         name, others = FEATURES, {"training": alone, "record": record}
     to_measure = {name: others}

@@ -54,8 +54,6 @@ _NEEDED = {
     "training.initial_image_scale": 1.0,
     "training.compile": None,
     "training.early_stopping": None,
-    "training.average_last": None,
-    "training.ensemble": False,
 }
 """Values of settings that training from tokens needs."""
 
@@ -125,7 +123,7 @@ class Published:
         tokens = (1 - share) * TOKEN_VIEWS * (data.training_images + data.validation_images)
         folds = FOLDS_OF_BLOCKS if data.validation_images < FEWEST_VALIDATION else 1
         share = max(share, 1 / _DEPTH)
-        fits = (folds + bool(user.get("training.refit"))) * share
+        fits = (folds + (user.get("training.final_model") == "refit")) * share
         updates_of_epoch = max(1, data.training_images) / self.batch
         most = min(_MOST_EPOCHS_OF_BLOCKS, math.ceil(_UPDATES_OF_BLOCKS / updates_of_epoch))
         rate = 1 / (folds * share * STEP)
@@ -156,12 +154,12 @@ class Published:
             share: the largest share of the preset's time that it may take.
         """
         user, data, speed = self.user, self.facts.data, self.speed or math.inf
-        most = user.get("training.epochs") or user.longest_set or max(_EPOCHS, few)
+        most = user.get("training.epochs") or max(_EPOCHS, few)
         passes = fits * (STEP * data.training_images + data.validation_images)
         left = self.facts.seconds_beside_teacher - (data.images + tokens) / speed
         seconds = user.seconds or max(0.0, min(left, share * self.seconds))
         epochs = float(most)
-        if self.speed and "training.epochs" not in user:
+        if self.speed and not user.epochs:
             epochs = min(epochs, seconds / (passes / speed))
         updates = epochs * data.training_images / self.batch
         return Part(
@@ -186,7 +184,7 @@ class Published:
         enough = bool(self.speed) and whole.updates >= _FEWEST_UPDATES
         if suits and whole.is_limited:
             enough = False
-        if "training.epochs" in self.user and self.speed:
+        if self.user.epochs and self.speed:
             enough = whole.seconds <= self.seconds
         suits_all = enough and self._has_enough_images and self._fits_memory
         return "head_then_all" if suits_all and not self._repeated else otherwise
@@ -201,14 +199,14 @@ class Published:
     def settings(self) -> Settings:
         """Return what is trained, with its recipe and its length.
 
-        That is epochs, most epochs in a time limit, or the steps that fit where the time ends them.
+        That is epochs, also in a time limit, or the steps that fit where the time ends them.
         """
         chosen: Settings = {"training": {"trainable": self.trainable}}
         if (part := self.part) is None:
             return chosen
         chosen = merged(part.recipe, chosen)
         if self.user.seconds:
-            return merged(chosen, {"training": {"max_epochs": part.most}})
+            return merged(chosen, {"training": {"epochs": part.most}})
         if part.is_limited and not self.user.length_is_set:
             steps = max(1, round(part.updates))
             return {**chosen, "record": {"step_plan": [[0, 0.0, steps]]}}
@@ -231,8 +229,9 @@ class Published:
     @property
     def _needs_all(self) -> str:
         """The setting that only a training run of all weights has, if there is one."""
-        settings = (f"training.{name}" for name in recipe.OF_ALL_WEIGHTS)
-        return next((name for name in settings if self.user.get(name)), "")
+        if self.user.get("training.final_model") == "ensemble":
+            return "training.final_model ensemble"
+        return "training.teacher" if self.user.get("training.teacher") else ""
 
     @property
     def _repeated(self) -> str:
@@ -240,8 +239,10 @@ class Published:
 
         How far all weights go from the head is decided by one validation split.
         """
-        settings = ("training.folds", "training.refit")
-        return next((name for name in settings if self.user.get(name)), "")
+        if self.user.get("training.folds"):
+            return "training.folds"
+        is_refitted = self.user.get("training.final_model") == "refit"
+        return "training.final_model refit" if is_refitted else ""
 
     @property
     def _forbidding(self) -> list[str]:
@@ -261,7 +262,7 @@ class Published:
         on_objects = spread and machine.cache_gib is not None
         if on_objects or self.facts.data.images_per_class < _FEWEST_IMAGES_OF_BLOCKS:
             return False
-        if "training.epochs" in user and not user.seconds:
+        if user.epochs:
             return length.token_seconds + length.seconds <= self.seconds
         return length.updates >= _FEWEST_UPDATES_OF_BLOCKS
 
@@ -329,7 +330,7 @@ class Published:
         if not self._fits_memory:
             return self._why_memory
         budget = user.get("training.time_limit") or f"{self.facts.minutes:g} minutes"
-        if user.get("training.epochs"):
+        if user.epochs:
             took = f"{epochs_in_words(whole.epochs)} would take about {duration(whole.seconds)}"
             return f"training all weights for {took}, longer than {budget}"
         left = "" if user.seconds else " beside the features"
@@ -341,9 +342,9 @@ class Published:
     def _what_ends(self, part: Part) -> str:
         """Return what makes a training shorter, or what ends it before the limit that is set."""
         user = self.user
-        if user.seconds and not part.is_limited and user.get("training.max_epochs", part.most):
+        if user.seconds and not part.is_limited and user.get("training.epochs", part.most):
             epochs = counted(part.most, "epoch")
-            return f"; it ends after {epochs} (training.max_epochs), before training.time_limit"
+            return f"; it ends after {epochs} (training.epochs), before training.time_limit"
         return "" if user.length_is_set else f" ({shorter(self.facts.preset)})"
 
     def why_no_more(self) -> str:

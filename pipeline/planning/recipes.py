@@ -50,7 +50,7 @@ def shuffle_window(draft: Draft) -> tuple[float, str]:
     stored = data.images * side * side * (1 if data.greyscale else 3)
     memory, cache = machine.host_memory_gib * 2**30, (machine.cache_gib or math.inf) * 2**30
     takes = f"the stored images take {stored / 1e9:,.0f} GB and the"
-    each = "windows, each a sample of all (training.shuffle_window)"
+    each = "windows, each a sample of all (record.shuffle_window)"
     if stored > cache:
         windows = math.ceil(stored / (cache * cache_limit.PAGE_SHARE))
         return math.floor(1e6 / windows) / 1e6, (

@@ -32,6 +32,7 @@ from patchline.pipeline.planning.draft import (
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.published import FEATURES, STEP, Published, shorter
 from patchline.pipeline.terminal_words import counted, duration, epochs_in_words
+from patchline.pipeline.training.config import DEFAULT_EPOCHS
 from patchline.pipeline.training.initial_weights import recipe
 
 _WHY_FLIPPED = (
@@ -189,9 +190,9 @@ def _of_published(published: Published, values: Settings) -> tuple[str, str]:
     model = f"model: that of the initial weights{pixels}"
     if published.trainable == "head":
         return model, "training: the head alone, on features that are computed once"
-    long = epochs_in_words(values["training.epochs"])
+    most = values["training.epochs"]
+    long = epochs_in_words(most or DEFAULT_EPOCHS)
     if limit:
-        most = values["training.max_epochs"]
         long = limit + (f", at most {counted(most, 'epoch')}" if most else "")
     elif knots := values.get("record.step_plan"):
         long = f"{knots[-1][-1]:,} steps"
@@ -208,9 +209,9 @@ def _too_short(draft: Draft) -> str:
     steps = math.ceil(draft.fits[0] / draft.batch) * draft.length.epochs
     if steps >= _FEWEST_STEPS or draft.start != "random":
         return ""
-    remedy = "a longer training.time_limit" if draft.user.length_is_set else "a longer preset"
-    if draft.user.get("training.epochs"):
-        remedy = "more training.epochs"
+    longer = {"time_limit": "a longer training.time_limit", "epochs": "more training.epochs"}
+    ends = [words for name, words in longer.items() if draft.user.get(f"training.{name}")]
+    remedy = " and ".join(ends) or "a longer preset"
     return (
         f"too short: about {_number(steps)} updates of the weights, but a model from random "
         f"weights needs at least {_FEWEST_STEPS}: choose {remedy}, or pre-trained weights "
@@ -257,6 +258,8 @@ def _why_length(draft: Draft) -> str:
     each = f" for each of {len(fits)} fits" if len(fits) > 1 else ""
     between = round(1 - whole.training_share, 2)
     is_long = between > round(1 - MOST_TRAINING_SHARE, 2)
+    if limit and whole.epochs >= (user.get("training.epochs") or math.inf):
+        return f"{known}: {epochs}{each} (training.epochs) end before training.time_limit {limit}"
     if limit:
         rest = f"{between:.0%} for validation and keeping weights" if is_long else "validation"
         return f"{known}: {limit}, including {rest}, is about {epochs}{each}"
@@ -284,18 +287,18 @@ def _why_repeated(draft: Draft) -> str:
     if draft.repeated:
         return (
             f"{known}: worth training on, so the model is trained once more on all {everything} "
-            "images, for as many epochs as were best (training.refit)"
+            "images, for as many epochs as were best (training.final_model)"
         )
     if not (data.is_mostly_validated and draft.may_repeat) or draft.start == "published":
         return ""
     trained = f"{data.training_images:,} training images"
-    return f"{known} beside {trained}: too little time to refit on all (training.refit)"
+    return f"{known} beside {trained}: too little time to refit on all (training.final_model)"
 
 
 def _why_averaged(draft: Draft) -> str:
     known = draft.facts.data.choosing_in_words
     why = "too few to choose an epoch on, so the weights of the last"
-    return f"{known}: {why} {_AVERAGED} validations are averaged (training.average_last)"
+    return f"{known}: {why} {_AVERAGED} validations are averaged (record.average_last)"
 
 
 def _why_teacher(draft: Draft) -> str:
@@ -373,7 +376,7 @@ RULES = (
         starts=("random", "published"),
     ),
     Rule(why=lambda d: d.published.why_no_blocks(), starts=_PUBLISHED),
-    Rule(_is_averaged, lambda _: {"training": {"average_last": _AVERAGED}}, _why_averaged),
+    Rule(_is_averaged, lambda _: {"record": {"average_last": _AVERAGED}}, _why_averaged),
     Rule(lambda d: d.facts.teacher_seconds, why=_why_teacher, starts=_OWN + _PUBLISHED),
     Rule(
         lambda d: d.user.leaves_augmentation,
@@ -390,7 +393,7 @@ RULES = (
     ),
     Rule(
         lambda d: recipes.shuffle_window(d)[1],
-        lambda d: {"training": {"shuffle_window": recipes.shuffle_window(d)[0]}},
+        lambda d: {"record": {"shuffle_window": recipes.shuffle_window(d)[0]}},
         lambda d: recipes.shuffle_window(d)[1],
     ),
     Rule(

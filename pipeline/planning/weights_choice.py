@@ -42,14 +42,14 @@ classes"). Of each image, the digests of its file and of its pixels are recorded
 _FLOPS_OF_A_THREAD = 5e11
 """More than any CPU core computes; what would take too long even so is not measured."""
 SUITABLE = (
-    *("training.time_limit", "training.folds", "training.refit", "training.trainable"),
-    *("training.class_weights", "training.sampling", "training.device", "training.threads"),
+    *("training.time_limit", "training.folds", "training.final_model", "training.trainable"),
+    *("training.class_balance", "training.device", "training.threads"),
     *("training.precision", "training.processes", "training.compile", "data.image_size"),
     *("data.workers", "model.download"),
 )
 """Settings of the user that mean the same with trained weights."""
 _OF_MORE_THAN_A_HEAD = (
-    *("training.epochs", "training.max_epochs", "training.batch_size", "training.last_blocks"),
+    *("training.epochs", "training.batch_size", "training.last_blocks"),
     *("optimizer.learning_rate", "optimizer.layer_decay", "optimizer.weight_decay"),
 )
 """Settings of the user that all weights and the last blocks are trained with, and a head alone is
@@ -314,6 +314,8 @@ def _worth_trying(there: WeightsSearch, facts: PlanFacts, available: float) -> l
 def _needs_scratch(user_settings: Mapping[str, Any]) -> str:
     """Return the settings that ask for a network from scratch, if there are any."""
     suitable = {*SUITABLE, *_OF_MORE_THAN_A_HEAD}
+    if user_settings.get("training.final_model") == "ensemble":  # of networks, not of heads
+        suitable -= {"training.final_model"}
     keys = [key for key in user_settings if key not in suitable and not key.startswith("data.")]
     return _among(user_settings, keys)
 

@@ -59,11 +59,10 @@ def _check_objective(config: RunConfig) -> None:
         return
     needs_classes = {
         "training.folds": training.folds,
-        "training.refit": training.refit,
-        "training.average_last": training.average_last,
+        "training.final_model": training.final_model != "best" and training.final_model,
         "training.mixup": training.mixup,
         "training.cutmix": training.cutmix,
-        "training.class_weights": training.class_weights != "none" and training.class_weights,
+        "training.class_balance": training.class_balance != "none" and training.class_balance,
         "training.trainable": training.trainable not in (None, "all") and training.trainable,
     }
     for key, value in needs_classes.items():

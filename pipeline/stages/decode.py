@@ -106,11 +106,8 @@ def _streaming(config: RunConfig, data: IngestedData) -> str:
     page, store = limit * cache_limit.PAGE_SHARE, workspace_of(data.manifest_file).uri
     needed = math.floor(1e4 * page / size) / 1e4
     slow = ""
-    if config.training.shuffle_window > max(needed, 1e-4):
-        slow = (
-            f"; with training.shuffle_window {max(needed, 1e-4):g} or less, they are read in large "
-            "pieces rather than one by one"
-        )
+    if config.record.shuffle_window > max(needed, 1e-4):
+        slow = " one by one; with a preset, they are shuffled in windows and read in large pieces"
     return (
         f"the decoded images ({_size(size)}) are larger than the cache of this machine "
         f"({cache_limit.LIMIT_VARIABLE}, {_size(limit)}), so they stay on {store} and are read "

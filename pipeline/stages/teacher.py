@@ -178,8 +178,7 @@ class Teach(Stage[Taught]):
 
     def _splits(self) -> tuple[str, ...]:
         """Return the splits that a fit of the run trains on."""
-        several = self.config.training.folds or self.config.training.refit
-        return ("train", "validation") if several else ("train",)
+        return ("train", "validation") if self.config.training.is_repeated else ("train",)
 
     def _count(self) -> int:
         counts = self.data.counts

@@ -88,7 +88,7 @@ class Train(Stage[TrainResult]):
         training, note = self.config.training, self.context.reporting.note
         for worker in self.context.next_workers:
             worker.prewarm()
-        if training.folds or training.refit:
+        if training.is_repeated:
             note("folds and a refit repeat this fit and are not rehearsed")
         config = with_changes(
             self.config,
@@ -145,7 +145,7 @@ def recipe(config: RunConfig) -> str:
 
 
 def _of_all_weights(config: RunConfig) -> str:
-    epochs = config.training.epochs
+    epochs = config.training.epochs_without_limit
     length = config.training.time_limit or f"{epochs} epoch{'' if epochs == 1 else 's'}"
     if config.record.step_plan:
         length = f"{config.record.step_plan[-1][2]} steps"
@@ -155,6 +155,6 @@ def _of_all_weights(config: RunConfig) -> str:
 def _repeated(config: RunConfig) -> str:
     """Return what follows the first training; nothing for an ordinary run."""
     if config.training.folds is not None:
-        final = "their ensemble" if config.training.ensemble else "a refit"
+        final = "their ensemble" if config.training.final_model == "ensemble" else "a refit"
         return f", {config.training.folds} folds and {final}"
-    return ", then a refit" if config.training.refit else ""
+    return ", then a refit" if config.training.is_repeated else ""

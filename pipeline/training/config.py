@@ -13,6 +13,8 @@ from patchline.pipeline.frozen_model import FrozenModel
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 FULL_SIZE_FROM = 0.6
 """Progress from which training images have their full size."""
+DEFAULT_EPOCHS = 60
+"""Passes over the training split where neither epochs nor a time limit are set."""
 _LABEL_SMOOTHING = 0.1
 """For images with one label."""
 _SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -37,6 +39,7 @@ def _checked_duration(text: str) -> str:
 
 
 Duration = Annotated[str, AfterValidator(_checked_duration)]
+FinalModel = Literal["best", "refit", "ensemble"]
 
 
 class OptimizerConfig(FrozenModel):
@@ -99,17 +102,13 @@ class OptimizerConfig(FrozenModel):
 class TrainingConfig(FrozenModel):
     """Length, batch size and precision of training."""
 
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = 60
-    """Passes over the training split; ignored if time_limit is set."""
+    epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Passes over the training split; with time_limit, whichever ends first. By default 60, or no
+    maximum if time_limit is set."""
 
     time_limit: Duration | None = None
-    """Training time including validation, instead of a number of epochs: 90s, 20m, 2h. With folds
-    or refit, the time of all fits of the run together. Features of frozen weights are not
-    included."""
-
-    max_epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Most passes over the training split within time_limit, whichever ends first; null for no
-    maximum."""
+    """Training time including validation: 90s, 20m, 2h. With folds or a refit, the time of all fits
+    of the run together. Features of frozen weights are not included."""
 
     trainable: Literal["all", "head", "head_then_all", "last_blocks"] | None = None
     """Weights that are trained: all; only the head, as a linear probe on features that are computed
@@ -167,21 +166,13 @@ class TrainingConfig(FrozenModel):
     each label of a set, spread over present and absent. By default 0.1, or 0 for images with
     several labels."""
 
-    sampling: Literal["uniform", "balanced"] = "uniform"
-    """How often the images are drawn in an epoch: uniform draws each once; balanced draws every
-    class equally often, images of a rare class several times, each time augmented differently. A
-    head alone is fitted as with balanced class_weights."""
-
-    shuffle_window: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Fraction of the training images that are shuffled together. With less than 1, an epoch reads
-    the stored images in windows, each a sample of all and the next one ahead of its use, for images
-    that do not fit the memory."""
-
-    class_weights: Literal["none", "balanced"] = "none"
-    """Weights of the classes in the training loss; balanced is the inverse of the class frequency
-    in the training split, 1 on average over its images. For images with several labels, balanced
-    weighs each label where it is present with the number of images without it over those with it,
-    at most 20."""
+    class_balance: Literal["none", "weights", "sampling"] = "none"
+    """How rare classes count as much as frequent ones. weights multiplies the loss of an image by
+    the inverse of its class's frequency in the training split, 1 on average over its images; for
+    images with several labels, that of each label where it is present by the number of images
+    without it over those with it, at most 20. sampling draws every class equally often in an epoch,
+    images of a rare class several times, each time augmented differently; a head alone is fitted as
+    with weights."""
 
     mixup: Annotated[float, Field(ge=0, le=10, json_schema_extra={"sweep": "0..0.8"})] = 0.0
     """MixUp (arXiv 1710.09412): alpha of the beta distribution of the mixing ratio; 0 turns it
@@ -201,20 +192,24 @@ class TrainingConfig(FrozenModel):
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
     what is evaluated and saved. Not used by schedule_free."""
 
-    average_last: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Average the weights of this many last validations instead of keeping the best ones."""
-
     folds: Annotated[int, Field(ge=2, le=100)] | None = None
-    """Number of folds for cross-validation on the training and validation images; the model is then
-    trained on all of them, unless ensemble is set."""
+    """Number of folds for cross-validation on the training and validation images."""
 
-    refit: bool = False
-    """Train again on the training and validation images together, for as many epochs as the best
-    weights took; implied by folds."""
+    final_model: FinalModel | None = None
+    """Model that is packaged in the end: best, with the weights of the best validation; refit,
+    trained again on the training and validation images together, for as many epochs as the best
+    weights took; ensemble, the models of all folds as one, which averages their probabilities. By
+    default refit with folds, and best without."""
 
-    ensemble: bool = False
-    """Package the models of all folds as one model, which averages their probabilities, instead of
-    training once more; needs folds."""
+    @property
+    def is_repeated(self) -> bool:
+        """Whether validation images are trained on too: in folds, or by a refit."""
+        return self.folds is not None or self.final_model == "refit"
+
+    @property
+    def epochs_without_limit(self) -> int:
+        """The passes over the training split where no time limit is set."""
+        return self.epochs or DEFAULT_EPOCHS
 
     def for_labels(self, *, several: bool) -> Self:
         """Return the settings with the loss that suits the labels, as far as it is not set.
@@ -250,17 +245,12 @@ class TrainingConfig(FrozenModel):
                 "exactly one for each image. Set training.loss to bce or asymmetric, or leave it "
                 "out"
             )
-        if self.sampling == "balanced":
+        if self.class_balance == "sampling":
             raise ValueError(
-                "training.sampling is balanced, but the images have several labels, and an image "
-                "that is drawn for one label brings its others. Set training.class_weights to "
-                "balanced, which weighs each label by itself, or leave out training.sampling"
+                "training.class_balance is sampling, but the images have several labels, and an "
+                "image that is drawn for one label brings its others. Set training.class_balance "
+                "to weights, which weighs each label by itself, or leave it out"
             )
-
-    @property
-    def balances_classes(self) -> bool:
-        """Whether every class counts equally in training, by its weight or by sampling."""
-        return "balanced" in (self.sampling, self.class_weights)
 
     @model_validator(mode="after")
     def _settings_suit_each_other(self) -> Self:
@@ -270,11 +260,6 @@ class TrainingConfig(FrozenModel):
 
     def _refusals(self) -> Iterator[str]:
         """Yield what is said of settings that exclude each other."""
-        if self.sampling == self.class_weights == "balanced":
-            yield (
-                "training.sampling and training.class_weights are both balanced, so rare classes "
-                "would count twice. Leave out one of them"
-            )
         if self.trainable not in (None, "all"):
             yield from self._refused_with_heads(dict(self))
         if self.processes > 1 and self.batch_size < 2 * self.processes:
@@ -283,39 +268,39 @@ class TrainingConfig(FrozenModel):
                 f"images of a batch, and training.batch_size is {self.batch_size}. Lower "
                 "training.processes, or raise training.batch_size"
             )
-        if self.ensemble and self.folds is None:
+        if self.final_model == "ensemble" and self.folds is None:
             yield (
-                "training.ensemble is true, but an ensemble needs folds. Set training.folds, such "
-                "as 5, or leave out training.ensemble"
+                "training.final_model is ensemble, but an ensemble needs folds. Set "
+                "training.folds, such as 5, or leave out training.final_model"
             )
-        if self.ensemble and self.refit:
+        if self.final_model == "best" and self.folds is not None:
             yield (
-                "training.ensemble and training.refit are both true, but a run registers one "
-                "model. Leave one of them out"
+                f"training.final_model is best, but each of {self.folds} folds has best weights of "
+                "its own. Set training.final_model to refit or ensemble, or leave out "
+                "training.folds"
             )
 
     def _refused_with_heads(self, values: dict[str, Any]) -> Iterator[str]:
         """Yield what excludes that a head is fitted, given all settings."""
         of_blocks = self.trainable == "last_blocks"
-        for name in ("average_last", "ensemble"):
-            if values[name]:
-                yield (
-                    f"training.{name} is {values[name]}, but with training.trainable "
-                    f"{self.trainable} a single head is fitted. Leave out training.{name}, or set "
-                    "training.trainable to all"
-                )
-        for name in ("folds", "refit"):
-            if self.trainable == "head_then_all" and values[name]:
-                yield (
-                    f"training.{name} is {values[name]}, but training.trainable head_then_all "
-                    f"chooses the weights on one validation split. Leave out training.{name}, or "
-                    "set training.trainable to head or all"
-                )
+        if self.final_model == "ensemble":
+            yield (
+                f"training.final_model is ensemble, but with training.trainable {self.trainable} a "
+                "single head is fitted. Set training.final_model to refit, or training.trainable "
+                "to all"
+            )
+        if self.trainable == "head_then_all" and self.is_repeated:
+            name = "folds" if self.folds else "final_model"
+            yield (
+                f"training.{name} is {values[name]}, but training.trainable head_then_all "
+                f"chooses the weights on one validation split. Leave out training.{name}, or "
+                "set training.trainable to head or all"
+            )
         if of_blocks and self.folds:
             yield (
                 f"training.folds is {self.folds}, but training.trainable last_blocks has folds of "
                 "its own where there are fewer than 50 validation images. Leave out "
-                "training.folds; training.refit trains on all images in the end"
+                "training.folds; training.final_model refit trains on all images in the end"
             )
         if self.teacher is not None:
             yield (

@@ -45,7 +45,7 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
     run_id, folder = _finished(reference, runs)
     with _needed(folder / REQUEST_FILE, run_id):
         request = RunRequest.from_file(folder / REQUEST_FILE)
-    if request.config.training.folds or request.config.training.refit:
+    if request.config.training.is_repeated:
         raise ConfigError(
             f"The run {run_id[:8]} has folds or a refit, and only a single fit can be "
             "extended. Start a new run with more epochs."
@@ -57,7 +57,7 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
             f"with model.init {run_id[:8]} and training.trainable all to train all weights."
         )
     settings = request.config.model_dump(mode="json")
-    settings["training"] |= {"time_limit": None, "max_epochs": None}
+    settings["training"]["time_limit"] = None
     settings["record"] |= {**TrainingRecord().model_dump(), "extends": run_id}
     config = config_files.validated(config_files.merged(settings, flags))
     checkpoint = folder / TrainingPart().folder / LAST_CHECKPOINT
@@ -68,7 +68,7 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
             "epochs."
         )
     epochs = flags.get("training", {}).get("epochs")
-    if epochs is None or config.training.epochs <= training.epochs:
+    if epochs is None or config.training.epochs_without_limit <= training.epochs:
         raise ConfigError(
             f"training.epochs is {epochs or 'not set'}, but the run {run_id[:8]} was trained for "
             f"{training.epochs:.4g} epochs already. Set training.epochs to a larger total number."

@@ -15,6 +15,7 @@ import numpy as np
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.config import FinalModel
 from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE
 from patchline.pipeline.training.step_plan import Knot, StepPlan
 from patchline.pipeline.training.train_result import TrainResult
@@ -112,8 +113,7 @@ def images_of_fits(
     validation: int,
     *,
     folds: int | None,
-    refit: bool,
-    ensemble: bool,
+    final_model: FinalModel | None,
     unlabelled: int = 0,
 ) -> list[float]:
     """Return the number of images that each training of a run has in an epoch.
@@ -122,16 +122,15 @@ def images_of_fits(
         train: number of images of the training split.
         validation: number of images of the validation split.
         folds: the value of `training.folds`: number of folds, or None.
-        refit: the value of `training.refit`; with folds, the ensemble alone decides.
-        ensemble: the value of `training.ensemble`.
+        final_model: the value of `training.final_model`.
         unlabelled: number of unlabelled images that every training has besides.
     """
     everything = train + validation
     if folds is None:
-        labelled: list[float] = [train, everything] if refit else [train]
+        labelled: list[float] = [train, everything] if final_model == "refit" else [train]
     else:
         each = [everything * (folds - 1) / folds] * folds
-        labelled = each if ensemble else [*each, everything]
+        labelled = each if final_model == "ensemble" else [*each, everything]
     return [images + unlabelled for images in labelled]
 
 

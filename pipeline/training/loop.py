@@ -74,7 +74,7 @@ class Training:
         own_threads = make_repeatable(self.ranks.own_threads(settings.threads), device)
         self.threads = self.ranks.threads_of_machine(own_threads)
         self.data = open_data(job)
-        order = self.data.order(settings, job.config.seed)
+        order = self.data.order(job.config)
         mixing = bool(settings.mixup or settings.cutmix)
         self.own_order = DividedOrder(order, self.ranks.rank, self.ranks.size, mixing=mixing)
         images = len(self.data.validation_rows)
@@ -85,7 +85,7 @@ class Training:
             self.data, self.step.objective, job.image, device, self.step.precision, self.ranks
         )
         self.checkpoints = Checkpoints(job.folder, writes=self.ranks.is_first, clock=self.clock)
-        self.last_weights = LastWeights(job.folder, settings.average_last)
+        self.last_weights = LastWeights(job.folder, job.config.record.average_last)
         self._recent_rate = RecentRate()
 
     def run(self) -> TrainResult:
@@ -424,14 +424,14 @@ class Training:
             times = f"{settings.early_stopping} validations"
             return f"no improvement in {times} since epoch {best.epoch:.4g}, which is the best"
         epochs = self.state.step / self.length.steps_per_epoch
-        if settings.time_limit and settings.max_epochs and epochs >= settings.max_epochs:
-            return f"maximum of {settings.max_epochs} epochs"
+        if settings.time_limit and settings.epochs and epochs >= settings.epochs:
+            return f"maximum of {settings.epochs} epochs"
         if settings.time_limit:
             return f"time limit of {settings.time_limit}"
         return "all planned steps completed"
 
     def _averaged(self, result: TrainResult) -> TrainResult:
-        """Return the result with the average of the last weights, if the config asks for it."""
+        """Return the result with the average of the last weights, if the plan asks for it."""
         count, state = self.last_weights.count, self.state
         if count is None:
             return result

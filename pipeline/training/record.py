@@ -92,6 +92,15 @@ class RunRecord(TrainingRecord):
     teacher_sha256: Sha256 | None = None
     """SHA-256 of the teacher's weights."""
 
+    average_last: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Number of last validations whose weights the plan averages instead of keeping the best ones.
+    """
+
+    shuffle_window: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Fraction of the training images that the plan shuffles together. With less than 1, an epoch
+    reads the stored images in windows, each a sample of all and the next one ahead of its use, for
+    images that do not fit the memory."""
+
     set_by_user: tuple[str, ...] | None = None
     """Dotted keys of the settings that the user has given, such as model.activation, if the others
     follow initial weights; a value that differs from the default counts as given even if it is not

@@ -358,13 +358,13 @@ class RunLength:
         knots = record.step_plan
         if limit and knots is None:
             plan = TimePlanner.opening_plan()
-            most_steps = settings.max_epochs * steps_per_epoch if settings.max_epochs else None
+            most_steps = settings.epochs * steps_per_epoch if settings.epochs else None
             # The cost of recorded validations is only estimated.
             return cls(
                 steps_per_epoch, validations, plan, TimePlanner(plan, limit, timed, most_steps)
             )
         if knots is None:
-            knots = tuple(StepPlan.of_steps(settings.epochs * steps_per_epoch).knots)
+            knots = tuple(StepPlan.of_steps(settings.epochs_without_limit * steps_per_epoch).knots)
         return cls(steps_per_epoch, validations, StepPlan(part.plan(knots, steps_per_epoch)))
 
     @property

@@ -136,7 +136,7 @@ def initial_step(
         model = initial_model(job, data, events).to(device)
     precision = choose_for_training(job, model, ranks, events).name
     weights_K = None
-    if job.config.training.class_weights == "balanced":
+    if job.config.training.class_balance == "weights":
         weights_K = data.class_weights_K().to(device)
         if note := data.note_on_weights():
             events.write("note", message=note)

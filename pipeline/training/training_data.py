@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.batch_order import (
     BalancedOrder,
     BatchOrder,
@@ -41,7 +42,6 @@ from patchline.pipeline.data.store.opened_images import (
 )
 from patchline.pipeline.data.store.streamed_images import KeptImages, PagesFolder, StreamedImages
 from patchline.pipeline.models.probing.linear_fit import held_out_folds
-from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.recipe.losses import (
     balanced_class_weights,
@@ -210,13 +210,14 @@ class TrainingData:
         finally:
             pages.close()
 
-    def order(self, settings: TrainingConfig, seed: int) -> BatchOrder:
+    def order(self, config: RunConfig) -> BatchOrder:
         """Return the batches of a training run, from its first step."""
+        settings, seed = config.training, config.seed
         rows, size, stored = self.training.rows, settings.batch_size, len(self.labels)
         image_bytes = math.prod(self.images.shape[1:])
-        windows = ShuffleWindows.of(settings.shuffle_window, stored, image_bytes)
+        windows = ShuffleWindows.of(config.record.shuffle_window, stored, image_bytes)
         order = BatchOrder(rows, size, seed, 0, windows)
-        if settings.sampling == "balanced":
+        if settings.class_balance == "sampling":
             order = BalancedOrder(rows, size, seed, 0, self.labels, windows)
         if windows and self.tokens is None and not any(map(is_streamed, self.training.stores)):
             order.on_window = ReadAhead(self.images)
@@ -231,7 +232,7 @@ class TrainingData:
         return self.class_weights_of(self.training.rows)
 
     def class_weights_of(self, rows: Integers) -> torch.Tensor:
-        """Return the balanced class weights (K) of some rows; see `training.class_weights`."""
+        """Return the balanced class weights (K) of some rows; see `training.class_balance`."""
         if self.label_sets_NK is not None:
             return positive_weights(self.label_sets_NK[rows])
         return balanced_class_weights(self.labels[rows], len(self.classes))

@@ -64,5 +64,5 @@ def test_nested_settings_are_read_by_dotted_keys() -> None:
     settings = {"data": {"path": "photos", "options": {}}, "seed": None}
     assert dotted(settings) == {"data.path": "photos", "data.options": {}, "seed": None}
     flat = RunConfig().flat()
-    assert (flat["training.epochs"], flat["training.time_limit"]) == ("60", "")
+    assert (flat["training.epochs"], flat["training.time_limit"]) == ("", "")
     assert not any(key.startswith("preset") for key in flat)

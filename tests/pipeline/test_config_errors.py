@@ -43,10 +43,10 @@ def sentence_of(settings: dict[str, Any]) -> str:
             "data.resize is 'stretch', but must be one of 'crop', 'squash' or 'pad'.",
         ),
         (
-            {"training": {"ensemble": True}},
+            {"training": {"final_model": "ensemble"}},
             (
-                "training.ensemble is true, but an ensemble needs folds. Set training.folds, such "
-                "as 5, or leave out training.ensemble."
+                "training.final_model is ensemble, but an ensemble needs folds. Set "
+                "training.folds, such as 5, or leave out training.final_model."
             ),
         ),
         (

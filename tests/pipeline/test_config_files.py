@@ -106,22 +106,23 @@ def test_a_file_that_cannot_be_used_is_refused(chosen: Chosen, text: str, words:
 @pytest.mark.parametrize(
     ("flags", "length"),
     [
-        ({"seed": 1}, ("20m", ((0, 0.0, 90),))),
-        ({"training": {"epochs": 3}}, (None, None)),
-        ({"training": {"time_limit": "5m"}}, ("5m", None)),
+        ({"seed": 1}, ("20m", 7, ((0, 0.0, 90),))),
+        ({"training": {"epochs": 3}}, (None, 3, None)),
+        ({"training": {"time_limit": "5m"}}, ("5m", None, None)),
+        ({"training": {"epochs": 3, "time_limit": "5m"}}, ("5m", 3, None)),
+        ({"training": {"time_limit": None}}, (None, 7, None)),
     ],
 )
 def test_a_flag_drops_another_length_of_the_file(
-    chosen: Chosen, flags: dict[str, Any], length: tuple[object, object]
+    chosen: Chosen, flags: dict[str, Any], length: tuple[object, ...]
 ) -> None:
     """Who asks for epochs or a time gets it, whatever the file holds; else its plan is replayed."""
-    text = "training: {time_limit: 20m, batch_size: 16}\nrecord: {step_plan: [[0, 0.0, 90]]}\n"
-    config = chosen(text, **flags)
-    assert (config.training.time_limit, config.record.step_plan) == length
-    assert config.training.batch_size == 16
-    assert config.training.epochs == flags.get("training", {}).get("epochs", 60)
-    with pytest.raises(ConfigError, match="both set the length"):
-        chosen(text, training={"epochs": 3, "time_limit": "5m"})
+    text = "training: {time_limit: 20m, epochs: 7, batch_size: 16}\n"
+    config = chosen(f"{text}record: {{step_plan: [[0, 0.0, 90]]}}\n", **flags)
+    training = config.training
+    assert (training.time_limit, training.epochs, config.record.step_plan) == length
+    assert training.batch_size == 16
+    assert ("training.epochs" in _kept(config)[1]) is (training.epochs is not None)
 
 
 @pytest.mark.parametrize("length", [{"epochs": 3}])
@@ -129,11 +130,10 @@ def test_a_new_length_drops_what_a_run_recorded(chosen: Chosen, length: dict[str
     """Steps of an old run mean nothing in a run of another length."""
     config = chosen(
         "record: {validation_plan: [[90, 50]], rate_cuts: [10], halvings: [20], extends: a1}\n"
-        "training: {batch_size: 16, max_epochs: 7}\n",
+        "training: {batch_size: 16}\n",
         training=length,
     )
     assert config.record == RunRecord(extends="a1")
-    assert config.training.max_epochs == RunConfig().training.max_epochs
 
 
 def test_a_config_of_an_earlier_version_is_read_with_one_sentence(
@@ -155,6 +155,18 @@ def test_a_config_of_an_earlier_version_is_read_with_one_sentence(
     other = chosen(text, "none", model={"init": "other.safetensors"}).record
     assert other == RunRecord(halvings=(20,), set_by_user=("model.init",))
     assert RunConfig.model_validate(former).record.halvings == (20,)  # a request, or a schedule
+
+
+def test_what_only_a_plan_decides_now_is_read_as_its_record(
+    chosen: Chosen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one sentence, unless it is what every run has that no plan decides otherwise."""
+    assert chosen("training: {average_last: null, shuffle_window: 1.0}\n").record == RunRecord()
+    assert not caplog.records
+    record = chosen("training: {average_last: 5, shuffle_window: 0.1}\n").record
+    assert (record.average_last, record.shuffle_window) == (5, 0.1)
+    [said] = [each.getMessage() for each in caplog.records]
+    assert "is read as `record:`." in said
 
 
 def test_a_setting_that_the_program_decides_now_is_read_with_one_sentence(
@@ -190,6 +202,72 @@ def test_of_two_settings_that_did_the_same_one_has_the_value(
     text = "data: {value_range: null, value_range_percentiles: [0.5, 99]}\n"
     assert chosen(text, "none").data.value_range == ("0.5%", "99%")
     assert caplog.messages[-1].endswith("0.5 99 is read as data.value_range 0.5% 99%.")
+
+
+@pytest.mark.parametrize(
+    ("former", "preset", "final_model"),
+    [
+        ({"refit": True, "ensemble": False}, None, "refit"),
+        ({"folds": 5, "refit": False, "ensemble": True}, None, "ensemble"),
+        ({"folds": 5, "refit": False, "ensemble": False}, None, None),
+        ({"refit": False}, None, None),
+        ({"refit": False}, "quick", "best"),
+        ({"refit": False}, {"name": "quick", "keep": ["training.refit"]}, "best"),
+        ({"refit": False}, {"name": "quick", "keep": []}, None),
+    ],
+)
+def test_refits_and_ensembles_of_an_earlier_version_are_the_final_model(
+    chosen: Chosen, former: dict[str, Any], preset: object, final_model: str | None
+) -> None:
+    """No refit was a choice only where a plan could have made one."""
+    config = chosen(yaml.safe_dump({"training": former, "preset": preset}))
+    assert config.training.final_model == final_model
+
+
+@pytest.mark.parametrize(
+    ("former", "balance"),
+    [
+        ({"class_weights": "none", "sampling": "uniform"}, "none"),
+        ({"class_weights": "balanced", "sampling": "uniform"}, "weights"),
+        ({"class_weights": "none", "sampling": "balanced"}, "sampling"),
+    ],
+)
+def test_two_settings_that_did_the_same_are_read_as_one(
+    chosen: Chosen, caplog: pytest.LogCaptureFixture, former: object, balance: str
+) -> None:
+    """With one sentence, if that is not the default."""
+    config = chosen(yaml.safe_dump({"training": former}), "none")
+    assert config.training.class_balance == balance
+    said = f"balanced is read as training.class_balance {balance}."
+    assert [said in each.getMessage() for each in caplog.records] == [True] * (balance != "none")
+
+
+@pytest.mark.parametrize(
+    ("former", "epochs", "said"),
+    [
+        ({"epochs": 60, "max_epochs": None, "time_limit": "5m"}, None, ""),
+        ({"epochs": 60, "max_epochs": 7, "time_limit": "5m"}, 7, "7 is read as training.epochs."),
+        ({"epochs": 60, "max_epochs": None}, None, ""),
+        ({"epochs": 3, "max_epochs": None}, 3, ""),
+        ({"epochs": 3, "max_epochs": 7}, 3, "without training.time_limit, training.epochs alone"),
+    ],
+)
+def test_the_most_epochs_of_an_earlier_version_are_its_epochs(
+    chosen: Chosen, caplog: pytest.LogCaptureFixture, former: object, epochs: object, said: str
+) -> None:
+    """Epochs beside a time limit had no effect, and 60 were every config's that named none."""
+    config = chosen(yaml.safe_dump({"training": former}), "none")
+    assert config.training.epochs == epochs
+    assert len(caplog.records) == bool(said)
+    assert said in caplog.text
+
+
+def test_epochs_that_the_user_of_an_earlier_version_has_set_stay(chosen: Chosen) -> None:
+    """A stored request of one has all settings, and lists these."""
+    stored = {"training": {"epochs": 60, "max_epochs": None}}
+    for keep, epochs in ((["training.epochs"], 60), ([], None)):
+        preset = {"name": "quick", "keep": keep}
+        assert chosen(yaml.safe_dump({**stored, "preset": preset})).training.epochs == epochs
 
 
 @pytest.mark.parametrize("text", ["preset: none\n", "preset: null\n", "preset: {name: none}\n"])

@@ -123,7 +123,7 @@ def test_a_model_that_cannot_hide_patches_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "training",
-    [{"folds": 3}, {"refit": True}, {"mixup": 0.2}, {"class_weights": "balanced"}],
+    [{"folds": 3}, {"final_model": "refit"}, {"mixup": 0.2}, {"class_balance": "weights"}],
     ids=lambda value: next(iter(value)),
 )
 def test_settings_that_need_labels_are_refused(training: dict[str, Any]) -> None:

@@ -161,7 +161,7 @@ def _imbalance(counts: Mapping[str, int], task: Task) -> list[Finding]:
     action = (
         "Trains on the classes as they are, so the model prefers the large ones. Judge "
         "it by balanced accuracy, and add images of the small classes, or train with "
-        "--training.sampling balanced."
+        "--training.class-balance sampling."
     )
     if task == MULTI_LABEL:
         action = (

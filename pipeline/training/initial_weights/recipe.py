@@ -35,15 +35,6 @@ WARM_SHARE = 1 / 3
 """Length of a warm start, as a share of the length from random weights, in which it reaches their
 accuracy (docs/reference/performance.md)."""
 
-
-OF_ALL_WEIGHTS: dict[str, Any] = {
-    "teacher": None,
-    "average_last": None,
-    "ensemble": False,
-}
-"""Settings of the training that only a training run of all weights has, and the values that turn
-them off; `TrainingConfig` refuses them beside a head."""
-
 _NAME = re.compile(r"(timm|torchvision|hf):(.+)")
 
 

@@ -139,12 +139,9 @@ def _fine_tuning(config: RunConfig) -> Settings:
         return {}  # from a form, or resolved before
     last = config.training.trainable == "last_blocks"
     settings = recipe.LAST_BLOCKS if last else recipe.FINE_TUNING
+    left = {*config.record.set_by_user, *["training.epochs"] * bool(config.training.time_limit)}
     return {
-        section: {
-            key: value
-            for key, value in values.items()
-            if f"{section}.{key}" not in config.record.set_by_user
-        }
+        section: {key: value for key, value in values.items() if f"{section}.{key}" not in left}
         for section, values in settings.items()
     }
 

@@ -154,7 +154,7 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
         fits, thresholds = _fitted_to_sets(logits, [sets_NK for _, sets_NK in labels])
         found: dict[str, Any] = {"label_calibrations": fits, "thresholds": thresholds}
     else:
-        balanced = job.config.training.balances_classes
+        balanced = job.config.training.class_balance != "none"
         class_images = manifests.class_images(rows, job.classes) if balanced else ()
         fits = tuple(
             fit_temperature(

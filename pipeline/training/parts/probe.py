@@ -332,7 +332,7 @@ def head_of_rows(
 ) -> FittedHead:
     """Fit a head on some training images, with a C that is given or decided by others."""
     weights_K, units_N, data, features_ND = None, None, frozen.data, frozen.features_ND
-    if job.config.training.balances_classes:
+    if job.config.training.class_balance != "none":
         weights_K = data.class_weights_of(training).numpy()
     if regularization is None and len(validation) < FEWEST_VALIDATION:
         units_N = units_of_rows(job, training)
@@ -353,7 +353,7 @@ def fitted_head(job: TrainingJob, frozen: FeatureNetwork, events: EventWriter) -
     training, validation = frozen.data.training.rows, frozen.data.validation_rows
     if not len(training):
         raise RunError("There is no training image. Add images to the training split.")
-    if job.config.training.class_weights == "balanced" and (note := frozen.data.note_on_weights()):
+    if job.config.training.class_balance == "weights" and (note := frozen.data.note_on_weights()):
         events.write("note", message=note)
     fitted = head_of_rows(job, frozen, training, validation, job.part.regularization)
     for step, each in enumerate(fitted.tried, start=1):

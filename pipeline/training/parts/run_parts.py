@@ -61,12 +61,12 @@ class RunParts:
             self.on_note(
                 f"extending the training of run {extended[:8]} to {training.epochs} epochs"
             )
-        seen = self._prepare_next if training.refit else self._last_seen
+        seen = self._prepare_next if training.is_repeated else self._last_seen
         own = replace(self.inputs, config=self._first(), on_event=seen)
         first = launching.train_part(TrainingPart(), TrainResult, own)
         if first.probe is None:  # a fit has said it
             self.on_note(first.sentence())
-        if not training.refit:
+        if not training.is_repeated:
             return first
         refit = self._refit(first, _best_epoch(first))
         self._summarise_reuse(STAGE, "refit")
@@ -97,7 +97,7 @@ class RunParts:
             "best_validation_accuracy": result.accuracy.value if result.accuracy else None,
             "best_validation_map": result.map.value if result.map else None,
         }
-        if self.inputs.config.training.ensemble:
+        if self.inputs.config.training.final_model == "ensemble":
             ensemble = self._ensemble(first, result)
             self._summarise_reuse(*stages, "ensemble")
             final = {"best": ensemble.weights, "ensemble": ensemble}
@@ -216,7 +216,7 @@ class RunParts:
     def _first(self) -> RunConfig:
         """Return the config of the first part, which knows nothing of the others."""
         training = self.inputs.config.training
-        alone: dict[str, bool | str | None] = {"folds": None, "refit": False, "ensemble": False}
+        alone: dict[str, str | None] = {"folds": None, "final_model": None}
         if training.time_limit is not None:
             seconds = duration_seconds(training.time_limit) * self._first_share()
             if seconds != duration_seconds(training.time_limit):
@@ -246,8 +246,7 @@ def images_of_parts(config: RunConfig, data: IngestedData) -> list[float]:
         data.counts["train"],
         data.counts["validation"],
         folds=training.folds,
-        refit=training.refit,
-        ensemble=training.ensemble,
+        final_model=training.final_model,
         unlabelled=data.counts.get(UNLABELLED, 0),
     )
 

@@ -201,7 +201,7 @@ class TokenFit:
     @property
     def steps_per_epoch(self) -> int:
         """Number of batches in an epoch."""
-        return self.data.order(self.job.config.training, self.job.config.seed).steps_per_epoch
+        return self.data.order(self.job.config).steps_per_epoch
 
     def logits_along(self) -> Array:
         """Return the logits (S, N, K) of the validation images from the head to the weights."""

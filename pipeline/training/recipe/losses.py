@@ -143,6 +143,6 @@ def sentence_on_limited_weights(
     if not rare:
         return ""
     return (
-        f"training.class_weights balanced weighs a label at most {MOST_WEIGHT:g} times where it "
+        f"training.class_balance weights weighs a label at most {MOST_WEIGHT:g} times where it "
         f"is present; so rare that it would be more: {few_names(rare)}"
     )

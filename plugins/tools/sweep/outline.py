@@ -62,8 +62,7 @@ def check_settings(config: RunConfig) -> None:
         )
     refused = {
         "training.folds": training.folds,
-        "training.refit": training.refit,
-        "training.ensemble": training.ensemble,
+        "training.final_model": training.final_model != "best" and training.final_model,
         "record.extends": config.record.extends,
     }
     for name, value in refused.items():
@@ -93,10 +92,11 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
     """
     _check_trainable(config)
     training, notes = config.training, []
-    several = {"folds": training.folds, "refit": training.refit, "ensemble": training.ensemble}
+    several = {"folds": training.folds, "final_model": training.final_model}
     planned = {f"training.{name}": value for name, value in several.items() if value}
-    if planned:
+    if training.is_repeated:
         flags = " ".join(f"--{key} {shown(value)}" for key, value in planned.items())
+        flags = flags.replace("_", "-")
         notes.append(
             f"the plan's {' and '.join(planned)} {by_number(len(planned), 'is', 'are')} left out: "
             "each trial and each final fit is judged by the validation images, so none is trained "
@@ -109,18 +109,13 @@ def whole_fit(config: RunConfig, plan: Plan | None, data: IngestedData) -> Whole
         notes.append(
             f"a whole fit has {epochs} epochs, as many as are expected in the plan's {limit}"
         )
-    update = {
-        **dict.fromkeys(("folds", "time_limit", "max_epochs")),
-        "refit": False,
-        "ensemble": False,
-        "epochs": epochs,
-    }
-    if training.average_last is not None:
-        update["average_last"] = min(training.average_last, max(2, epochs))
+    update = {**dict.fromkeys(("folds", "final_model", "time_limit")), "epochs": epochs}
     settings = training.model_copy(update=update)
     rate = plan.images_per_second if plan else 0.0
     seconds = data.training_images / rate if rate else None
     record = config.record.of(TrainingRecord())
+    if (count := record.average_last) is not None:
+        record = record.model_copy(update={"average_last": min(count, max(2, epochs))})
     whole = config.model_copy(update={"training": settings, "record": record})
     return WholeFit(whole, tuple(notes), seconds)
 
@@ -154,10 +149,10 @@ def _epochs(config: RunConfig, plan: Plan | None, data: IngestedData) -> int:
         steps_per_epoch = max(1, -(-images // training.batch_size))
         return max(1, round(knots[-1][2] / steps_per_epoch))
     if training.time_limit is None:
-        return training.epochs
+        return training.epochs_without_limit
     rate = plan.images_per_second if plan else 0.0
     expected = int(duration_seconds(training.time_limit) * rate / images)
-    most = training.max_epochs or max(1, expected)
+    most = training.epochs or max(1, expected)
     return max(1, min(expected or most, most))
 
 
@@ -211,7 +206,7 @@ class SearchOutline(FrozenModel):
             seconds_per_epoch: seconds that an epoch of one fit takes; None if that is not known.
             notes: what differs from the plan.
         """
-        steps = rungs(plan.training.epochs, settings.reduction)
+        steps = rungs(plan.training.epochs_without_limit, settings.reduction)
         if not has_rungs(plan):
             steps = steps[-1:]
         trials = settings.most_trials

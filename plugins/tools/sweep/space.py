@@ -218,12 +218,11 @@ _FIXED: dict[str, str] = {
     "objective": _EQUAL_TERMS,
     "model.init": _ONE_START,
     "model.download": _ONE_START,
-    **{f"training.{key}": _LENGTH for key in ("epochs", "time_limit", "max_epochs")},
+    **{f"training.{key}": _LENGTH for key in ("epochs", "time_limit")},
     **{
         f"training.{key}": _EQUAL_TERMS
         for key in (
-            *("folds", "refit", "ensemble", "trainable", "teacher", "device", "threads"),
-            "processes",
+            *("folds", "final_model", "trainable", "teacher", "device", "threads", "processes"),
         )
     },
 }

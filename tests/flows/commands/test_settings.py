@@ -44,7 +44,7 @@ def test_all_settings_of_a_run_and_of_plugins_are_listed(known: list[Setting]) -
     ("words", "name"),
     [
         ("learning rate", "optimizer.learning_rate"),
-        ("rare classes", "training.sampling"),
+        ("rare classes", "training.class_balance"),
         ("patients", "data.group_pattern"),
         ("distillation", "training.teacher"),
         ("training.batch-size", "training.batch_size"),

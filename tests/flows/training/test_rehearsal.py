@@ -52,8 +52,8 @@ def test_unsuitable_weights_are_found_before_an_image_is_opened(
 def test_a_rehearsal_registers_nothing(tmp_path: Path, photos: Path) -> None:
     """Every stage runs, the package is checked, and no run, version or file is left."""
     flags = (
-        "--rehearse --preset none --training.time-limit 7m --training.refit --training.compile "
-        "--evaluation.explanations=false"
+        "--rehearse --preset none --training.time-limit 7m --training.final-model refit "
+        "--training.compile --evaluation.explanations=false"
     )
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -21,7 +21,7 @@ WEIGHTS = ".patchline/runs/*/package/model.safetensors"
 
 def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
     """Both are judged, packaged and registered; the student's table and served answers agree."""
-    folds = "--training.folds 2 --training.ensemble --name team"
+    folds = "--training.folds 2 --training.final-model ensemble --name team"
     team, _ = ran(tmp_path, f"{SHAPES} {UNCHECKED} {folds}")
     assert "test/mAP" in team["metrics"]
     package = (tmp_path / team["report"]).parents[1] / "package"

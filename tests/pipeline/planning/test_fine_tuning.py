@@ -112,9 +112,10 @@ def test_folds_fit_the_head_alone_and_a_refit_repeats_the_last_blocks() -> None:
     plan = made(400.0, training__folds=5)
     assert plan.settings == {"training": {"trainable": "head"}}
     assert "only the head is fitted unless training.trainable is set" in plan.reasons[1]
-    refitted = made(400.0, training__refit=True).settings["training"]["trainable"]
+    refitted = made(400.0, training__final_model="refit").settings["training"]["trainable"]
     assert refitted == "last_blocks"
-    assert made(400.0, training__refit=False).settings["training"]["trainable"] == "head_then_all"
+    once = made(400.0, training__final_model="best")
+    assert once.settings["training"]["trainable"] == "head_then_all"
 
 
 def test_the_time_limit_is_the_time_for_all_weights() -> None:
@@ -129,18 +130,22 @@ def test_the_time_limit_is_the_time_for_all_weights() -> None:
     longer = made(2.0, training__time_limit="16h")
     assert longer.settings["training"]["trainable"] == "head_then_all"
     assert "time_limit" not in longer.settings["training"]
+    assert longer.settings["training"]["epochs"] == 10
+    assert "for 16h, at most 10 epochs" in longer.summary[1]
+    both = made(2.0, training__time_limit="16h", training__epochs=3)
+    assert "epochs" not in both.settings["training"]
+    assert "for 16h, at most 3 epochs" in both.summary[1]
 
 
 @pytest.mark.parametrize(
     "needs",
     [
-        {"training__average_last": 3},
-        {"training__ensemble": True, "training__folds": 5},
+        {"training__final_model": "ensemble", "training__folds": 5},
         {"training__teacher": "flowers@champion"},
     ],
 )
 def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
-    """A head alone is one fit to labels: no validations to average, no members, no teacher."""
+    """A head alone is one fit to labels: no members, no teacher."""
     plan = made(10.0, **needs)
     assert plan.settings["training"]["trainable"] == "all"
     assert "needs a training run of all weights" in plan.reasons[0]
@@ -200,7 +205,7 @@ def test_an_encoder_is_trained_for_the_whole_length_with_a_low_rate(
     assert (warm.model.settings["embed_dim"], warm.data.image_size) == (48, 16)
     assert made[0].reasons[0].startswith("from an encoder: learning rate 0.001")
     assert made[1].reasons[0].startswith("warm start:")
-    epochs = [each.training.epochs for each in configs]
+    epochs = [each.training.epochs_without_limit for each in configs]
     assert epochs[0] == pytest.approx(3 * epochs[1], abs=2)
     keys = [planner.ingredients(encoder, data, start=found) for found in starts]
     assert keys[0] != keys[1]

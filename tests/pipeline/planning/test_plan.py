@@ -91,8 +91,8 @@ def test_every_plan_is_a_valid_config(preset: str) -> None:
     ("repeated", "fits"),
     [
         ({"training.folds": 5}, 6),
-        ({"training.folds": 5, "training.ensemble": True}, 5),
-        ({"training.refit": True}, 2),
+        ({"training.folds": 5, "training.final_model": "ensemble"}, 5),
+        ({"training.final_model": "refit"}, 2),
     ],
 )
 def test_fits_of_one_run_share_the_time(repeated: dict[str, Any], fits: int) -> None:
@@ -100,6 +100,18 @@ def test_fits_of_one_run_share_the_time(repeated: dict[str, Any], fits: int) -> 
     asked = {"training.time_limit": "24h", **repeated}
     made = plan(facts(rate=1_000.0, validation_images=7_500), asked)
     assert any(f"for each of {fits} fits" in reason for reason in made.reasons)
+
+
+def test_of_epochs_and_a_time_limit_the_plan_takes_what_ends_first() -> None:
+    """The batch and the recipe are those of as many epochs as there will be."""
+    for limit, ends in (("24h", "3 epochs (training.epochs) end before"), ("10s", "10s, incl")):
+        made = plan(facts(rate=900.0), {"training.time_limit": limit, "training.epochs": 3})
+        assert any(ends in reason for reason in made.reasons), made.reasons
+    alone = plan(facts(rate=900.0), {"training.epochs": 3}).settings
+    assert (
+        plan(facts(rate=900.0), {"training.time_limit": "24h", "training.epochs": 3}).settings
+        == alone
+    )
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -192,7 +204,7 @@ def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
             [(_, _, steps)] = knots
             images = steps * training.batch_size
         else:
-            images = training.epochs * 42_500
+            images = training.epochs_without_limit * 42_500
         cost = 1 - FULL_SIZE_FROM * (1 - training.initial_image_scale**2)
         seconds = images * cost / made.images_per_second
         assert seconds == pytest.approx(54 * PRESETS[preset].minutes, rel=0.1)  # type: ignore[index]  # a preset's name
@@ -221,15 +233,15 @@ def test_images_beyond_the_memory_are_shuffled_in_windows() -> None:
     fractions = []
     for images in (1_000, 20_000, 200_000, 2_000_000, 20_000_000):
         made = plan(facts(training_images=images, median_side=500, host_memory_gib=16), {})
-        fraction = made.settings["training"].get("shuffle_window", 1.0)
-        assert ("training.shuffle_window" in made.text()) == (fraction < 1)
+        fraction = made.settings.get("record", {}).get("shuffle_window", 1.0)
+        assert ("record.shuffle_window" in made.text()) == (fraction < 1)
         fractions.append(fraction)
     assert fractions[0] == 1
     assert fractions[-1] < fractions[-2] < 1
     assert sorted(fractions, reverse=True) == fractions
     shared = {"host_memory_gib": 256, "cache_gib": 4.0}
     made = plan(facts(training_images=200_000, median_side=500, **shared), {})
-    window = made.settings["training"]["shuffle_window"]
+    window = made.settings["record"]["shuffle_window"]
     side = made.settings["data"]["image_size"]
     assert window * 200_000 * side * side * 3 <= 4.0 * 2**30 / 8
 

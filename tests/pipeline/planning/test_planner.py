@@ -54,6 +54,10 @@ def test_only_what_was_given_counts_as_set(photos: Path) -> None:
         "optimizer.momentum": 0.5,
         "training.epochs": 60,
     }
+    del stored["record"]  # as an earlier version stored it, whose user had set an average
+    stored["training"]["average_last"] = 5
+    former = RunConfig.model_validate(stored)
+    assert planner.user_settings(former)["record.average_last"] == 5
     other = asked(photos, model={"name": "rope_vit"}, augmentation={"name": "none"})
     assert planner.user_settings(other) == {"augmentation.name": "none", "model.name": "rope_vit"}
 

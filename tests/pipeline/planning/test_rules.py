@@ -15,7 +15,7 @@ from tests.pipeline.planning.test_plan import facts
     [
         ({}, {"shuffle_window"}, True),
         ({"training.ema_decay": 0.5}, {"shuffle_window"}, True),
-        ({"training.shuffle_window": 1.0}, set(), False),
+        ({"record.shuffle_window": 1.0}, set(), False),
     ],
     ids=str,
 )
@@ -24,8 +24,8 @@ def test_a_rule_is_left_out_with_its_reason_where_the_user_decides(
 ) -> None:
     """What another rule sets makes no difference."""
     made = plan(facts(training_images=200_000, median_side=500, host_memory_gib=4), user)
-    assert {"shuffle_window"} & set(made.settings["training"]) == settings
-    assert any("(training.shuffle_window)" in each for each in made.reasons) is is_said
+    assert {"shuffle_window"} & set(made.settings.get("record", {})) == settings
+    assert any("(record.shuffle_window)" in each for each in made.reasons) is is_said
 
 
 def test_a_rule_that_only_explains_is_said_whatever_is_set() -> None:

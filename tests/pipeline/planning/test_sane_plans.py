@@ -115,17 +115,17 @@ def test_neighbours_get_neighbouring_plans(machine: Machine) -> None:
     "user",
     [
         {"training.epochs": 5},
-        {"training.refit": False},
+        {"training.final_model": "best"},
         {"training.folds": None},
         {"training.time_limit": "10s"},
-        {"training.average_last": 3},
+        {"record.average_last": 3},
     ],
     ids=str,
 )
 def test_training_is_not_repeated_against_the_user_or_the_clock(user: dict[str, object]) -> None:
     """A length in epochs, an answer to the question, or too little time."""
     settings = plan(facts_of(Case(50, 2, 300), CPU), user).settings["training"]
-    assert not {"folds", "refit"} & set(settings)
+    assert not {"folds", "final_model"} & set(settings)
 
 
 def test_the_page_shows_the_table_of_cases() -> None:

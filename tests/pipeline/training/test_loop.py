@@ -53,7 +53,7 @@ MIXED: dict[str, Any] = {
 }
 SETS: dict[str, Any] = {
     "model": {"dropout": 0.2},
-    "training": {**MIXED["training"], "loss": "asymmetric", "class_weights": "balanced"},
+    "training": {**MIXED["training"], "loss": "asymmetric", "class_balance": "weights"},
 }
 
 
@@ -164,7 +164,8 @@ def test_a_damaged_checkpoint_is_left_out(
 def test_a_time_limit_records_a_plan_that_replays(make: Make, tmp_path: Path) -> None:
     """The recorded plan without the time limit leads to the same weights, bit for bit."""
     limit = f"{patient(0.2):.1f}s"
-    limited = make("limited", model={"stochastic_depth": 0.3}, training={"time_limit": limit})
+    lengths = {"epochs": None, "time_limit": limit}
+    limited = make("limited", model={"stochastic_depth": 0.3}, training=lengths)
     result = trained(limited)
     assert result.stopped_because == f"time limit of {limit}"
     config = launching.replayable(limited.config, result)
@@ -238,6 +239,12 @@ def test_at_most_two_best_weights_lie_on_the_disk(
     assert [each.name for each in tmp_path.glob("best*")] == ["best"]
 
 
+def test_epochs_end_a_training_before_its_time_limit(make: Make) -> None:
+    """Whichever ends first; the learning rate then reaches zero at the last of them."""
+    result = trained(make(training={"epochs": 2, "time_limit": "10m"}))
+    assert (result.epochs, result.stopped_because) == (2.0, "maximum of 2 epochs")
+
+
 @pytest.mark.parametrize("length", [{"epochs": 1}, {"time_limit": "0.001s"}])
 def test_a_training_of_one_step_does_one(make: Make, length: dict[str, Any]) -> None:
     """Its only step has a learning rate, so the result is not the random start."""
@@ -269,7 +276,8 @@ def test_weights_that_the_optimizer_averages_have_their_own_batch_statistics(mak
 
 def test_a_fit_that_stops_at_rungs_ends_where_an_uninterrupted_one_does(make: Make) -> None:
     """Stopped after epochs 1 and 2 of 3 and continued from its checkpoint: the same bits."""
-    changes = {**RANDOM, "training": {**RANDOM["training"], "epochs": 3, "average_last": 2}}
+    changes = {**RANDOM, "training": {**RANDOM["training"], "epochs": 3}}
+    changes["record"] = {"average_last": 2}
     whole, job = (make(name, **changes) for name in ("whole", "rungs"))
     expected = trained(whole)
     for epochs in (1, 2):
@@ -369,7 +377,7 @@ def test_the_best_of_a_part_of_the_split_is_measured_again(
     assert training.state.best.compared == pytest.approx(best[0].compared)
 
 
-@pytest.mark.parametrize("setting", [{"folds": 2}, {"refit": True}, {"time_limit": "90s"}])
+@pytest.mark.parametrize("setting", [{"folds": 2}, {"final_model": "refit"}, {"time_limit": "90s"}])
 def test_only_a_single_training_is_extended(setting: dict[str, Any]) -> None:
     """The message names the setting to leave out."""
     [name] = setting

@@ -32,7 +32,7 @@ def _said(training: Training) -> list[str]:
 
 def test_micro_batches_have_the_gradients_of_the_batch(make: Make) -> None:
     """Loss, clipped gradients and the number of correct images equal those of one pass."""
-    settings: dict[str, Any] = {"class_weights": "balanced", "batch_size": 10}  # parts of 2 and 3
+    settings: dict[str, Any] = {"class_balance": "weights", "batch_size": 10}  # parts of 2 and 3
     whole = _training(make, "whole", **settings)
     divided = _training(make, "divided", halvings=(0, 0), **settings)
     batch = next(whole.batches())

@@ -29,7 +29,7 @@ EVERYTHING: dict[str, Any] = {
     "augmentation": {"name": "standard"},
     "optimizer": {"name": "adamw"},
     "model": {"name": "vit", "stochastic_depth": 0.2, "patch_dropout": 0.3, "dropout": 0.1},
-    "training": {"mixup": 0.5, "cutmix": 1.0, "class_weights": "balanced"},
+    "training": {"mixup": 0.5, "cutmix": 1.0, "class_balance": "weights"},
     "record": {"halvings": [0]},
 }
 SETS = {

@@ -171,16 +171,15 @@ def test_a_recorded_digest_belongs_to_the_recorded_weights() -> None:
 @pytest.mark.parametrize(
     ("training", "words"),
     [
-        ({"trainable": "head", "average_last": 3}, "a single head is fitted. Leave out"),
-        ({"trainable": "head", "folds": 5, "ensemble": True}, "training.ensemble is True"),
+        ({"trainable": "head", "folds": 5, "final_model": "ensemble"}, "a single head is fitted."),
         ({"trainable": "head_then_all", "folds": 5}, "training.trainable to head or all"),
-        ({"trainable": "head_then_all", "refit": True}, "on one validation split"),
+        ({"trainable": "head_then_all", "final_model": "refit"}, "on one validation split"),
     ],
 )
 def test_a_head_is_not_combined_with_what_makes_no_sense(
     training: dict[str, Any], words: str
 ) -> None:
-    """An average or an ensemble of heads, and a comparison that is repeated, are refused."""
+    """An ensemble of heads, and a comparison that is repeated, are refused."""
     with pytest.raises(ConfigError, match=words):
         asked(training=training)
     assert asked(training={"folds": 5}).training.trainable == "head"

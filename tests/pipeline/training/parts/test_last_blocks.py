@@ -270,7 +270,6 @@ def test_tokens_beyond_float16_are_an_error(make: Make, monkeypatch: pytest.Monk
         ({"initial_image_scale": 0.5}, "tokens of whole images"),
         ({"compile": True}, "uncompiled"),
         ({"early_stopping": 3}, "to the end of its plan"),
-        ({"average_last": 3}, "with training.trainable last_blocks"),
         ({"last_blocks": 5, "device": "auto"}, "last_blocks is 5, but .* is 2. Choose"),
     ],
 )

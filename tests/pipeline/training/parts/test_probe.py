@@ -156,11 +156,10 @@ def test_all_weights_are_kept_as_far_as_they_are_better(make: Make, *, blind: bo
 
 
 def test_balanced_sampling_weights_the_classes_of_a_head(make: Make, tmp_path: Path) -> None:
-    """A fit draws no images, so classes count equally by their weights, as with class_weights."""
+    """A fit draws no images, so classes count equally by their weights."""
     weights = []
-    for setting in ("loss", "sampling", "class_weights"):
-        own = {} if setting == "loss" else {setting: "balanced"}
-        job = from_weights(make, setting, training=own)
+    for balance in ("none", "sampling", "weights"):
+        job = from_weights(make, balance, training={"class_balance": balance})
         manifest = manifests.load(job.manifest_file)
         used = (manifest["split"] != "test") & (manifest["label"] == job.classes[0])
         manifest.loc[manifest[used].index[3:], "split"] = "test"

@@ -113,14 +113,14 @@ def test_an_ensemble_averages_the_calibrated_probabilities_of_the_folds(
 @pytest.mark.parametrize(
     ("training", "said"),
     [
-        ({"ensemble": True}, "Set training.folds"),
-        ({"ensemble": True, "folds": 3, "refit": True}, "Leave one of them out"),
+        ({"final_model": "ensemble"}, "Set training.folds"),
+        ({"final_model": "best", "folds": 3}, "Set training.final_model to refit or ensemble"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
     training: dict[str, Any], said: str
 ) -> None:
-    """An ensemble needs folds, and there is either an ensemble or a refit."""
+    """An ensemble needs folds, and of folds no single model is best."""
     with pytest.raises(ValidationError, match=said):
         TrainingConfig(**training)
 
@@ -160,7 +160,7 @@ def test_the_last_weights_are_averaged_uniformly_also_after_a_stop(
 
     add = LastWeights.add
     monkeypatch.setattr(LastWeights, "add", remember)
-    job = make(training={"average_last": 3})
+    job = make(record={"average_last": 3})
     stop(job, 14)
     result = trained(job)
     last = [saved[step] for step in sorted(saved)[-3:]]

@@ -134,7 +134,7 @@ def test_a_refit_reuses_an_ordinary_training(
     write_photos(tmp_path / "photos", images=8, side=16)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     first, plain, _ = train_parts(tmp_path, folds=None, epochs=3)
-    _, refitted, (memory, _) = train_parts(tmp_path, folds=None, epochs=3, refit=True)
+    _, refitted, (memory, _) = train_parts(tmp_path, folds=None, epochs=3, final_model="refit")
     assert memory.reused == {"train": first.run_id}
     assert memory.recalled == set()  # the stage as a whole was not recalled
     assert _digest(refitted.selected) == _digest(plain.best) != _digest(refitted.best)

@@ -60,14 +60,14 @@ NORMALISED = {
 }
 JOBS: dict[str, dict[str, Any]] = {
     "gradients-mixup": {
-        "training": {**THREE, "mixup": 0.4, "class_weights": "balanced", "loss": "bce"}
+        "training": {**THREE, "mixup": 0.4, "class_balance": "weights", "loss": "bce"}
     },
     "gradients-cutmix": {
         "training": {
             **THREE,
             "cutmix": 1.0,
             "initial_image_scale": 0.5,
-            "sampling": "balanced",
+            "class_balance": "sampling",
         },
         "record": {"halvings": [0]},
     },
@@ -76,7 +76,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "diverged": {"model": NORMALISED, "training": THREE},
     "extending": {
         "model": NORMALISED,
-        "training": {**THREE, "epochs": 3, "average_last": 2},
+        "training": {**THREE, "epochs": 3},
+        "record": {"average_last": 2},
     },
     "masked": {
         "objective": {"name": "mae", "decoder_depth": 1},
@@ -85,7 +86,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "timed": {
         "optimizer": {"name": "schedule_free", "schedule": "constant"},
-        "training": {**THREE, "epochs": 4, "time_limit": "0.3s", "early_stopping": 5},
+        "training": {**THREE, "epochs": None, "time_limit": "0.3s", "early_stopping": 5},
     },
     "refit": {"training": THREE},
 }
@@ -97,7 +98,7 @@ def ranks(make_shared: Make) -> Jobs:
     """Return jobs that three ranks have done; all of them process all jobs, to start only once."""
     jobs = {name: make_shared(name, **changes) for name, changes in JOBS.items()}
     folder = jobs["whole"].folder.parent
-    sets = {"training": {**THREE, "mixup": 0.4, "class_weights": "balanced"}}
+    sets = {"training": {**THREE, "mixup": 0.4, "class_balance": "weights"}}
     for name in ("gradients-sets", "sets"):
         jobs[name] = label_set_job(folder / name, images=76, **sets)
     part = TrainingPart(refit=True, epochs=0.5)

@@ -73,7 +73,7 @@ def test_balanced_weights_are_inverse_frequencies() -> None:
 
 def test_the_settings_decide_the_loss_of_a_training(make: Make) -> None:
     """The step of a training uses the class frequencies of its training split."""
-    job = make(training={"class_weights": "balanced", "loss": "bce"})
+    job = make(training={"class_balance": "weights", "loss": "bce"})
     training = opened(job)
     labels = training.data.labels[training.data.training.rows]
     logits, targets = torch.randn(len(labels), 3), torch.from_numpy(labels)
@@ -172,7 +172,7 @@ def test_balanced_weights_are_negatives_over_positives_up_to_a_limit() -> None:
     ("settings", "several", "words"),
     [
         ({"loss": "cross_entropy"}, True, "exactly one for each image. Set training.loss to bce"),
-        ({"sampling": "balanced"}, True, "Set training.class_weights to balanced"),
+        ({"class_balance": "sampling"}, True, "Set training.class_balance to weights"),
         ({"loss": "asymmetric"}, False, "Set training.loss to cross_entropy or bce"),
     ],
 )
