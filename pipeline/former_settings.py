@@ -121,6 +121,11 @@ def _one_of(**values: str | None) -> Callable[[Any, Any], Any]:
 
 
 MERGED: dict[str, Merged] = {
+    "promotion.better_than_champion": Merged(
+        "promotion.significance",
+        lambda required, own: 1.0 if required is False else own,
+        "Set promotion.significance to 1",
+    ),
     "training.class_weights": Merged(
         "training.class_balance",
         _one_of(none=None, balanced="weights"),

@@ -54,13 +54,11 @@ class GateConfig(FrozenModel):
     )
     """Maximum values of test metrics where lower is better: promotion.maximum.log_loss 0.5."""
 
-    better_than_champion: bool = True
-    """Require the version to beat the champion in the paired test; a tie does not pass."""
-
-    significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """Maximum p-value of the paired test for a version to count as better: McNemar's exact test of
-    the accuracy; with sets of labels, a paired bootstrap of mAP. Images of one group, such as a
-    patient, are tested as a whole."""
+    significance: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Maximum p-value of the paired test for a version to count as better than the champion:
+    McNemar's exact test of the accuracy; with sets of labels, a paired bootstrap of mAP. Images of
+    one group, such as a patient, are tested as a whole, and a tie does not pass. 1 to promote a
+    version that is not better, too."""
 
     min_images: Annotated[int, Field(ge=1)] = 50
     """Minimum number of images that neither model used for training or model selection; with fewer,

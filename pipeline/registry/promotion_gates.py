@@ -125,7 +125,7 @@ def _latency(limit: float, check: PackageCheck) -> GateResult:
 def champion_gates(config: PromotionConfig, comparison: ComparedModels) -> list[GateResult]:
     """Check the comparison with the champion: the paired test, and the loss of each class."""
     gates = []
-    if config.better_than_champion:
+    if config.significance < 1:
         gates.append(_better_than_champion(config, comparison))
     if config.max_class_drop is not None:
         gates.append(_no_class_worse(config, config.max_class_drop, comparison))

@@ -199,6 +199,8 @@ def test_of_two_settings_that_did_the_same_one_has_the_value(
     both = {**former, "maximum": {"ece": 0.02, "log_loss": 0.5}}
     assert PromotionConfig.model_validate(both).maximum == {"ece": 0.02, "log_loss": 0.5}
     assert PromotionConfig.model_validate({"max_calibration_error": None}) == PromotionConfig()
+    assert PromotionConfig.model_validate({"better_than_champion": False}).significance == 1
+    assert PromotionConfig.model_validate({"better_than_champion": True}) == PromotionConfig()
     text = "data: {value_range: null, value_range_percentiles: [0.5, 99]}\n"
     assert chosen(text, "none").data.value_range == ("0.5%", "99%")
     assert caplog.messages[-1].endswith("0.5 99 is read as data.value_range 0.5% 99%.")

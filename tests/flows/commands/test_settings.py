@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.config import RunConfig, dotted
-from patchline.pipeline.plugin_system.known_settings import Setting, search_settings
+from patchline.pipeline.plugin_system.known_settings import (
+    Setting,
+    search_settings,
+    settings_of_runs,
+)
 from tests.made.servers import Command as RunHere
 
 
@@ -65,3 +69,9 @@ def test_words_that_no_setting_has_find_nothing(known: list[Setting], run_here: 
     assert "No setting has to do with these words." in run_here.out("settings", "xylophone")
     code, _, err = run_here("settings", "learning", "raet")
     assert (code, err) == (0, "No setting has to do with 'raet'. Check the spelling.\n")
+
+
+def test_the_settings_fit_into_a_head(known: list[Setting]) -> None:
+    """What one more would do is decided by the program, or takes the place of another."""
+    assert len([*settings_of_runs()]) <= 90
+    assert len(known) <= 340

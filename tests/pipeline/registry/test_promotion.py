@@ -183,7 +183,7 @@ def test_images_of_one_patient_are_one_observation(tmp_path: Path) -> None:
 def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
     """The same overall accuracy does not make up for a large loss in one class."""
     worse = make_version("roses", tmp_path, wrong=range(0, 180, 3))  # of the first class alone
-    decision = _decision(worse, tmp_path, QUICK.model_copy(update={"better_than_champion": False}))
+    decision = _decision(worse, tmp_path, QUICK.model_copy(update={"significance": 1.0}))
     assert decision.failed == ("no_class_worse",)
     assert f"'{CLASSES[0]}' has the largest loss" in decision.reason
 
