@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.measured_runs import PATCHLINE, machine, measured_run
+from benchmarks.measured_runs import PATCHLINE, machine, measure_run
 
 
 class Side(NamedTuple):
@@ -45,7 +45,7 @@ def runs(seeds: int, compared: dict[str, Side]) -> Iterator[tuple[str, dict[str,
     folders = {side: Path(tempfile.mkdtemp(prefix="patchline-digits-")) for side in compared}
     for seed in range(seeds):
         for side, (flags, patchline) in compared.items():
-            summary = measured_run(
+            summary = measure_run(
                 "--seed", str(seed), *flags, folder=folders[side], patchline=patchline
             )
             accuracy, training = summary["metrics"]["test/accuracy"], summary["training"]
@@ -76,7 +76,7 @@ def train_digits(given: argparse.Namespace) -> None:
 def train_cifar10(given: argparse.Namespace) -> None:
     """Print accuracy, images/s, and where the seconds went."""
     limit = ("--training.time-limit", given.limit)
-    summary = measured_run(str(given.folder.resolve()), *limit, *given.flags)
+    summary = measure_run(str(given.folder.resolve()), *limit, *given.flags)
     accuracy, training = summary["metrics"]["test/accuracy"], summary["training"]
     stages = summary["seconds"]
     around = summary["wall_seconds"] - training["seconds"]

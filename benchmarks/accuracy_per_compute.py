@@ -29,7 +29,7 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.data.manifests import manifest
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.models.model_cost import resolved_choice
+from patchline.pipeline.models.model_cost import resolve_choice
 from patchline.pipeline.training.config import FULL_SIZE_FROM, TrainingConfig
 from patchline.pipeline.training.recipe.progressive_learning import ProgressiveSize
 from patchline.plugin_api import DataTraits, ImageSpec
@@ -40,13 +40,13 @@ _FORWARD_AND_BACKWARD = 3
 _TOO_MANY_EPOCHS = 200
 
 
-def changed(recipe: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+def change_recipe(recipe: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """Return the recipe with changes such as `model.depth=3`; values are read as YAML."""
     for key, value in _pairs(changes):
         settings: Any = yaml.safe_load(value)
         for part in reversed(key.split(".")):
             settings = {part: settings}
-        recipe = config_files.merged(recipe, settings)
+        recipe = config_files.merge_settings(recipe, settings)
     return recipe
 
 
@@ -56,7 +56,7 @@ def flops_per_image(recipe: dict[str, Any]) -> tuple[int, int]:
 
     traits = DataTraits(3, _SIDE, _SIDE, _CLASSES, mirror_symmetric=True)
     trained = {**recipe["model"], "test_time_flip": False}  # training sees one view of an image
-    choice = resolved_choice(ModelChoice.model_validate(trained), traits)
+    choice = resolve_choice(ModelChoice.model_validate(trained), traits)
     image = ImageSpec(
         channels=3, height=_SIDE, width=_SIDE, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop"
     )
@@ -87,7 +87,7 @@ def affordable_steps(flops: float, recipe: dict[str, Any]) -> int:
     return max(1, int(flops / per_step))
 
 
-def planned(
+def plan_preset(
     folder: Path, data: Path, preset: str, flops: float, changes: list[str]
 ) -> dict[str, Any]:
     """Return the plan of a preset for nearly as many epochs as a number of operations allows."""
@@ -152,7 +152,7 @@ def main() -> None:
         data = str(given.data.resolve())
         arguments = [data, "--config", str(file), "--seed", str(given.seed)]
     steps = recipe["record"]["step_plan"][0][2]
-    summary = _trained(folder, arguments)
+    summary = _train(folder, arguments)
     accuracy = summary["metrics"]["test/accuracy"]
     print(machine())
     print(
@@ -167,15 +167,17 @@ def _recipe(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Return what to train, with the number of steps that the operations allow."""
     flops = given.pflop * 1e15
     if given.preset:
-        recipe = planned(folder, given.data.resolve(), given.preset, flops, given.changes)
+        recipe = plan_preset(folder, given.data.resolve(), given.preset, flops, given.changes)
     else:
-        recipe = changed(yaml.safe_load(given.recipe.read_text(encoding="utf-8")), given.changes)
+        recipe = change_recipe(
+            yaml.safe_load(given.recipe.read_text(encoding="utf-8")), given.changes
+        )
     recipe["record"] = {"step_plan": [[0, 0.0, affordable_steps(flops, recipe)]]}
     recipe["preset"] = "none"
     return recipe
 
 
-def _trained(folder: Path, arguments: list[str]) -> dict[str, Any]:
+def _train(folder: Path, arguments: list[str]) -> dict[str, Any]:
     """Run `patchline run`, and return its summary."""
     done = subprocess.run(
         [str(PATCHLINE), "run", *arguments, "--json"],

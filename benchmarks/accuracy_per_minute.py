@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measured_runs import machine, measured_run
+from benchmarks.measured_runs import machine, measure_run
 
 _ULTRALYTICS = """\
 import json, sys
@@ -73,7 +73,7 @@ def _defaults(task: Task) -> float:
 
 def _ours(task: Task, *flags: str) -> float:
     limit = f"{task.minutes * 60:.0f}s"
-    summary = measured_run(str(task.data), "--training.time-limit", limit, *flags)
+    summary = measure_run(str(task.data), "--training.time-limit", limit, *flags)
     return float(summary["metrics"]["test/accuracy"]["value"])
 
 

@@ -34,7 +34,7 @@ from patchline.pipeline.evaluation.metrics.conformal import (
     least_probability,
     set_members,
 )
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.model_files import load_model
 
 Array = np.ndarray[Any, Any]
@@ -93,7 +93,7 @@ def _network(run: Path) -> Callable[[Sequence[Array]], Outputs]:
             for start in range(0, len(images), _BATCH):
                 batch = torch.from_numpy(np.stack(images[start : start + _BATCH]))
                 inputs.clear()
-                logits.append(model(normalised(batch, description.image)).numpy())
+                logits.append(model(normalize(batch, description.image)).numpy())
                 features.append(inputs[0].numpy())
         return Outputs(np.concatenate(features).astype(np.float64), np.concatenate(logits))
 

@@ -68,7 +68,7 @@ def main() -> None:
         processor: dict[str, list[float]] = {"Patchline": [], "plain loop": []}
         for number in range(rounds):
             for name, predict in (("Patchline", ours), ("plain loop", plain)):
-                per_second, milliseconds = _measured(predict)
+                per_second, milliseconds = _measure(predict)
                 rates[name].append(per_second)
                 processor[name].append(milliseconds)
                 print(
@@ -95,7 +95,7 @@ def main() -> None:
     )
 
 
-def _measured(predict: Callable[[], None]) -> tuple[float, float]:
+def _measure(predict: Callable[[], None]) -> tuple[float, float]:
     """Return images/s, and milliseconds of processor time for an image."""
     began, processor = time.perf_counter(), _processor_seconds()
     predict()

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measured_runs import machine, measured_run
+from benchmarks.measured_runs import machine, measure_run
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
 from patchline.pipeline.packaging.package_files import ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
@@ -101,7 +101,7 @@ def _run_once(folder: Path, name: str, *settings: str) -> dict[str, Any]:
     """Return the summary of a run, which an earlier command may have left in the folder."""
     file = folder / f"{name}.json"
     if not file.exists():
-        summary = measured_run("labelled", "--name", name, *settings, folder=folder)
+        summary = measure_run("labelled", "--name", name, *settings, folder=folder)
         file.write_text(json.dumps(summary), encoding="utf-8")
     kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return kept

@@ -81,7 +81,7 @@ def compare_prediction(given: argparse.Namespace) -> None:
 
 
 def _compare(name: str, chosen: dict[str, Any], workspace: Path, rounds: int) -> None:
-    config = config_files.validated({"data": {"image_size": 32}, "model": chosen})
+    config = config_files.validate_config({"data": {"image_size": 32}, "model": chosen})
     data = ingestion.ingest(config, workspace)
     config = ingestion.resolve(config, data)
     prepared = ingestion.prepare(config, data, workspace)
@@ -246,7 +246,7 @@ class Meter:
             self.most = max(self.most, beyond)
 
 
-def made_table(num_classes: int, images: int, seed: int = 0) -> tuple[pd.DataFrame, Array]:
+def make_table(num_classes: int, images: int, seed: int = 0) -> tuple[pd.DataFrame, Array]:
     """Return a table of predictions, about seven in ten right, and the logits that they come from.
 
     The probabilities are float32 and in memory once.
@@ -281,7 +281,7 @@ def class_names(num_classes: int) -> tuple[str, ...]:
     return tuple(f"class {k:05d}" for k in range(num_classes))
 
 
-def reported(predictions: Predictions, num_classes: int) -> EvaluationReport:
+def build_report(predictions: Predictions, num_classes: int) -> EvaluationReport:
     """Return the report of such predictions."""
     return evaluate(
         predictions,
@@ -295,7 +295,7 @@ def reported(predictions: Predictions, num_classes: int) -> EvaluationReport:
     )
 
 
-def written(report: EvaluationReport, table: pd.DataFrame, folder: Path) -> Path:
+def save_report(report: EvaluationReport, table: pd.DataFrame, folder: Path) -> Path:
     """Write the report with its files, and return the page."""
     images = np.random.default_rng(0).integers(0, 256, (_STORED, 64, 64, 3), dtype=np.uint8)
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
@@ -324,7 +324,7 @@ def _parts(predictions: Predictions) -> dict[str, Callable[[], object]]:
     }
 
 
-def _compared(table: pd.DataFrame, probabilities_NK: Array, folder: Path) -> Path:
+def _write_comparison(table: pd.DataFrame, probabilities_NK: Array, folder: Path) -> Path:
     other_NK = np.roll(probabilities_NK, 1, axis=0)
     comparison = compare(
         ComparisonSubject(
@@ -349,7 +349,7 @@ def measure_many_classes(given: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory(prefix="patchline-") as name:
         folder = Path(name)
-        table, logits = made_table(num_classes, images)
+        table, logits = make_table(num_classes, images)
         meter = Meter()
         with meter.part("temperature"):
             fit_temperature(logits, table["label_index"].to_numpy(np.int64))
@@ -361,13 +361,13 @@ def measure_many_classes(given: argparse.Namespace) -> None:
             with meter.part(part, counted=False):
                 work()
         with meter.part("report, of all these"):
-            report = reported(predictions, num_classes)
+            report = build_report(predictions, num_classes)
         with meter.part("files: page, JSON, Parquet"):
-            html = written(report, table, folder)
+            html = save_report(report, table, folder)
         for file in sorted(folder.iterdir()):
             print(f"  {file.name:<30}{file.stat().st_size / _MEGABYTE:9.1f} MB")
         with meter.part("comparison of two versions"):
-            _compared(table, predictions.probabilities_NK, folder)
+            _write_comparison(table, predictions.probabilities_NK, folder)
         print(
             f"{'together':<28}{meter.total:7.1f} s {meter.busy:7.1f} s of CPU"
             f"{meter.most / _MEGABYTE:9.0f} MB at most"

@@ -67,14 +67,14 @@ def _save(case: str, folder: Path) -> None:
     )
 
 
-def _written(folder: Path, photo: Path, page: Path, *, occlusion: bool) -> str:
+def _measure_writing(folder: Path, photo: Path, page: Path, *, occlusion: bool) -> str:
     start, before = time.perf_counter(), sum(os.times()[:2])
     explain(folder, [(photo, None)], page, "random weights", occlusion=occlusion)
     seconds, processor = time.perf_counter() - start, sum(os.times()[:2]) - before
     return f"{seconds:.1f} s ({processor:.1f} s of processor time)"
 
 
-def _opened(page: Path) -> str:
+def _measure_opening(page: Path) -> str:
     why = missing()
     if why:
         return f"not opened: {why}"
@@ -103,11 +103,11 @@ def main() -> None:
         for case in cases:
             folder, page = Path(scratch) / case, Path(scratch) / f"{case}.html"
             _save(case, folder)
-            alone = _written(folder, photo, page, occlusion=False)
-            covered = _written(folder, photo, page, occlusion=True)
+            alone = _measure_writing(folder, photo, page, occlusion=False)
+            covered = _measure_writing(folder, photo, page, occlusion=True)
             print(
                 f"{case}: {page.stat().st_size / 1e6:.2f} MB; {alone} without occlusion, {covered} "
-                f"with it; {_opened(page)}"
+                f"with it; {_measure_opening(page)}"
             )
 
 

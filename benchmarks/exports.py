@@ -37,7 +37,7 @@ def main() -> None:
     print(machine())
     first = True
     for form in given.forms:
-        record = _exported(given.model, form, given.data)
+        record = _export(given.model, form, given.data)
         if first:
             print(f"compared on {record['compared_on']}\n\n{_HEADER}")
             first = False
@@ -45,7 +45,7 @@ def main() -> None:
             print(_row(tried))
 
 
-def _exported(model: str, form: str, data: str | None) -> dict[str, Any]:
+def _export(model: str, form: str, data: str | None) -> dict[str, Any]:
     """Return what `patchline export` says; a form that is refused is an answer, too."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [str(PATCHLINE), "export", model, "--to", form, "--json"]
@@ -68,7 +68,7 @@ def _row(tried: dict[str, Any]) -> str:
         tried["name"],
         "yes" if tried["latency"] else "no",
         f"{labels['value']:.1%} of {labels['n']:,} ({labels['low']:.1%} to {labels['high']:.1%})",
-        f"{_rounded(agreement['largest_difference'])}, {_rounded(agreement['mean_difference'])}",
+        f"{_round(agreement['largest_difference'])}, {_round(agreement['mean_difference'])}",
         f"{agreement['form_accuracy']['value']:.1%} ({agreement['package_accuracy']['value']:.1%})",
         f"{tried['bytes'] / 1e6:.1f}",
         *times,
@@ -76,7 +76,7 @@ def _row(tried: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _rounded(difference: float | None) -> str:
+def _round(difference: float | None) -> str:
     return "not a number" if difference is None else f"{difference:.2g}"
 
 

@@ -27,8 +27,8 @@ import numpy as np
 from benchmarks.measured_runs import machine
 from patchline.pipeline.evaluation.metrics.intervals import ImageGroups, MetricEstimate, share
 from patchline.pipeline.evaluation.metrics.mean_average_precision import (
+    find_ranked_labels,
     mean_average_precision,
-    ranked_labels,
 )
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import label_set_map
 from patchline.plugins.tools.sweep.final_fits import gain_of_shares
@@ -49,7 +49,7 @@ class Held(NamedTuple):
     """Mean of the value minus the true one."""
 
 
-def held(estimates: Sequence[MetricEstimate], truth: float) -> Held:
+def count_held(estimates: Sequence[MetricEstimate], truth: float) -> Held:
     """Count the intervals that hold the true value."""
     low, high, value = (
         np.array([getattr(each, key) for each in estimates]) for key in ("low", "high", "value")
@@ -79,7 +79,7 @@ _MAPS = (
 _MANY, _OF_GROUP = 400_000, 5
 
 
-def labelled(
+def draw_labelled(
     generator: Generator, images: int, labels: int, of_label: float, *, grouped: bool, skill: float
 ) -> tuple[Array, Array]:
     """Return scores (N, K) and labels (N, K)."""
@@ -98,15 +98,17 @@ def map_held(row: tuple[int, int, float, bool], skill: float, simulations: int) 
     """Draw test images and return what the intervals of mAP hold."""
     images, labels, of_label, grouped = row
     generator = np.random.default_rng(5)
-    many = labelled(generator, _MANY, 1, of_label, grouped=grouped, skill=skill)
+    many = draw_labelled(generator, _MANY, 1, of_label, grouped=grouped, skill=skill)
     truth = mean_average_precision(*many).value or 0.0
     groups = ImageGroups.of(np.arange(images) // _OF_GROUP) if grouped else None
     found = []
     for seed in range(simulations):
-        scores, sets = labelled(generator, images, labels, of_label, grouped=grouped, skill=skill)
-        if ranked_labels(sets).any():
+        scores, sets = draw_labelled(
+            generator, images, labels, of_label, grouped=grouped, skill=skill
+        )
+        if find_ranked_labels(sets).any():
             found.append(label_set_map(scores, sets, groups=groups, seed=seed))
-    return held(found, truth)
+    return count_held(found, truth)
 
 
 def print_maps(simulations: int) -> None:
@@ -125,7 +127,7 @@ def _alike(rate: float) -> Callable[[Generator, int], Array]:
     return lambda _, groups: np.full(groups, rate)
 
 
-def _varying(mean: float, correlation: float) -> Callable[[Generator, int], Array]:
+def _build_varying_draw(mean: float, correlation: float) -> Callable[[Generator, int], Array]:
     scale = 1 / correlation - 1
     return lambda draw, groups: draw.beta(mean * scale, (1 - mean) * scale, groups)
 
@@ -137,10 +139,10 @@ def _two_kinds(bad: float, rate: float, others: float) -> Callable[[Generator, i
 _RATES: dict[str, tuple[float, Callable[[Generator, int], Array]]] = {
     "10% in all": (0.1, _alike(0.1)),
     "1% in all": (0.01, _alike(0.01)),
-    "10%, correlation 0.1": (0.1, _varying(0.1, 0.1)),
-    "10%, correlation 0.3": (0.1, _varying(0.1, 0.3)),
-    "10%, correlation 0.6": (0.1, _varying(0.1, 0.6)),
-    "3%, correlation 0.3": (0.03, _varying(0.03, 0.3)),
+    "10%, correlation 0.1": (0.1, _build_varying_draw(0.1, 0.1)),
+    "10%, correlation 0.3": (0.1, _build_varying_draw(0.1, 0.3)),
+    "10%, correlation 0.6": (0.1, _build_varying_draw(0.1, 0.6)),
+    "3%, correlation 0.3": (0.03, _build_varying_draw(0.03, 0.3)),
     "50% in a tenth, else none": (0.05, _two_kinds(0.1, 0.5, 0.0)),
     "60% in a tenth, else 2%": (0.078, _two_kinds(0.1, 0.6, 0.02)),
     "all in one of 50, else 1%": (0.0298, _two_kinds(0.02, 1.0, 0.01)),
@@ -159,7 +161,7 @@ def groups_held(name: str, groups: int, simulations: int) -> Held:
         codes = np.repeat(np.arange(groups), generator.geometric(1 / _MEAN_SIZE, groups))
         right = generator.random(len(codes)) >= rates(generator, groups)[codes]
         found.append(share(right, ImageGroups.of(codes)))
-    return held(found, 1 - mean)
+    return count_held(found, 1 - mean)
 
 
 def print_groups(simulations: int) -> None:
@@ -189,7 +191,7 @@ def gain_held(seeds: int, images: int, deviation: float, simulations: int) -> He
     for _ in range(simulations):
         easy = generator.normal(size=images)
         found.append(gain_of_shares(right(), right()))
-    return held(found, 0.0)
+    return count_held(found, 0.0)
 
 
 def print_gains(simulations: int) -> None:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.frozen_networks import chosen_images
+from benchmarks.frozen_networks import choose_images
 from benchmarks.measured_runs import machine
 from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.data import ingestion
@@ -35,10 +35,10 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.__main__ import train
-from patchline.pipeline.training.initial_weights.starting_point import starting_point
+from patchline.pipeline.training.initial_weights.starting_point import find_starting_point
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
-from patchline.pipeline.training.parts.probe import frozen_network
+from patchline.pipeline.training.parts.probe import build_frozen_network
 from patchline.pipeline.training.start import HEAD_FOLDER
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers.event_log import EventWriter, read_events
@@ -76,9 +76,9 @@ def job_for(given: argparse.Namespace, images: Path, name: str) -> TrainingJob:
     }
     if given.rate is not None:
         flags["optimizer"] = {"learning_rate": given.rate}
-    config = config_files.requested(None, preset_name="none", flags=flags)
+    config = config_files.build_config(None, preset_name="none", flags=flags)
     data = ingestion.ingest(config, workspace)
-    start = starting_point(config, data.name, workspace, data.manifest_file, data.classes)
+    start = find_starting_point(config, data.name, workspace, data.manifest_file, data.classes)
     config = ingestion.resolve(start.config, data)
     prepared = ingestion.prepare(config, data, workspace)
     folder = (given.keep / "runs" / name).resolve()
@@ -94,7 +94,7 @@ def outcome_of(job: TrainingJob) -> Outcome:
     seconds = time.monotonic() - began - _seconds_before_steps(job)
     if not isinstance(result, TrainResult) or result.fine_tuning is None:
         raise TypeError("the last blocks were not trained")
-    frozen = frozen_network(
+    frozen = build_frozen_network(
         job.model_copy(update={"folder": job.folder / HEAD_FOLDER}),
         EventWriter(job.folder / HEAD_FOLDER / "events.jsonl"),
     )
@@ -170,7 +170,7 @@ def images_of_draw(given: argparse.Namespace, labels: int, seed: int) -> Path:
         ("train", labels, seed),
         ("test", given.tests // len(classes), 0),
     ):
-        chosen = chosen_images(given.folder / split, classes, [count] * len(classes), own_seed)
+        chosen = choose_images(given.folder / split, classes, [count] * len(classes), own_seed)
         for number, (file, label) in enumerate(zip(chosen.files, chosen.labels_N, strict=True)):
             link = folder / split / classes[label] / f"{number}{file.suffix}"
             link.parent.mkdir(parents=True, exist_ok=True)

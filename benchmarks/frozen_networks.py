@@ -52,7 +52,7 @@ from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.onnx_export import write_onnx
 from patchline.pipeline.models.onnx_session import open_session
@@ -65,7 +65,7 @@ from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.training.initial_weights.loading import load_into
 from patchline.pipeline.training.initial_weights.record import InitialWeights, weights_folder
-from patchline.pipeline.training.initial_weights.starting_point import starting_point
+from patchline.pipeline.training.initial_weights.starting_point import find_starting_point
 from patchline.plugin_api import DataTraits, ImageSpec
 
 Array = np.ndarray[Any, Any]
@@ -98,10 +98,10 @@ def network_of(
         settings: of the run, such as another image size.
     """
     init = {"model": {"init": str(file)}}
-    config = config_files.requested(
-        None, preset_name="none", flags=config_files.merged(settings or {}, init)
+    config = config_files.build_config(
+        None, preset_name="none", flags=config_files.merge_settings(settings or {}, init)
     )
-    start = starting_point(config, "few", folder.resolve())
+    start = find_starting_point(config, "few", folder.resolve())
     if not isinstance(start.weights, InitialWeights):
         raise TypeError(f"{file} holds no weights")
     data, found = start.config.data, start.weights
@@ -121,7 +121,7 @@ def network_of(
     return Network(model.eval(), image, found.sha256)
 
 
-def chosen_images(folder: Path, classes: list[str], counts: list[int], seed: int) -> Images:
+def choose_images(folder: Path, classes: list[str], counts: list[int], seed: int) -> Images:
     """Return a number of images of each class, the same ones for the same seed."""
     random, files, labels = np.random.default_rng(seed), [], []
     for label, (name, count) in enumerate(zip(classes, counts, strict=True)):
@@ -178,7 +178,7 @@ def compare_heads(given: argparse.Namespace) -> None:
     parent = given.folder / "train" if given_split else given.folder
     classes = given.classes or sorted(each.name for each in parent.iterdir() if each.is_dir())
     network = network_of(given.weights, len(classes), given.keep)
-    draws = (_given_split if given_split else _divided)(given, network, classes)
+    draws = (_draw_from_split if given_split else _divide)(given, network, classes)
     ours, theirs_raw, theirs_standardized = [], [], []
     for number, draw in enumerate(draws):
         accuracy, seconds, chosen = _ours(draw, len(classes))
@@ -204,16 +204,18 @@ def compare_heads(given: argparse.Namespace) -> None:
         print(f"{name}: {mean.value:.1%} (95% t interval {mean.low:.1%} to {mean.high:.1%})")
 
 
-def _given_split(given: argparse.Namespace, network: Network, classes: list[str]) -> Iterator[Draw]:
+def _draw_from_split(
+    given: argparse.Namespace, network: Network, classes: list[str]
+) -> Iterator[Draw]:
     """Draw training images from one split; the test images are those of the other."""
     train, test = given.folder / "train", given.folder / "test"
     test = test if test.is_dir() else given.folder / "val"
     each = given.tests // len(classes)
-    tests = chosen_images(test, classes, [each] * len(classes) if each else _all(test, classes), 0)
+    tests = choose_images(test, classes, [each] * len(classes) if each else _all(test, classes), 0)
     test_MD = features(network, tests, len(classes), given.keep / "tests")
     counts = [given.images] * len(classes) if given.images else _all(train, classes)
     for seed in range(given.draws if given.images else 1):
-        draw = chosen_images(train, classes, counts, seed)
+        draw = choose_images(train, classes, counts, seed)
         features_ND = features(network, draw, len(classes), given.keep / f"draw-{seed}")
         yield Draw(features_ND, draw.labels_N, test_MD, tests.labels_N)
 
@@ -222,11 +224,11 @@ def _all(folder: Path, classes: list[str]) -> list[int]:
     return [sum(1 for _ in (folder / name).iterdir()) for name in classes]
 
 
-def _divided(given: argparse.Namespace, network: Network, classes: list[str]) -> Iterator[Draw]:
+def _divide(given: argparse.Namespace, network: Network, classes: list[str]) -> Iterator[Draw]:
     """Divide the same images of each class in another way for each draw."""
     share, more = divmod(given.tests, len(classes))
     counts = [given.images + share + (label < more) for label in range(len(classes))]
-    images = chosen_images(given.folder, classes, counts, 0)
+    images = choose_images(given.folder, classes, counts, 0)
     folder = given.keep / f"divided-{'-'.join(classes)}-{len(images.files)}"
     features_ND = features(network, images, len(classes), folder)
     for seed in range(given.draws):
@@ -304,7 +306,7 @@ def _training_and_tests(
     folder: Path, classes: list[str], each: int, tests: int
 ) -> tuple[Images, Images]:
     """Return training and test images, with as many of each class."""
-    both = chosen_images(folder, classes, [each + tests // len(classes)] * len(classes), 0)
+    both = choose_images(folder, classes, [each + tests // len(classes)] * len(classes), 0)
     place = np.arange(len(both.files)) % (each + tests // len(classes))
     training, rest = (
         Images([both.files[row] for row in rows], both.labels_N[rows])
@@ -425,7 +427,7 @@ class _OnnxBackbone:
         """Compute the features, and return the seconds; note how much they differ."""
         began, batches = time.perf_counter(), []
         for start in range(0, len(images), size):
-            batch_BCHW = normalised(torch.from_numpy(images[start : start + size]), _IMAGE)
+            batch_BCHW = normalize(torch.from_numpy(images[start : start + size]), _IMAGE)
             batches += self.session.run(None, {"images": batch_BCHW.numpy()})
         taken = time.perf_counter() - began
         largest = float(np.abs(np.concatenate(batches) - expected_ND).max())
@@ -440,7 +442,7 @@ def _bare_loop(model: nn.Module, images: np.ndarray[Any, Any], precision: str) -
     for start in range(0, len(images), size):
         batch_BHWC = torch.from_numpy(images[start : start + size])
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-            model(normalised(batch_BHWC, _IMAGE))
+            model(normalize(batch_BHWC, _IMAGE))
     return time.perf_counter() - began
 
 

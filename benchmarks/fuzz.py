@@ -38,7 +38,7 @@ from benchmarks.mutated_data import (
     REFUSED_EACH,
     DataCase,
     image_case,
-    refused_kinds,
+    save_refused_kinds,
     whole_files,
     write_case,
 )
@@ -144,7 +144,7 @@ def answer_cases(
             return
         if event in _PROCESS_EVENTS:
             side_effects["process"] += 1
-        for path in _changed(event, arguments):
+        for path in _find_changed(event, arguments):
             if writable is None or not _is_below(path, writable):
                 side_effects["write"] += 1
 
@@ -206,7 +206,7 @@ def _in_child(arguments: Sequence[str], cases: Range) -> int:
     return done.returncode
 
 
-def _changed(event: str, arguments: tuple[Any, ...]) -> list[Any]:
+def _find_changed(event: str, arguments: tuple[Any, ...]) -> list[Any]:
     """Return the paths that an audit event changes."""
     if event == "open":
         mode, flags = arguments[1], arguments[2]
@@ -234,7 +234,7 @@ MAPPING = PixelMapping(
 
 def fuzz_images(count: int, seed: int) -> tuple[dict[str, int], list[str]]:
     """Return the counts, and a line for each case that was handled wrongly."""
-    total = count + REFUSED_EACH * len(refused_kinds())
+    total = count + REFUSED_EACH * len(save_refused_kinds())
     arguments = ["images", str(count), "--seed", str(seed)]
     found, counts, failures = run_cases(arguments, total, _IMAGES_OF_A_CHILD)
     answers = {"decoded": counts["decoded"], "refused with a reason": counts["refused"]}

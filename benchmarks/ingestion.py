@@ -47,7 +47,7 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.splits import split
-from patchline.pipeline.data.splits.leakage import given_splits
+from patchline.pipeline.data.splits.leakage import find_given_splits
 from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.store.prepared_store import StoreKind, StoreSpec
 from patchline.pipeline.evaluation.inspection.class_findings import findings_on_classes
@@ -164,10 +164,10 @@ class _Timer:
 def time_manifest(given: argparse.Namespace) -> None:
     """Print the seconds of each part and the peak memory of the process."""
     print(machine(), flush=True)
-    manifest = made_manifest(given.rows)
+    manifest = make_manifest(given.rows)
     gc.collect()
     print(f"{'manifest of ' + format(given.rows, ',') + ' rows':<28}          {_peak_gb():.2f} GB")
-    config = config_files.validated({"name": "large", "data": {"source": "image_folder"}})
+    config = config_files.validate_config({"name": "large", "data": {"source": "image_folder"}})
     data, timer = config.data, _Timer()
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as name:
         wanted = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
@@ -182,7 +182,7 @@ def time_manifest(given: argparse.Namespace) -> None:
         assigned = timer.measured("splits, all remembered", splits)
     timer.measured("fingerprint", lambda: manifests.fingerprint(assigned))
     rows = manifests.usable(assigned)
-    given_split = given_splits(manifest).reset_index(drop=True)
+    given_split = find_given_splits(manifest).reset_index(drop=True)
     found = timer.measured("files and sizes", lambda: [
         *findings_on_status(manifest), *findings_on_size(rows),
     ])  # fmt: skip
@@ -195,7 +195,7 @@ def time_manifest(given: argparse.Namespace) -> None:
           + ", ".join(f"{each.kind} {each.count:,}" for each in found))  # fmt: skip
 
 
-def made_manifest(count: int) -> pd.DataFrame:
+def make_manifest(count: int) -> pd.DataFrame:
     """Return a manifest of made-up images, as a scan returns one."""
     generator = np.random.default_rng(0)
     content = np.arange(count)

@@ -136,7 +136,7 @@ def processes_in(folder: Path) -> list[psutil.Process]:
             if process.pid in mine or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             where = Path(process.cwd())
-            if where == folder or folder in where.parents or _named(process, folder):
+            if where == folder or folder in where.parents or _has_named(process, folder):
                 found.append(process)
     return found
 
@@ -205,7 +205,7 @@ def _words(process: psutil.Process) -> list[str]:
     return []
 
 
-def _named(process: psutil.Process, folder: Path) -> bool:
+def _has_named(process: psutil.Process, folder: Path) -> bool:
     return any(word == str(folder) or word.startswith(f"{folder}/") for word in _words(process))
 
 
@@ -231,9 +231,9 @@ def violations(folder: Path, done: list[str]) -> list[str]:
         return [
             *_prefect_and_mlflow(folder),
             *_half_registered(),
-            *_lost(done),
+            *_find_lost(done),
             *_orphans(folder),
-            *_held_locks(folder),
+            *_find_held_locks(folder),
         ]
     except Exception as error:  # noqa: BLE001 - a server that has not restarted yet counts, too
         return [f"could not look: {type(error).__name__}: {str(error)[:200]}"]
@@ -304,7 +304,7 @@ def _half_versions(
                 yield f"the history of {registered.name} has an unfinished entry"
 
 
-def _lost(done: list[str]) -> Iterator[str]:
+def _find_lost(done: list[str]) -> Iterator[str]:
     store = client()
     for run_id in done:
         run = store.get_run(run_id)
@@ -339,7 +339,7 @@ def _orphans(folder: Path) -> Iterator[str]:
                 yield f"process {process.pid} ({words}) is an orphan"
 
 
-def _held_locks(folder: Path) -> Iterator[str]:
+def _find_held_locks(folder: Path) -> Iterator[str]:
     records = live_runs.records(folder / WORKSPACE)
     if any(record.is_alive for record in records):
         return
@@ -435,7 +435,7 @@ class Harness:
 
     def connect(self) -> None:
         """Configure Prefect's and MLflow's clients in this process to use the servers."""
-        services = local_services.running(self.folder)
+        services = local_services.find_running(self.folder)
         if services is None:
             raise SystemExit("the servers are not running after `patchline up`")
         os.environ["PREFECT_API_URL"] = services.prefect_api_url

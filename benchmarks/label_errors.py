@@ -45,7 +45,7 @@ def find_planted(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as name:
         os.chdir(name)
         if source is None:
-            ingestion.ingest(config_files.validated({}), Path("digits"))
+            ingestion.ingest(config_files.validate_config({}), Path("digits"))
             [source] = Path("digits/sources").iterdir()
         planted = plant(source, Path("planted"), given.share, given.seed)
         options = {"options": {"mirror_symmetric": False}} if given.folder is None else {}
@@ -124,7 +124,7 @@ def compare_rules(given: argparse.Namespace) -> None:
     """Print what each rule reports of the wrong labels, as means over the seeds."""
     found: dict[str, list[Array]] = defaultdict(list)
     for seed in range(given.seeds):
-        wrong, labels, probabilities = _predicted(given.share, seed)
+        wrong, labels, probabilities = _predict(given.share, seed)
         for name, rule in _rules():
             began = time.perf_counter()
             reported = rule(labels, probabilities)
@@ -141,7 +141,7 @@ def compare_rules(given: argparse.Namespace) -> None:
         )
 
 
-def _predicted(share: float, seed: int) -> tuple[Array, Array, Array]:
+def _predict(share: float, seed: int) -> tuple[Array, Array, Array]:
     """Return which labels are wrong (N,), the labels (N,), and the probabilities (N, 10)."""
     pixels, true = load_digits(return_X_y=True)
     generator = np.random.default_rng(seed)

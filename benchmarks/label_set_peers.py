@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.measured_runs import machine
 from patchline.pipeline.data.labels.label_sets import LabelPairs
-from patchline.pipeline.data.splits.stratification import NEW, Stratum, stratified
+from patchline.pipeline.data.splits.stratification import NEW, Stratum, stratify
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import multi_label_metrics
 
 Array = np.ndarray[Any, Any]
@@ -99,7 +99,7 @@ def split_deviations() -> dict[str, Off]:
         pairs = LabelPairs(images, numbers, tuple(f"label {k:02}" for k in range(_LABELS)))
         new = np.full(_IMAGES, NEW)
         stratum = Stratum(np.arange(_IMAGES), pairs, new, generator.random(_IMAGES))
-        ours = stratified(stratum, (1 - _SHARE, _SHARE)) == 1
+        ours = stratify(stratum, (1 - _SHARE, _SHARE)) == 1
         np.random.seed(seed)  # noqa: NPY002 - scikit-multilearn draws from the global generator
         peer = IterativeStratification(
             2, order=1, sample_distribution_per_fold=[_SHARE, 1 - _SHARE]

@@ -37,7 +37,7 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import load_digits
 
-from benchmarks.frozen_networks import chosen_images, features, network_of
+from benchmarks.frozen_networks import choose_images, features, network_of
 from benchmarks.measured_runs import machine
 from patchline.pipeline.data.config import OWN_COLUMN
 from patchline.pipeline.data.labels.answer_columns import ANSWER_SOURCE, RANDOM
@@ -46,7 +46,7 @@ from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats, sha
 from patchline.pipeline.evaluation.predictions import image_groups
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.plugins.tools.label import ranking as ranked_by
-from patchline.plugins.tools.label.ranking import EVERY, fitted_head, ranking
+from patchline.plugins.tools.label.ranking import EVERY, fit_head, ranking
 
 Array = np.ndarray[Any, Any]
 _BATCH = 20
@@ -91,14 +91,14 @@ def main() -> None:
     curves: dict[str, list[dict[int, float]]] = {"random": [], "patchline": []}
     for draw in range(_FIRST_DRAW, _FIRST_DRAW + given.draws):
         for order, of_order in curves.items():
-            of_order.append(_kept_curve(order, draw, pool, tests, given))
+            of_order.append(_compute_kept_curve(order, draw, pool, tests, given))
     for order, of_order in curves.items():
         means = {count: [curve[count] for curve in of_order if count in curve] for count in _SHOWN}
         shown = [f"{count}: {statistics.mean(each):.1%}" for count, each in means.items() if each]
-        needed = [_reached(curve, _SHARE * full) for curve in of_order]
+        needed = [_find_reached(curve, _SHARE * full) for curve in of_order]
         print(f"{order}: {_with_interval(needed)} labels for 90 %; " + ", ".join(shown))
     pairs = zip(curves["random"], curves["patchline"], strict=True)
-    less = [_reached(a, _SHARE * full) - _reached(b, _SHARE * full) for a, b in pairs]
+    less = [_find_reached(a, _SHARE * full) - _find_reached(b, _SHARE * full) for a, b in pairs]
     print(f"fewer than random: {_with_interval(less)} labels")
 
 
@@ -116,7 +116,7 @@ def _digits() -> tuple[Images, Images]:
     digits = load_digits()
     rows = np.random.default_rng(0).permutation(len(digits.target))
     centred_ND = digits.data - digits.data.mean(0)
-    images = Images(_normalized(centred_ND[rows]), digits.target[rows])
+    images = Images(_normalize(centred_ND[rows]), digits.target[rows])
     third = len(rows) // 3
     return (
         Images(images.features_ND[third:], images.labels_N[third:]),
@@ -135,14 +135,14 @@ def _of_folder(given: argparse.Namespace) -> tuple[Images, Images]:
     parts: list[Images] = []
     for split, images in (("train", given.pool), ("test", given.tests)):
         counts = [images // len(classes)] * len(classes)
-        drawn = chosen_images(given.data / split, classes, counts, seed=0)
+        drawn = choose_images(given.data / split, classes, counts, seed=0)
         place = given.keep / f"{split}-{given.side}"
         computed_ND = np.asarray(features(network, drawn, len(classes), place))
-        parts.append(Images(_normalized(computed_ND), drawn.labels_N))
+        parts.append(Images(_normalize(computed_ND), drawn.labels_N))
     return parts[0], parts[1]
 
 
-def _normalized(features_ND: Array) -> Array:
+def _normalize(features_ND: Array) -> Array:
     lengths_N1 = np.linalg.norm(features_ND, axis=1, keepdims=True)
     normalized_ND: Array = features_ND / np.maximum(lengths_N1, 1e-12)
     return normalized_ND
@@ -157,7 +157,7 @@ def _with_rare_class(pool: Images, share: float) -> Images:
 # -- the orders --
 
 
-def _kept_curve(
+def _compute_kept_curve(
     order: str, draw: int, pool: Images, tests: Images, given: argparse.Namespace
 ) -> dict[int, float]:
     """Return the accuracy for each number of labels, computed once."""
@@ -178,13 +178,13 @@ def _kept_curve(
 def _curve(order: str, draw: int, pool: Images, tests: Images, most: int) -> dict[int, float]:
     """Return the accuracy for each number of labels."""
     curve = {}
-    for asked in _asked(order, draw, pool, most):
+    for asked in _ask(order, draw, pool, most):
         part = Images(pool.features_ND[list(asked)], pool.labels_N[list(asked)])
         curve[len(asked)] = _accuracy(part, tests)
     return curve
 
 
-def _asked(order: str, draw: int, pool: Images, most: int) -> Iterator[dict[int, str]]:
+def _ask(order: str, draw: int, pool: Images, most: int) -> Iterator[dict[int, str]]:
     """Yield the images that were asked about, and why, after each batch."""
     shuffled = np.random.default_rng(draw).permutation(len(pool.labels_N)).tolist()
     sample, others = shuffled[::EVERY], set(shuffled) - set(shuffled[::EVERY])
@@ -212,7 +212,7 @@ def _print_reported(pool: Images, tests: Images, draws: int) -> None:
         ("images that help most", False, f"{OWN_COLUMN}{ANSWER_SOURCE}"),
         ("near duplicates", True, "group"),
     ):
-        found = [_reported((pool, tests), draw, column, doubled=doubled) for draw in range(draws)]
+        found = [_report((pool, tests), draw, column, doubled=doubled) for draw in range(draws)]
         for rule, pairs in (("without the column", 0), ("with it", 1)):
             reported, true, covered = zip(*(each[pairs] for each in found), strict=True)
             errors = [100 * (one - other) for one, other in zip(reported, true, strict=True)]
@@ -223,7 +223,7 @@ def _print_reported(pool: Images, tests: Images, draws: int) -> None:
             )
 
 
-def _reported(
+def _report(
     images: tuple[Images, Images], draw: int, column: str, *, doubled: bool
 ) -> list[tuple[float, float, bool]]:
     """Return the reported and the true accuracy, and whether the interval of the former holds it.
@@ -235,10 +235,10 @@ def _reported(
         doubled: whether each image has a near duplicate, all are drawn at random, and fewer.
     """
     pool, tests = images
-    *_, asked = _asked("random" if doubled else "patchline", draw, pool, 160 if doubled else 200)
+    *_, asked = _ask("random" if doubled else "patchline", draw, pool, 160 if doubled else 200)
     rows = np.repeat(list(asked), 1 + doubled)
     noise_ND = 0.02 * np.random.default_rng(draw).normal(size=pool.features_ND[rows].shape)
-    given = Images(_normalized(pool.features_ND[rows] + doubled * noise_ND), pool.labels_N[rows])
+    given = Images(_normalize(pool.features_ND[rows] + doubled * noise_ND), pool.labels_N[rows])
     names = [f"{row} {place % 2 if doubled else 0}" for place, row in enumerate(rows)]
     manifest = pd.DataFrame(
         {
@@ -256,7 +256,7 @@ def _reported(
         assigned, _ = assign(table, validation_fraction=0.15, test_fraction=0.15, seed=draw)
         is_test = (assigned["split"] == "test").to_numpy()
         is_train = (assigned["split"] == "train").to_numpy()
-        head = fitted_head(given.features_ND[is_train], given.labels_N[is_train])
+        head = fit_head(given.features_ND[is_train], given.labels_N[is_train])
         right_N = head.predict(given.features_ND[is_test]) == given.labels_N[is_test]
         true = float(np.mean(head.predict(tests.features_ND) == tests.labels_N))
         estimate = share(right_N, image_groups(assigned[is_test]))
@@ -269,13 +269,13 @@ def _accuracy(train: Images, tests: Images) -> float:
     if len(set(train.labels_N.tolist())) < 2:  # noqa: PLR2004 - nothing to learn
         predicted_N = np.full(len(tests.labels_N), train.labels_N[0])
     else:
-        predicted_N = fitted_head(train.features_ND, train.labels_N).predict(tests.features_ND)
+        predicted_N = fit_head(train.features_ND, train.labels_N).predict(tests.features_ND)
     right_N = predicted_N == tests.labels_N
     classes = np.unique(tests.labels_N)
     return float(np.mean([right_N[tests.labels_N == each].mean() for each in classes]))
 
 
-def _reached(curve: dict[int, float], goal: float) -> float:
+def _find_reached(curve: dict[int, float], goal: float) -> float:
     """Return the number of labels from which the accuracy stays at a goal for three batches.
 
     An order that does not reach it counts as if one batch more would have done.

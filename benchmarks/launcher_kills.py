@@ -96,13 +96,13 @@ def main() -> None:
 
 
 def _kill_all(cluster: Cluster, kills: range) -> int:
-    made = {processes: made_job(cluster, processes) for processes in (2, 1)}
-    expected = {processes: undisturbed_weights(cluster, job) for processes, job in made.items()}
+    made = {processes: make_job(cluster, processes) for processes in (2, 1)}
+    expected = {processes: train_undisturbed(cluster, job) for processes, job in made.items()}
     lost, done = Counter[str](), Counter[str]()
     for number in kills:
         kind = KINDS[number % len(KINDS)]
         began = time.monotonic()
-        job = named_job(made[kind.processes], f"kill-{number}")
+        job = name_job(made[kind.processes], f"kill-{number}")
         try:
             said = kill_one(cluster, job, kind, random.Random(number).randint(30, 250))  # noqa: S311 - where to kill
             check_results(job, expected[kind.processes])
@@ -205,7 +205,7 @@ def _weights(job: TrainingJob) -> str:
     return digest_of(job.folder / "best" / "model.safetensors").sha256
 
 
-def made_job(cluster: Cluster, processes: int) -> TrainingJob:
+def make_job(cluster: Cluster, processes: int) -> TrainingJob:
     """Return a job in the workspace of node a."""
     environment = {**cluster.environment, chosen.VARIABLE: cluster.workspace}
     command = [sys.executable, "-m", "benchmarks.launcher_kills", "--make", str(processes)]
@@ -219,7 +219,7 @@ def made_job(cluster: Cluster, processes: int) -> TrainingJob:
     return TrainingJob.model_validate_json(made.stdout.splitlines()[-1])
 
 
-def named_job(job: TrainingJob, name: str) -> TrainingJob:
+def name_job(job: TrainingJob, name: str) -> TrainingJob:
     """Return the job as one of a run of its own."""
     folder = job.folder.parents[1] / name / "training"
     return job.model_copy(update={"folder": folder, "run_id": name})
@@ -227,10 +227,10 @@ def named_job(job: TrainingJob, name: str) -> TrainingJob:
 
 def _make(processes: int) -> None:
     """Print a job of a run, whose data are in the shared workspace."""
-    chosen.shared()
+    chosen.find_shared_files()
     training = {**TRAINING, "processes": processes}
     model = {"preset": "none", "training": training, "model": MODEL}
-    config = config_files.validated({"name": "digits", **model})
+    config = config_files.validate_config({"name": "digits", **model})
     workspace = WORKSPACE.resolve()
     data = ingestion.ingest(config, workspace)
     config = ingestion.resolve(config, data)
@@ -239,7 +239,7 @@ def _make(processes: int) -> None:
     print(job.model_dump_json())
 
 
-def undisturbed_weights(cluster: Cluster, made: TrainingJob) -> str:
+def train_undisturbed(cluster: Cluster, made: TrainingJob) -> str:
     """Return the digest of the weights that nobody has disturbed, on this machine alone."""
     processes = made.config.training.processes
     folder = cluster.folder / f"alone-{processes}"

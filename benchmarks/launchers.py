@@ -33,7 +33,7 @@ from patchline.pipeline.packaging.prediction.batch_prediction import (
     predict_images,
 )
 from patchline.pipeline.packaging.prediction.image_files import find_images
-from patchline.pipeline.plugin_system.plugin_settings import built_launcher
+from patchline.pipeline.plugin_system.plugin_settings import build_launcher
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.processes.machines import NODE_VARIABLE
@@ -94,7 +94,7 @@ def _training(cluster: Cluster, folder: Path, rounds: int) -> None:
 def _job(workspace: Path) -> TrainingJob:
     training = {**TRAINING, "device": "cpu"}
     length = {"step_plan": [[0, 0.0, STEPS]]}
-    config = config_files.validated(
+    config = config_files.validate_config(
         {"name": "digits", "preset": "none", "training": training, "record": length}
     )
     data = ingestion.ingest(config, workspace)
@@ -224,7 +224,7 @@ def _predict_on_cluster(place: str, _address: str, settings: str) -> None:
     folder = Path(place)
     choice = PluginChoice.model_validate_json(settings)
     model = PackagedModel(folder / "model.onnx", folder / "model.json")
-    with worker_start.using_launcher("ray", lambda: built_launcher(choice, folder)) as launcher:
+    with worker_start.use_launcher("ray", lambda: build_launcher(choice, folder)) as launcher:
         launcher.slots(Resources())
         began = time.perf_counter()
         out = folder / "out.parquet"

@@ -37,9 +37,9 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
 
-from benchmarks.measured_runs import PATCHLINE, machine, measured_run
-from patchline.flows.prefect_api.prefect_client import asking
-from patchline.flows.prefect_session import connected
+from benchmarks.measured_runs import PATCHLINE, machine, measure_run
+from patchline.flows.prefect_api.prefect_client import open_client
+from patchline.flows.prefect_session import connect
 from patchline.flows.schedules import deployments
 from patchline.flows.schedules.prediction_flow import predict_flow
 from patchline.pipeline import quiet_libraries
@@ -129,8 +129,8 @@ def run_schedules(given: argparse.Namespace) -> None:
     reference, images = _small_model()
     _patchline("up", "--json")
     try:
-        with connected():
-            runs = _fired(schedules, firings, interval, reference, images)
+        with connect():
+            runs = _fire(schedules, firings, interval, reference, images)
     finally:
         _patchline("down", "--now")
     _report(runs, schedules * firings)
@@ -138,7 +138,7 @@ def run_schedules(given: argparse.Namespace) -> None:
 
 def _small_model() -> tuple[str, Path]:
     """Return a model's version, and a folder of a few images that it can predict."""
-    summary = measured_run(
+    summary = measure_run(
         "--preset", "none", "--training.epochs", "1", "--name", "small", folder=Path()
     )
     images = Path("images").resolve()
@@ -149,7 +149,7 @@ def _small_model() -> tuple[str, Path]:
     return f"{summary['name']}/{summary['version']}", images
 
 
-def _fired(
+def _fire(
     schedules: int, firings: int, interval: int, reference: str, images: Path
 ) -> list[FlowRun]:
     """Create the schedules, wait for all firings, and return their runs."""
@@ -184,7 +184,7 @@ def _runs(ids: list[UUID], start: dt.datetime, end: dt.datetime) -> list[FlowRun
     """Return the runs that were due from the start to the end: an interval fires before it too."""
     moment = dt.timedelta(milliseconds=1)
     found: list[FlowRun] = []
-    with asking() as client:
+    with open_client() as client:
         for deployment_id in ids:
             wanted = FlowRunFilter(
                 deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]),

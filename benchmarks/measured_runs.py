@@ -28,7 +28,7 @@ def machine() -> str:
     )
 
 
-def measured_run(
+def measure_run(
     *arguments: str, folder: Path | None = None, patchline: Path = PATCHLINE
 ) -> dict[str, Any]:
     """Run `patchline run`, of this environment or another one, and return its summary.

@@ -25,7 +25,7 @@ from patchline.pipeline.evaluation.visual_guide.patch_embedding_picture import (
     view,
 )
 from patchline.pipeline.models.model_cost import ModelCost, model_cost
-from patchline.pipeline.plugin_system.plugin_loader import installed, load_model
+from patchline.pipeline.plugin_system.plugin_loader import list_installed, load_model
 
 LARGE, SMALL = 224, 32
 _HEADER = """\
@@ -47,11 +47,11 @@ def write_tables(given: argparse.Namespace) -> None:
         return
     text = given.page.read_text(encoding="utf-8")
     for name, table in tables.items():
-        text = replaced(text, name, table)
+        text = replace_table(text, name, table)
     given.page.write_text(text, encoding="utf-8")
 
 
-def replaced(text: str, name: str, table: str) -> str:
+def replace_table(text: str, name: str, table: str) -> str:
     """Return a page with the table between the marks of that name replaced."""
     marks = f"<!-- table: {name} -->", "<!-- end -->"
     pattern = re.escape(marks[0]) + r"\n.*?" + re.escape(marks[1])
@@ -68,7 +68,7 @@ def _tables() -> Iterator[tuple[str, Iterator[str]]]:
 def model_rows(image_size: int, names: list[str] | None = None) -> Iterator[str]:
     """Yield the lines of the table of models, those of other libraries last."""
     yield _HEADER.format(first="model")
-    chosen = [entry.name for entry in installed("model") if entry.distribution == "patchline"]
+    chosen = [entry.name for entry in list_installed("model") if entry.distribution == "patchline"]
     for name in sorted(names or chosen, key=lambda name: (name in _ADAPTED, name)):
         for setting, size in _sizes(name):
             if image_size == SMALL and (size in _ONLY_LARGE or name in _ADAPTED):
@@ -80,7 +80,7 @@ def model_rows(image_size: int, names: list[str] | None = None) -> Iterator[str]
 def embedding_rows(image_size: int, size: str) -> Iterator[str]:
     """Yield the lines of the table of patch embeddings, each feeding a ViT of that size."""
     yield _HEADER.format(first=f"`vit` {size} fed by")
-    for entry in installed("patch_embedding"):
+    for entry in list_installed("patch_embedding"):
         if entry.distribution == "patchline":
             given: dict[str, Any] = {"size": size, "patch_embedding": {"name": entry.name}}
             choice = ModelChoice.model_validate(given)
@@ -113,7 +113,9 @@ _OVERVIEW = "overview.png"
 def write_pictures(given: argparse.Namespace) -> None:
     """Write the pictures, and print a line for each."""
     photo = load_photo(given.photo)
-    names = [entry.name for entry in installed("patch_embedding") if entry.distribution == _OWNER]
+    names = [
+        entry.name for entry in list_installed("patch_embedding") if entry.distribution == _OWNER
+    ]
     views = [view(name, {}) for name in names]
     for shown in views:
         file = save_figure(draw_view(shown, photo), given.folder / f"{shown.name}.png")

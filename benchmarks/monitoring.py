@@ -43,11 +43,11 @@ from patchline.pipeline.data.near_duplicates.search import (
     ComparedPictures,
     one_of_each,
 )
-from patchline.pipeline.evaluation.corruptions import corrupted
+from patchline.pipeline.evaluation.corruptions import corrupt
 from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.plugins.tools.monitor.arrived_images import predicted
+from patchline.plugins.tools.monitor.arrived_images import predict_images
 from patchline.plugins.tools.monitor.check_journal import Period
 from patchline.plugins.tools.monitor.drift_tests import (
     FeatureKernel,
@@ -115,7 +115,7 @@ def compute_features(package_folder: Path, images: Path, file: Path) -> None:
     some = pixels[known][-_DRIFTED:]
     for kind, strengths in _STRENGTHS.items():
         for strength in strengths:
-            versions = np.stack([_drifted(each, kind, strength) for each in some])
+            versions = np.stack([_drift(each, kind, strength) for each in some])
             _compute(package, versions, f"{kind} {strength:g}", stored)
     np.savez(file, allow_pickle=False, **stored)
     print(f"{len(paths):,} images, {int(known.sum()):,} of classes of the model: {file}")
@@ -125,19 +125,19 @@ def _compute(
     package: PackagedModel, pixels_NHWC: Array, name: str, stored: dict[str, Array]
 ) -> None:
     parts = [
-        predicted(package, pixels_NHWC[start : start + _BATCH])
+        predict_images(package, pixels_NHWC[start : start + _BATCH])
         for start in range(0, len(pixels_NHWC), _BATCH)
     ]
     stored[f"{name} probabilities"] = as_kept(np.concatenate([part[0] for part in parts]))
     stored[f"{name} features"] = as_kept(np.concatenate([part[1] for part in parts]))
 
 
-def _drifted(pixels_HWC: Array, kind: str, strength: float) -> Array:
+def _drift(pixels_HWC: Array, kind: str, strength: float) -> Array:
     if kind == "darkness":
         darker: Array = np.rint(pixels_HWC * strength).astype(np.uint8)
         return darker
     name = {"noise": "gaussian_noise", "blur": "defocus_blur"}[kind]
-    return corrupted(pixels_HWC, name, int(strength), seed=0)
+    return corrupt(pixels_HWC, name, int(strength), seed=0)
 
 
 @dataclass(frozen=True)
@@ -254,10 +254,10 @@ def _ever(
         given: the options.
     """
     settings = [str(given.file), reference, given.checks, given.images, given.reference]
-    ever = _kept(given.kept, settings)
+    ever = _read_kept(given.kept, settings)
     left = [stream for stream in range(streams) if stream not in ever]
     groups = [left[start : start + _TOGETHER] for start in range(0, len(left), _TOGETHER)]
-    for stream, alarms in _drawn(monitor, others, groups, given):
+    for stream, alarms in _draw_streams(monitor, others, groups, given):
         ever[stream] = alarms
         if given.kept is not None:
             with given.kept.open("a", encoding="utf-8") as opened:
@@ -267,7 +267,7 @@ def _ever(
     return np.array([ever[stream] for stream in range(streams)])
 
 
-def _kept(file: Path | None, settings: Sequence[object]) -> dict[int, list[bool]]:
+def _read_kept(file: Path | None, settings: Sequence[object]) -> dict[int, list[bool]]:
     """Return the streams that a command with the same settings has drawn already."""
     if file is None or not file.exists():
         return {}
@@ -275,7 +275,7 @@ def _kept(file: Path | None, settings: Sequence[object]) -> dict[int, list[bool]
     return {stream: alarms for known, stream, alarms in rows if known == settings}
 
 
-def _drawn(
+def _draw_streams(
     monitor: Monitor, others: Computed, groups: Sequence[Sequence[int]], given: argparse.Namespace
 ) -> Iterator[tuple[int, list[bool]]]:
     """Yield each stream and what it finds, as they end."""

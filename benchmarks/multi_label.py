@@ -50,7 +50,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.frozen_networks import Images, features, network_of
-from benchmarks.measured_runs import machine, measured_run
+from benchmarks.measured_runs import machine, measure_run
 from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_building import build_model
@@ -132,7 +132,7 @@ def read_tiles(folder: Path, split: str, side: int | None = None) -> tuple[Tiles
         rows = list(csv.DictReader(opened))
     labels = sorted({label for row in rows for label in row["label"].split("|")})
     rows = [row for row in rows if row["split"] == split]
-    texts = [label_sets.encoded(row["label"].split("|")) for row in rows]
+    texts = [label_sets.encode_labels(row["label"].split("|")) for row in rows]
     files = [folder / row["path"] for row in rows]
     opened_images = (Image.open(file).convert("RGB") for file in files)
     resized = [each.resize((side, side)) if side else each for each in opened_images]
@@ -164,11 +164,11 @@ def compare_training(given: argparse.Namespace) -> None:
     given.keep.mkdir(parents=True, exist_ok=True)
     maps: dict[str, list[float]] = {side: [] for side in (_OWN, *given.sides)}
     for seed in range(given.seeds):
-        own = _kept(given, _OWN, seed)
+        own = _train_once(given, _OWN, seed)
         turn = seed % max(1, len(given.sides))  # no side is always the last
         results = {_OWN: own}
         for side in (*given.sides[turn:], *given.sides[:turn]):
-            results[side] = _kept(given, side, seed, own)
+            results[side] = _train_once(given, side, seed, own)
         for side, result in results.items():
             maps[side].append(result.mAP)
     for side, each in maps.items():
@@ -179,7 +179,9 @@ def compare_training(given: argparse.Namespace) -> None:
         print(f"{_OWN} - {side}: {', '.join(f'{100 * each:+.1f}' for each in apart)} points")
 
 
-def _kept(given: argparse.Namespace, side: str, seed: int, own: Trained | None = None) -> Trained:
+def _train_once(
+    given: argparse.Namespace, side: str, seed: int, own: Trained | None = None
+) -> Trained:
     """Return a result that is kept, or train and keep it; `own` is that of the planned run."""
     file = given.keep / "trained.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
@@ -187,9 +189,9 @@ def _kept(given: argparse.Namespace, side: str, seed: int, own: Trained | None =
     result = next((each for each in kept if each.key == _key(given, side, seed)), None)
     if result is None:
         if side in _RECIPES and own is not None:
-            result = _trained_loop(given, side, seed, own)
+            result = _train_loop(given, side, seed, own)
         else:
-            result = _trained_run(given, side, seed)
+            result = _train_run(given, side, seed)
         with file.open("a", encoding="utf-8") as opened:
             opened.write(f"{result.model_dump_json()}\n")
     print(f"seed {seed}, {side}: mAP {result.mAP:.4f} in {result.seconds:.0f} s", flush=True)
@@ -203,7 +205,7 @@ def _key(given: argparse.Namespace, side: str, seed: int) -> dict[str, str | flo
     return {"side": side, "seed": seed, "minutes": given.minutes, "tiles": tiles, **own, **rate}
 
 
-def _trained_run(given: argparse.Namespace, side: str, seed: int) -> Trained:
+def _train_run(given: argparse.Namespace, side: str, seed: int) -> Trained:
     """Train with `patchline run`, as planned or without a plan."""
     folder = given.keep / f"{side}-{seed}-{given.minutes:g}"
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
@@ -211,7 +213,7 @@ def _trained_run(given: argparse.Namespace, side: str, seed: int) -> Trained:
     preset = "none" if side == _UNPLANNED else given.preset
     limit = ("--training.time-limit", f"{given.minutes * 60:g}s")
     table = str((given.tiles / TABLE).resolve())
-    summary = measured_run(table, "--preset", preset, "--seed", str(seed), *limit, folder=folder)
+    summary = measure_run(table, "--preset", preset, "--seed", str(seed), *limit, folder=folder)
     trained = TrainResult.model_validate(summary["training"])
     model, description = load_model(trained.best)
     image = description.image
@@ -229,7 +231,7 @@ def _trained_run(given: argparse.Namespace, side: str, seed: int) -> Trained:
     )
 
 
-def _trained_loop(given: argparse.Namespace, side: str, seed: int, own: Trained) -> Trained:
+def _train_loop(given: argparse.Namespace, side: str, seed: int, own: Trained) -> Trained:
     """Train the network of a run in a loop of its own, for as long as the run did."""
     _, description = load_model(Path(own.best))
     image = description.image
@@ -257,7 +259,7 @@ def plain_recipe(model: nn.Module, image: ImageSpec, rate: float) -> Recipe:
     """Return how a plain script trains."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=_DECAY)
     loss = functional.binary_cross_entropy_with_logits
-    return Recipe(optimizer, loss, _shifted(image.mean, image.std))
+    return Recipe(optimizer, loss, _build_shift(image.mean, image.std))
 
 
 def timm_recipe(model: nn.Module, image: ImageSpec, rate: float) -> Recipe:
@@ -290,11 +292,13 @@ def timm_recipe(model: nn.Module, image: ImageSpec, rate: float) -> Recipe:
 _RECIPES = {"torch": plain_recipe, "timm": timm_recipe}
 
 
-def _shifted(mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[Array], torch.Tensor]:
+def _build_shift(
+    mean: tuple[float, ...], std: tuple[float, ...]
+) -> Callable[[Array], torch.Tensor]:
     """Return a function that mirrors half of the images, and shifts all of a batch alike."""
 
     def augmented(images_BHWC: Array) -> torch.Tensor:
-        images_BCHW = _normalised(images_BHWC, mean, std)
+        images_BCHW = _normalize(images_BHWC, mean, std)
         flipped_B = torch.rand(len(images_BCHW)) < 0.5  # noqa: PLR2004 - a half
         images_BCHW[flipped_B] = images_BCHW[flipped_B].flip(3)
         side = images_BCHW.shape[3]
@@ -338,9 +342,7 @@ def _batches(images: int) -> Iterator[Array]:
             yield shuffled[start : start + _BATCH]
 
 
-def _normalised(
-    images_BHWC: Array, mean: tuple[float, ...], std: tuple[float, ...]
-) -> torch.Tensor:
+def _normalize(images_BHWC: Array, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
     images_BCHW = torch.from_numpy(images_BHWC).permute(0, 3, 1, 2).float() / 255
     means, stds = (torch.tensor(each)[:, None, None] for each in (mean, std))
     return (images_BCHW - means) / stds
@@ -357,7 +359,7 @@ def _map_of(
     """Return scikit-learn's macro mean of the average precision on the test images."""
     model.to(_device()).eval()
     logits = [
-        model(_normalised(tests.images_NHWC[start : start + _BATCH], mean, std).to(_device())).cpu()
+        model(_normalize(tests.images_NHWC[start : start + _BATCH], mean, std).to(_device())).cpu()
         for start in range(0, len(tests.images_NHWC), _BATCH)
     ]
     return float(average_precision_score(tests.sets_NK, torch.cat(logits).float().numpy()))

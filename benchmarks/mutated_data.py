@@ -95,13 +95,13 @@ _REFUSED_STARTS = {
 @cache
 def whole_files() -> tuple[bytes, ...]:
     """Return an undamaged file for each format, mode and coding."""
-    return tuple(_saved(name, mode, **options) for name, mode, options in _SAVED)
+    return tuple(_save(name, mode, **options) for name, mode, options in _SAVED)
 
 
 @cache
-def refused_kinds() -> tuple[bytes, ...]:
+def save_refused_kinds() -> tuple[bytes, ...]:
     """Return a file of each format that is not read."""
-    saved = (_saved(name, "P" if name == "BLP" else "RGB") for name in _REFUSED_SAVED[:-2])
+    saved = (_save(name, "P" if name == "BLP" else "RGB") for name in _REFUSED_SAVED[:-2])
     return (*saved, *_REFUSED_STARTS.values())
 
 
@@ -109,13 +109,13 @@ def image_case(number: int, count: int, seed: int) -> bytes:
     """Return the file of a number: mutated below `count`, of a refused format from there on."""
     rng = np.random.default_rng([seed, number])
     if number >= count:
-        start = refused_kinds()[(number - count) // REFUSED_EACH]
-        return start if number % REFUSED_EACH == 0 else mutated(start, rng, keep=48)
+        start = save_refused_kinds()[(number - count) // REFUSED_EACH]
+        return start if number % REFUSED_EACH == 0 else mutate(start, rng, keep=48)
     files = whole_files()
-    return mutated(files[number % len(files)], rng)
+    return mutate(files[number % len(files)], rng)
 
 
-def _saved(name: str, mode: str, *, save_all: bool = False, **options: Any) -> bytes:
+def _save(name: str, mode: str, *, save_all: bool = False, **options: Any) -> bytes:
     rng = np.random.default_rng(len(mode))
     pixels = rng.integers(0, 256, (6, 8, 3), np.uint8)
     picture = Image.fromarray(pixels).resize((40, 28), Image.Resampling.BICUBIC)
@@ -130,7 +130,7 @@ def _saved(name: str, mode: str, *, save_all: bool = False, **options: Any) -> b
     return file.getvalue()
 
 
-def mutated(data: bytes, rng: np.random.Generator, keep: int = 0) -> bytes:
+def mutate(data: bytes, rng: np.random.Generator, keep: int = 0) -> bytes:
     """Return a file with one to five changes behind its first `keep` bytes."""
     changed = bytearray(data)
     for _ in range(int(rng.integers(1, _MOST_CHANGES + 1))):
@@ -300,12 +300,12 @@ def write_case(number: int, seed: int, folder: Path) -> DataCase:
     packed = _zip(members) if kind == "zip" else _tar(members)
     damaged = rng.random() < _HALF
     if damaged and kind != "zip" and rng.random() < _HALF:
-        packed = _changed_header(packed, rng)
+        packed = _change_header(packed, rng)
     elif damaged and kind != "tar.gz":
-        packed = mutated(packed, rng)
+        packed = mutate(packed, rng)
     if kind == "tar.gz":
         packed = gzip.compress(packed, mtime=0)
-        packed = mutated(packed, rng) if damaged else packed
+        packed = mutate(packed, rng) if damaged else packed
     whole = None if damaged or harmful or kind == "shards" else len(names)
     if kind == "shards":
         (folder / "data").mkdir(parents=True)
@@ -326,7 +326,7 @@ def _fast_files() -> tuple[bytes, ...]:
 def _image(rng: np.random.Generator) -> bytes:
     files = _fast_files()
     data = files[int(rng.integers(len(files)))]
-    return mutated(data, rng) if rng.random() < _HALF else data
+    return mutate(data, rng) if rng.random() < _HALF else data
 
 
 def _name(rng: np.random.Generator) -> str:
@@ -379,7 +379,7 @@ def _zip(members: list[_Member]) -> bytes:
     return packed.getvalue()
 
 
-def _changed_header(packed: bytes, rng: np.random.Generator) -> bytes:
+def _change_header(packed: bytes, rng: np.random.Generator) -> bytes:
     """Change a field of a tar header, and make its checksum right again."""
     changed = bytearray(packed)
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
@@ -450,7 +450,7 @@ def _write_table(rng: np.random.Generator, kind: str, folder: Path) -> DataCase:
     else:
         packed = _parquet(rows) if kind == "parquet" else _text_table(rows, kind)
     file = folder / f"data.{kind.rpartition(' ')[2]}"
-    file.write_bytes(mutated(packed, rng) if rng.random() < _HALF else packed)
+    file.write_bytes(mutate(packed, rng) if rng.random() < _HALF else packed)
     return DataCase(file, kind, None, settings)
 
 
@@ -508,7 +508,7 @@ def _write_export(rng: np.random.Generator, kind: str, folder: Path) -> DataCase
         _spoil(content, rng)
     packed = json.dumps(content, default=repr).encode("utf-8", "surrogateescape")
     file = folder / "data.json"
-    file.write_bytes(mutated(packed, rng) if rng.random() < _HALF else packed)
+    file.write_bytes(mutate(packed, rng) if rng.random() < _HALF else packed)
     return DataCase(file, kind, None)
 
 

@@ -112,7 +112,7 @@ def _read(folder: Path, measures: ImageMeasures) -> tuple[pd.DataFrame, list[tup
         if zlib.crc32(data) % PLANTED == 0:
             chosen[path] = image.copy()
 
-    config = config_files.requested(str(folder))
+    config = config_files.build_config(str(folder))
     scanned = ingestion.scan(config, Path(".patchline").resolve(), on_image=add)
     rows = manifests.usable(scanned.manifest)
     places = {path: place for place, path in enumerate(rows["path"])}
@@ -178,13 +178,13 @@ def _draw_sheet(thumbnails: Thumbnails, natural: Pairs, file: Path) -> None:
     """Draw a random sample of the data's own pairs, least similar first."""
     ordered = sorted(natural, key=lambda pair: natural[pair])
     places = np.sort(np.random.default_rng(0).permutation(len(ordered))[:_SHEET_PAIRS])
-    cells = [np.hstack([_drawn(thumbnails, row) for row in ordered[place]]) for place in places]
+    cells = [np.hstack([_draw(thumbnails, row) for row in ordered[place]]) for place in places]
     cells += [np.zeros_like(cells[0])] * (-len(cells) % 10)
     rows = [np.hstack(cells[start : start + 10]) for start in range(0, len(cells), 10)]
     cv2.imwrite(str(file), np.vstack(rows))
 
 
-def _drawn(thumbnails: Thumbnails, row: int) -> Array:
+def _draw(thumbnails: Thumbnails, row: int) -> Array:
     luma = thumbnails.luma_NHW[row]
     chroma = cv2.resize(thumbnails.chroma_NHWC[row], luma.shape[::-1])
     image = cv2.cvtColor(np.dstack([luma, chroma]), cv2.COLOR_YCrCb2BGR)

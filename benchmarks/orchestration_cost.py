@@ -26,9 +26,9 @@ from PIL import Image
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun
 
-from benchmarks.measured_runs import PATCHLINE, machine, measured_run
-from patchline.flows.prefect_api.prefect_client import asking
-from patchline.flows.prefect_session import connected
+from benchmarks.measured_runs import PATCHLINE, machine, measure_run
+from patchline.flows.prefect_api.prefect_client import open_client
+from patchline.flows.prefect_session import connect
 from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.conftest import draw_photo, write_photos
 
@@ -50,7 +50,7 @@ def main() -> None:
         print(f"up, in a fresh folder: {_seconds('up'):.1f} s")
         print(f"down: {_seconds('down'):.1f} s")
         print(f"up, in a used folder: {_seconds('up'):.1f} s", flush=True)
-        summary = measured_run(
+        summary = measure_run(
             "--preset", "none", "--training.time-limit", f"{_TRAINING_SECONDS}s", folder=Path()
         )
         trained = summary["training"]["seconds"]
@@ -61,7 +61,7 @@ def main() -> None:
             f"given, {registered - trained:.1f} s more; the command ended after "
             f"{summary['wall_seconds']:.1f} s; by stage {summary['seconds']}"
         )
-        with connected():
+        with connect():
             waits = _new_data()
         shown = ", ".join(f"{wait:.1f}" for wait in waits)
         print(
@@ -94,7 +94,7 @@ def _all_ended(deployment_id: UUID, runs: int) -> bool:
 
 def _runs(deployment_id: UUID) -> list[FlowRun]:
     wanted = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]))
-    with asking() as client:
+    with open_client() as client:
         return client.read_flow_runs(flow_run_filter=wanted)
 
 

@@ -120,7 +120,7 @@ def read_trace(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             asking[thread] = address
         server = asking.get(thread, "")
         if server and "connect(" not in call:
-            name = _asked_name(call, server)
+            name = _read_asked_name(call, server)
             if name:
                 look_ups[name] = None
                 del asking[thread]
@@ -158,7 +158,7 @@ def _outside(call: str) -> list[str]:
     return found
 
 
-def _asked_name(call: str, server: str) -> str:
+def _read_asked_name(call: str, server: str) -> str:
     """Return the name that a message to a name server asks for; empty if it holds none."""
     content = next(iter(_TEXT.findall(_ADDRESS.sub("", call))), None)
     if content is None:
@@ -235,23 +235,23 @@ def commands_with_servers() -> list[list[str]]:
     ]
 
 
-def measured(folder: Path) -> Iterator[tuple[str, Recorded]]:
+def measure_commands(folder: Path) -> Iterator[tuple[str, Recorded]]:
     """Run every command in a folder, and yield each with what was recorded."""
     _write_photos(folder / "photos")
     (folder / "run.yaml").write_text(_SETTINGS, encoding="utf-8")
     env = as_a_stranger(folder / "home")
     (folder / "home").mkdir()
     for words in commands_alone():
-        yield _shown(words), record([PATCHLINE, *words], folder, env)
+        yield _format_command(words), record([PATCHLINE, *words], folder, env)
     yield "mlflow.pyfunc.load_model of the package", _bare(folder, env)
     serving = Recording([PATCHLINE, "up", "--prefect-port", "14200", "--mlflow-port", "15000"],
                         folder, env)  # fmt: skip
     try:
         deadline = time.monotonic() + _START_SECONDS
-        while local_services.running(folder) is None and time.monotonic() < deadline:
+        while local_services.find_running(folder) is None and time.monotonic() < deadline:
             time.sleep(1.0)
         for words in commands_with_servers():
-            yield _shown(words), record([PATCHLINE, *words], folder, env)
+            yield _format_command(words), record([PATCHLINE, *words], folder, env)
     finally:
         down = record([PATCHLINE, "down", "--now"], folder, env)
     yield "patchline up, until down", serving.ended()
@@ -274,7 +274,7 @@ def _bare(folder: Path, env: dict[str, str]) -> Recorded:
     return record(command, folder, {**env, "MLFLOW_DISABLE_TELEMETRY": "true"})
 
 
-def _shown(words: list[str]) -> str:
+def _format_command(words: list[str]) -> str:
     return f"patchline {' '.join(words)}"
 
 
@@ -302,7 +302,7 @@ def main() -> int:
     print("| command | look-ups | outside connections |\n| --- | --- | --- |", flush=True)
     bad = False
     with tempfile.TemporaryDirectory() as folder:
-        for name, found in measured(Path(folder)):
+        for name, found in measure_commands(Path(folder)):
             failed = f" (exit code {found.code})" if found.code else ""
             bad = bad or bool(found.code or found.look_ups or found.connections)
             cells = (", ".join(each) or "none" for each in (found.look_ups, found.connections))

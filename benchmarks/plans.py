@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model_figures import replaced
-from patchline.pipeline.planning.draft import Draft, drafted
+from benchmarks.model_figures import replace_table
+from patchline.pipeline.planning.draft import Draft, draft_plan
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, PlanFacts, Speed
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import image_side, tiers_for, work
@@ -138,7 +138,7 @@ def table() -> Iterator[str]:
 
 def _row(case: Case, machine: Machine) -> str:
     facts, user = facts_of(case, machine), settings_of(case)
-    settings, decision = plan(facts, user).settings, drafted(facts, user)
+    settings, decision = plan(facts, user).settings, draft_plan(facts, user)
     training = settings["training"]
     what = f"{case.images:,}, {case.classes:,}, {case.pixels}"
     time = f"{case.minutes:g} min" if case.minutes else f"`{case.preset}`"
@@ -151,12 +151,12 @@ def _row(case: Case, machine: Machine) -> str:
         _long(decision, machine),
         f"{decision.batch}",
         f"`{settings['augmentation']['name']}`{mixed}",
-        _repeated(training),
+        _describe_repeats(training),
     )
     return f"| {' | '.join(cells)} |"
 
 
-def _repeated(training: dict[str, Any]) -> str:
+def _describe_repeats(training: dict[str, Any]) -> str:
     if folds := training.get("folds"):
         return f"{folds} folds"
     return str(training.get("final_model", "no"))
@@ -200,7 +200,7 @@ def main() -> None:
     if page is None:
         print(lines)
         return
-    page.write_text(replaced(page.read_text("utf-8"), TABLE, lines), "utf-8")
+    page.write_text(replace_table(page.read_text("utf-8"), TABLE, lines), "utf-8")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from patchline.pipeline.models.probing.features import FeatureStore, suitable_ba
 from patchline.pipeline.models.probing.linear_fit import fit_head
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.training.config import duration_seconds
-from patchline.pipeline.training.initial_weights.starting_point import starting_point
+from patchline.pipeline.training.initial_weights.starting_point import find_starting_point
 from patchline.pipeline.training.job import TRAINING
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.train_result import TrainResult
@@ -109,8 +109,8 @@ class Images(NamedTuple):
 
 def _mae(given: argparse.Namespace) -> None:
     folder, keep = given.folder.resolve(), given.keep.resolve()
-    changes = config_files.merged(_MAE, {"training": {"time_limit": given.limit}})
-    config, data, prepared = _prepared(folder / "train", keep, changes)
+    changes = config_files.merge_settings(_MAE, {"training": {"time_limit": given.limit}})
+    config, data, prepared = _prepare(folder / "train", keep, changes)
     trained = _train(config, data, prepared, keep / "mae")
     print(
         f"masked autoencoder: {trained.epochs:.1f} epochs, {trained.steps} steps in "
@@ -168,31 +168,33 @@ def _halves(given: argparse.Namespace) -> None:
     short = given.fine_tuning or f"{duration_seconds(given.limit) / _SHORTER:g}s"
     classes = sorted(each.name for each in (folder / "train").iterdir())
     half = len(classes) // 2
-    first = _linked(folder / "train", keep / "first", classes[:half], None)
-    second = _linked(folder / "train", keep / "second", classes[half:], _LABELLED)
-    tests = _linked(folder / "test", keep / "tests", classes[half:], None)
-    changes = config_files.merged(_SUPERVISED, _MANY)
-    changes = config_files.merged(changes, {"training": {"time_limit": given.limit}})
-    before = _train(*_prepared(first, keep, changes), keep / "halves-first")
+    first = _link_images(folder / "train", keep / "first", classes[:half], None)
+    second = _link_images(folder / "train", keep / "second", classes[half:], _LABELLED)
+    tests = _link_images(folder / "test", keep / "tests", classes[half:], None)
+    changes = config_files.merge_settings(_SUPERVISED, _MANY)
+    changes = config_files.merge_settings(changes, {"training": {"time_limit": given.limit}})
+    before = _train(*_prepare(first, keep, changes), keep / "halves-first")
     print(
         f"pre-trained: {before.epochs:.1f} epochs, "
         f"{before.best_validation_accuracy or 0:.1%} of its own validation images"
     )
-    changes = config_files.merged(_SUPERVISED, _FEW)
-    changes = config_files.merged(changes, {"training": {"time_limit": short}})
+    changes = config_files.merge_settings(_SUPERVISED, _FEW)
+    changes = config_files.merge_settings(changes, {"training": {"time_limit": short}})
     start = {"init": str(before.best / "model.safetensors")}
     warm = {"model": start, "training": {"trainable": "all"}}
     slower = {"optimizer": {"learning_rate": 1.4e-3}}
-    sides = {"random weights": {}, "pre-trained": config_files.merged(warm, slower)}
+    sides = {"random weights": {}, "pre-trained": config_files.merge_settings(warm, slower)}
     found: dict[str, list[float]] = {name: [] for name in sides}
     for seed in range(seeds):
         for name, more in sides.items():
-            asked = config_files.merged(changes, {**more, "seed": seed})
-            config, data, prepared = _prepared(second, keep, asked)
+            asked = config_files.merge_settings(changes, {**more, "seed": seed})
+            config, data, prepared = _prepare(second, keep, asked)
             kept = keep / f"halves-{name.replace(' ', '-')}-{seed}"
             trained = _train(config, data, prepared, kept)
             images = _images(tests, classes[half:], _TESTED * 2, prepared.image)
-            found[name].append(_tested(f"{name}, seed {seed}", trained, images, prepared.image))
+            found[name].append(
+                _measure_accuracy(f"{name}, seed {seed}", trained, images, prepared.image)
+            )
     if seeds > 1:
         means = {name: float(np.mean(values)) for name, values in found.items()}
         gains = np.subtract(found["pre-trained"], found["random weights"])
@@ -201,7 +203,7 @@ def _halves(given: argparse.Namespace) -> None:
         print(f"gain {gains.mean():.1%}, standard error {error:.1%} over {seeds} seeds", flush=True)
 
 
-def _tested(name: str, trained: TrainResult, images: Images, spec: ImageSpec) -> float:
+def _measure_accuracy(name: str, trained: TrainResult, images: Images, spec: ImageSpec) -> float:
     """Print and return the share of the images that a trained model classifies correctly."""
     model = load_model(trained.best)[0]
     rows = np.arange(len(images.pixels))
@@ -216,7 +218,7 @@ def _tested(name: str, trained: TrainResult, images: Images, spec: ImageSpec) ->
     return found.value
 
 
-def _linked(source: Path, target: Path, classes: list[str], each: int | None) -> Path:
+def _link_images(source: Path, target: Path, classes: list[str], each: int | None) -> Path:
     """Return a folder with links to the first images of some classes."""
     shutil.rmtree(target, ignore_errors=True)
     for name in classes:
@@ -226,14 +228,16 @@ def _linked(source: Path, target: Path, classes: list[str], each: int | None) ->
     return target
 
 
-def _prepared(
+def _prepare(
     images: Path, keep: Path, changes: dict[str, Any]
 ) -> tuple[RunConfig, IngestedData, PreparedData]:
-    asked = config_files.merged({"name": "pretraining", "data": {"path": str(images)}}, changes)
-    config, workspace = config_files.validated(asked), keep / "work"
+    asked = config_files.merge_settings(
+        {"name": "pretraining", "data": {"path": str(images)}}, changes
+    )
+    config, workspace = config_files.validate_config(asked), keep / "work"
     data = ingestion.ingest(config, workspace)
     if config.model.init:
-        config = starting_point(config, "pretraining", workspace).config
+        config = find_starting_point(config, "pretraining", workspace).config
     config = ingestion.resolve(config, data)
     return config, data, ingestion.prepare(config, data, workspace)
 

@@ -29,8 +29,8 @@ import cv2
 import numpy as np
 import pandas as pd
 
-from benchmarks.evaluation import class_names, made_table, reported
-from benchmarks.ingestion import made_manifest
+from benchmarks.evaluation import build_report, class_names, make_table
+from benchmarks.ingestion import make_manifest
 from benchmarks.measured_runs import machine
 from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.data import ingestion
@@ -60,14 +60,14 @@ def reading(size: int) -> Iterator[Work]:
             file = folder / "images" / f"class_{number % _CLASSES}" / f"{number:07d}.jpg"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(cv2.imencode(".jpg", image)[1].tobytes())
-        config = config_files.requested(str(folder / "images"))
+        config = config_files.build_config(str(folder / "images"))
         yield lambda: ingestion.ingest(config, folder / "workspace")
 
 
 def splitting(size: int) -> Iterator[Work]:
     """Divide the rows into splits, and remember them."""
     manifest = _manifest(size)
-    config = config_files.validated({"name": "large", "data": {"source": "image_folder"}})
+    config = config_files.validate_config({"name": "large", "data": {"source": "image_folder"}})
     fractions = config.data.validation_fraction, config.data.test_fraction
     wanted = split.split_fractions(manifest, *fractions)
     how = ingestion.Splitting(wanted, "large", SINGLE_LABEL)
@@ -122,9 +122,9 @@ def order(size: int) -> Iterator[Work]:
 
 def report(size: int) -> Iterator[Work]:
     """Compute the report of so many test images in ten classes."""
-    table, _ = made_table(_CLASSES, size)
+    table, _ = make_table(_CLASSES, size)
     predictions = Predictions.of(table)
-    yield lambda: reported(predictions, _CLASSES)
+    yield lambda: build_report(predictions, _CLASSES)
 
 
 def promotion(size: int) -> Iterator[Work]:
@@ -174,7 +174,7 @@ PARTS: dict[str, Callable[[int], Iterator[Work]]] = {
 
 def _manifest(size: int) -> pd.DataFrame:
     """Return a manifest of made-up images in ten classes."""
-    manifest = made_manifest(size)
+    manifest = make_manifest(size)
     numbers = manifest["label"].str[-1:]
     return manifest.assign(label="class_" + numbers)
 

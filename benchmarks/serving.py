@@ -229,7 +229,7 @@ def _check_version(load: Load, status: int, body: bytes) -> None:
         load.mixed += 1
 
 
-async def _closed_loop(
+async def _run_closed_loop(
     port: int, requests: list[bytes], seconds: float, connections: int = CONNECTIONS
 ) -> Load:
     load, end = Load(), time.monotonic() + seconds
@@ -279,11 +279,11 @@ def cost(folder: Path, rounds: float) -> None:
     """Print processor time for an image, in a bare loop and in the server, in turn."""
     ratios = []
     with _serving() as (process, port):
-        asyncio.run(_closed_loop(port, _raw(), 2.0))
+        asyncio.run(_run_closed_loop(port, _raw(), 2.0))
         for number in range(int(rounds)):
             bare, rate = _bare_loop(folder)
             before = _processor_seconds(process.pid)
-            load = asyncio.run(_closed_loop(port, _raw(), _SECONDS))
+            load = asyncio.run(_run_closed_loop(port, _raw(), _SECONDS))
             answered = len(load.seconds)
             each = (_processor_seconds(process.pid) - before) / answered
             ratios.append(each / bare)
@@ -371,9 +371,9 @@ def peers(folder: Path, python: str) -> None:
                 others = {other for _, (other, _), _ in servers} - {pid}
                 with contextlib.ExitStack() as stopped:  # LitServe polls while nobody asks
                     for other in others:
-                        stopped.enter_context(_stopped(other))
+                        stopped.enter_context(_suspend(other))
                     before = _processor_seconds(pid)
-                    load = asyncio.run(_closed_loop(port, requests, _SECONDS))
+                    load = asyncio.run(_run_closed_loop(port, requests, _SECONDS))
                     each = (_processor_seconds(pid) - before) / max(1, len(load.seconds))
                 rates.setdefault(name, []).append(len(load.seconds) / _SECONDS)
                 print(
@@ -387,7 +387,7 @@ def peers(folder: Path, python: str) -> None:
 
 
 @contextmanager
-def _stopped(pid: int) -> Iterator[None]:
+def _suspend(pid: int) -> Iterator[None]:
     """Stop a process and its children while the block runs, so that they take no core."""
     family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     for process in family:
@@ -414,7 +414,7 @@ def _mlflow(folder: Path) -> Iterator[tuple[int, int]]:
     program = str(Path(sys.executable).parent / "mlflow")
     command = [program, "models", "serve", "--model-uri", str(saved), "--env-manager", "local"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with _started([*command, "--port", str(port)], port, "/ping", {"PATH": path}) as pid:
+    with _start([*command, "--port", str(port)], port, "/ping", {"PATH": path}) as pid:
         yield pid, port
 
 
@@ -424,7 +424,7 @@ def _litserve(folder: Path, python: str) -> Iterator[tuple[int, int]]:
     port, program = _free_port(), folder / "lit.py"
     program.write_text(_LITSERVE, encoding="utf-8")
     model = str(folder / "package-1" / "artifacts" / "model.onnx")
-    with _started([python, str(program), model, str(port)], port, "/health", {}) as pid:
+    with _start([python, str(program), model, str(port)], port, "/health", {}) as pid:
         yield pid, port
 
 
@@ -460,7 +460,7 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def _started(
+def _start(
     command: list[str], port: int, health: str, environment: dict[str, str]
 ) -> Iterator[int]:
     with Path("peers.log").open("a", encoding="utf-8") as log:
@@ -502,7 +502,7 @@ def switches(folder: Path, number: float) -> None:
 
         def ask() -> None:
             while not done.is_set():
-                loads.append(asyncio.run(_closed_loop(port, _raw(), 2.0, 8)))
+                loads.append(asyncio.run(_run_closed_loop(port, _raw(), 2.0, 8)))
 
         asking = threading.Thread(target=ask)
         asking.start()
@@ -546,7 +546,7 @@ def sigterm(folder: Path, rounds: float) -> None:
     total, statuses, seconds = 0, 0, []
     for _ in range(int(rounds)):
         with _serving() as (process, port), ThreadPoolExecutor(1) as pool:
-            asking = pool.submit(asyncio.run, _closed_loop(port, _raw(), 6.0))
+            asking = pool.submit(asyncio.run, _run_closed_loop(port, _raw(), 6.0))
             time.sleep(2.0)
             began = time.monotonic()
             process.send_signal(signal.SIGTERM)
@@ -579,7 +579,7 @@ def hostile(folder: Path, minutes: float, share: float) -> None:
     """Ask as usual, alone and beside clients that are damaged, huge, slow or half-closed."""
     del folder
     with _serving() as (process, port):
-        warm = asyncio.run(_closed_loop(port, _raw(), 3.0, 4))
+        warm = asyncio.run(_run_closed_loop(port, _raw(), 3.0, 4))
         rate = share * len(warm.seconds) / 3.0
         alone = asyncio.run(_open_loop(port, _raw(), rate, 10.0))
         before = psutil.Process(process.pid).memory_info().rss >> 20
@@ -588,7 +588,7 @@ def hostile(folder: Path, minutes: float, share: float) -> None:
         end = time.monotonic() + 60 * minutes
         good = Load()
         while time.monotonic() < end:
-            load, others = asyncio.run(_mixed(port, rate, min(10.0, end - time.monotonic())))
+            load, others = asyncio.run(_send_mixed(port, rate, min(10.0, end - time.monotonic())))
             good.seconds += load.seconds
             for found in (load.statuses, others):
                 for status, count in found.items():
@@ -604,7 +604,7 @@ def hostile(folder: Path, minutes: float, share: float) -> None:
         )
 
 
-async def _mixed(port: int, rate: float, seconds: float) -> tuple[Load, dict[int, int]]:
+async def _send_mixed(port: int, rate: float, seconds: float) -> tuple[Load, dict[int, int]]:
     """Send good requests, and a fourth as many hostile ones beside them."""
     statuses: dict[int, int] = {}
     generator = random.Random(time.time_ns())  # noqa: S311 - not for secrets
@@ -677,7 +677,7 @@ async def _hostile(port: int, generator: random.Random, statuses: dict[int, int]
 def bodies(folder: Path, seconds: float, limit: int, only: str) -> None:
     """Send bodies that become large from twelve connections; measure memory and `/healthz`."""
     del folder
-    kinds = _growing_bodies()
+    kinds = _build_growing_bodies()
     for name in [only] if only else kinds:
         with _serving() as (process, port):
             request = kinds[name]().replace(b"{port}", str(port).encode(), 1)
@@ -685,7 +685,7 @@ def bodies(folder: Path, seconds: float, limit: int, only: str) -> None:
             with ThreadPoolExecutor(2) as pool:
                 memory = pool.submit(_largest_memory, process, limit, done)
                 healthy = pool.submit(_healthz_seconds, port, done)
-                load = asyncio.run(_closed_loop(port, [request], seconds, 12))
+                load = asyncio.run(_run_closed_loop(port, [request], seconds, 12))
                 done.set()
             slowest = f"{max(healthy.result(), default=float('nan')):.2f} s"
             ended = "" if process.poll() is None else ", killed"
@@ -723,7 +723,7 @@ def _healthz_seconds(port: int, done: threading.Event) -> list[float]:
     return seconds
 
 
-def _growing_bodies() -> dict[str, Callable[[], bytes]]:
+def _build_growing_bodies() -> dict[str, Callable[[], bytes]]:
     """Return what makes a request, by what is in it."""
     most, infer, in_json = (1 << 24) - 1000, f"/v2/models/{NAME}/infer", "application/json"
 

@@ -32,7 +32,7 @@ import yaml
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.measured_runs import PATCHLINE, machine, measured_run
+from benchmarks.measured_runs import PATCHLINE, machine, measure_run
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.batches.batch_order import BatchOrder, Rows, ShuffleWindows, row_of
@@ -57,7 +57,7 @@ def compare_accuracy(given: argparse.Namespace) -> None:
             planned["record"]["shuffle_window"] = window
             config.write_text(yaml.safe_dump(planned), encoding="utf-8")
             flags = ("--config", str(config), "--seed", str(seed))
-            summary = measured_run(*flags, folder=folder)
+            summary = measure_run(*flags, folder=folder)
             accuracies.append(100 * summary["metrics"]["test/accuracy"]["value"])
         whole, windows = accuracies
         differences.append(windows - whole)
@@ -111,7 +111,7 @@ class _SmallImages(NamedTuple):
 
 def _small_images(given: argparse.Namespace, workspace: Path) -> _SmallImages:
     side = {"data": {"image_size": _SIDE * 4}}
-    config = config_files.requested(given.data, preset_name="none", flags=side)
+    config = config_files.build_config(given.data, preset_name="none", flags=side)
     data = ingestion.ingest(config, workspace)
     prepared = ingestion.prepare(ingestion.resolve(config, data), data, workspace)
     rows = manifests.usable(manifests.load(data.manifest_file))

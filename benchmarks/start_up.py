@@ -30,16 +30,16 @@ def main() -> None:
     values: list[Value] = []
     with tempfile.TemporaryDirectory() as folder:
         for command in ("--help", "plugins list", "models"):
-            values += _measured(command, command, folder)
+            values += _measure(command, command, folder)
         _install_many(Path(folder))
         many = f"plugins list, with {PLUGINS} more plugins"
-        values += _measured(many, "plugins list", folder, PYTHONPATH=folder)
+        values += _measure(many, "plugins list", folder, PYTHONPATH=folder)
     for value in values:
         print(f"{value.name}: {value.value:.3f} {value.unit}")
     record("start_up", *values)
 
 
-def _measured(name: str, command: str, folder: str, **variables: str) -> list[Value]:
+def _measure(name: str, command: str, folder: str, **variables: str) -> list[Value]:
     seconds, processor = [], []
     for _ in range(RUNS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

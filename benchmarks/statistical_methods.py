@@ -67,7 +67,7 @@ import numpy as np
 from scipy.stats import norm
 
 from benchmarks.measured_runs import machine
-from patchline.pipeline.data.symmetry.mirror_probe import measured
+from patchline.pipeline.data.symmetry.mirror_probe import compare_mirror_images
 from patchline.pipeline.evaluation.metrics.classification import by_class, metrics, softmax
 from patchline.pipeline.evaluation.metrics.curve_areas import average_precision, roc_auc
 from patchline.pipeline.evaluation.metrics.intervals import (
@@ -78,13 +78,13 @@ from patchline.pipeline.evaluation.metrics.intervals import (
 )
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     PAIRED,
-    paired_metrics,
+    compare_metrics,
 )
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     ThresholdedScores as SetAnswers,
 )
 from patchline.pipeline.evaluation.metrics.names import METRICS
-from patchline.pipeline.evaluation.metrics.paired_test import is_better, paired_difference
+from patchline.pipeline.evaluation.metrics.paired_test import compute_paired_difference, is_better
 from patchline.pipeline.evaluation.metrics.temperature import (
     HIGHEST,
     LOWEST,
@@ -203,13 +203,13 @@ def coverage_rows(coverages: list[Coverage]) -> list[str]:
         lines.append(
             f"| {metric} | {images:,} | {len(group)} "
             f"| {np.mean([coverage.covered for coverage in group]):.1%} | {lowest.covered:.1%} "
-            f"| {_described(lowest.setting)} "
+            f"| {_describe(lowest.setting)} "
             f"| {np.mean([coverage.width for coverage in group]):.3f} |"
         )
     return lines
 
 
-def _described(setting: Setting) -> str:
+def _describe(setting: Setting) -> str:
     even = "" if len(set(setting.shares)) == 1 else " uneven"
     sure = "" if setting.temperature == 1 else f", temperature {setting.temperature}"
     return f"{len(setting.shares)}{even} classes, accuracy {setting.accuracy}{sure}"
@@ -493,12 +493,14 @@ def answers(
     return np.isin(kind, (0, 1)), np.isin(kind, (0, 2))
 
 
-def promoted(images: int, *, accuracy: float, gain: float, discordant: float, seed: int) -> int:
+def count_promoted(
+    images: int, *, accuracy: float, gain: float, discordant: float, seed: int
+) -> int:
     """Return in how many of the trials b passes the gate."""
     generator = np.random.default_rng(seed)
     return sum(
         is_better(
-            paired_difference(
+            compute_paired_difference(
                 *answers(generator, images, accuracy=accuracy, gain=gain, discordant=discordant)
             )
         )
@@ -512,7 +514,7 @@ def difference_coverage(images: int, *, accuracy: float, gain: float, discordant
     held = 0
     for _ in range(_DIFFERENCES):
         pair = answers(generator, images, accuracy=accuracy, gain=gain, discordant=discordant)
-        estimate = paired_difference(*pair).difference
+        estimate = compute_paired_difference(*pair).difference
         held += estimate.low <= gain <= estimate.high
     return held / _DIFFERENCES
 
@@ -522,9 +524,11 @@ def print_promotions(_: argparse.Namespace) -> None:
     print(f"equal models, promoted of {_TRIALS} trials (17 at most):")
     for images in (200, 2000):
         for seed, (accuracy, discordant) in enumerate(_EQUAL):
-            count = promoted(images, accuracy=accuracy, gain=0.0, discordant=discordant, seed=seed)
+            count = count_promoted(
+                images, accuracy=accuracy, gain=0.0, discordant=discordant, seed=seed
+            )
             print(f"  n = {images:,}, accuracy {accuracy}, discordant {discordant}: {count}")
-    count = promoted(2000, accuracy=0.85, gain=0.03, discordant=0.15, seed=0)
+    count = count_promoted(2000, accuracy=0.85, gain=0.03, discordant=0.15, seed=0)
     print(
         f"better by 3 points, n = 2,000, discordant 0.15: promoted {count} of {_TRIALS} "
         f"= {count / _TRIALS:.0%} (80% at least)"
@@ -589,7 +593,7 @@ def label_set_pairs(setting: LabelSetSetting, trials: int) -> tuple[Array, dict[
             own = generator.normal(size=labels.shape) * np.sqrt(1 - setting.common)
             scores = skill * labels + shared + own
             answers.append(SetAnswers(scores, (scores >= 1.0).astype(np.uint8)))
-        found = paired_metrics(labels, answers[0], answers[1], seed=seed)
+        found = compare_metrics(labels, answers[0], answers[1], seed=seed)
         gains.append([found[name].difference.value for name in PAIRED])
         better = {name: is_better(found[name]) for name in PAIRED}
         for name, passes in {**better, "both": all(better.values())}.items():
@@ -637,7 +641,7 @@ _GROUP_SETTINGS = tuple(
 _DISCORDANT, _MOST_OF_SETS, _MOST_IN_REPORTS = 0.15, 300, 2000
 
 
-def _grouped_images(setting: GroupSetting) -> Array:
+def _group_images(setting: GroupSetting) -> Array:
     """Return the group of each image; the first quarter of the groups has half of the images."""
     large = max(1, setting.groups // 4)
     weights = np.where(np.arange(setting.groups) < large, 0.5 / large, 0.0)
@@ -646,10 +650,10 @@ def _grouped_images(setting: GroupSetting) -> Array:
     return np.repeat(np.arange(setting.groups), 1 + extra)
 
 
-def grouped_pairs(setting: GroupSetting, trials: int) -> tuple[int, int, int]:
+def count_grouped_pairs(setting: GroupSetting, trials: int) -> tuple[int, int, int]:
     """Return in how many trials b passes the test of images and that of groups, and is covered."""
     generator = np.random.default_rng(11)
-    groups_N = _grouped_images(setting)
+    groups_N = _group_images(setting)
     groups = ImageGroups.of(groups_N)
     deviation = math.sqrt(1 + setting.spread**2)
     true = _DISCORDANT * (2 * float(norm.cdf(setting.shift / deviation)) - 1)
@@ -660,20 +664,20 @@ def grouped_pairs(setting: GroupSetting, trials: int) -> tuple[int, int, int]:
         b_wins = generator.random(len(groups_N)) < norm.cdf(preference_G)[groups_N]
         shared = generator.random(len(groups_N)) < 0.8  # noqa: PLR2004 - accuracy where they agree
         a, b = np.where(differs, ~b_wins, shared), np.where(differs, b_wins, shared)
-        of_images += is_better(paired_difference(a, b))
-        pair = paired_difference(a, b, groups)
+        of_images += is_better(compute_paired_difference(a, b))
+        pair = compute_paired_difference(a, b, groups)
         of_groups += is_better(pair)
         covered += pair.difference.low <= true <= pair.difference.high
     return of_images, of_groups, covered
 
 
-def grouped_label_set_pairs(setting: GroupSetting, trials: int) -> tuple[int, int]:
+def count_grouped_label_sets(setting: GroupSetting, trials: int) -> tuple[int, int]:
     """Return in how many trials the mAP of b passes the test of images and that of groups.
 
     The labels and the errors of a model are partly those of the group.
     """
     generator = np.random.default_rng(13)
-    groups_N = _grouped_images(setting)
+    groups_N = _group_images(setting)
     groups = ImageGroups.of(groups_N)
     share = setting.spread**2 / (1 + setting.spread**2)
     shape_G, shape_N = (setting.groups, 5), (len(groups_N), 5)
@@ -687,8 +691,8 @@ def grouped_label_set_pairs(setting: GroupSetting, trials: int) -> tuple[int, in
             scores = skill * labels + of_group + own
             answers.append(SetAnswers(scores, (scores >= 1.0).astype(np.uint8)))
         a, b = answers
-        of_images += is_better(paired_metrics(labels, a, b, seed=seed)["mAP"])
-        grouped = paired_metrics(labels, a, b, groups=groups, seed=seed)
+        of_images += is_better(compare_metrics(labels, a, b, seed=seed)["mAP"])
+        grouped = compare_metrics(labels, a, b, groups=groups, seed=seed)
         of_groups += is_better(grouped["mAP"])
     return of_images, of_groups
 
@@ -698,7 +702,7 @@ _OF_CLASS = ("recall", "precision", "f1")
 _CLASSES_OF_GROUPS, _MANY_GROUPS = 3, 40_000
 
 
-def _grouped_classifier(
+def _draw_grouped_classifier(
     generator: np.random.Generator, groups_N: Array, count: int, spread: float
 ) -> tuple[Array, Array]:
     """Return probabilities (N, K) and labels (N) of images whose groups share class and errors.
@@ -733,19 +737,21 @@ def _of_report(
     return {**{key: found[key] for key in _REPORTED}, **of_class}
 
 
-def grouped_coverage(setting: GroupSetting, trials: int) -> dict[str, tuple[float, float]]:
+def measure_grouped_coverage(setting: GroupSetting, trials: int) -> dict[str, tuple[float, float]]:
     """Return how often intervals that take images, and groups, as independent hold the truth."""
     generator = np.random.default_rng(17)
-    groups_N = _grouped_images(setting)
+    groups_N = _group_images(setting)
     groups = ImageGroups.of(groups_N)
     # the truth is that of many groups, with sizes as those of the sample
     copies = max(1, _MANY_GROUPS // setting.groups)
     many_N = (np.arange(copies)[:, None] * setting.groups + groups_N).ravel()
-    population = _grouped_classifier(generator, many_N, copies * setting.groups, setting.spread)
+    population = _draw_grouped_classifier(
+        generator, many_N, copies * setting.groups, setting.spread
+    )
     truth = {key: each.value for key, each in _of_report(*population, None).items()}
     held = {key: np.zeros(2) for key in truth}
     for _ in range(trials):
-        drawn = _grouped_classifier(generator, groups_N, setting.groups, setting.spread)
+        drawn = _draw_grouped_classifier(generator, groups_N, setting.groups, setting.spread)
         for place, each in enumerate((None, groups)):
             for key, found in _of_report(*drawn, each).items():
                 held[key][place] += found.low <= truth[key] <= found.high
@@ -761,7 +767,7 @@ def print_grouped_coverage(trials: int) -> None:
     for setting in _GROUP_SETTINGS:
         if setting.shift or setting.images > _MOST_IN_REPORTS:
             continue
-        held = grouped_coverage(setting, trials)
+        held = measure_grouped_coverage(setting, trials)
         cells = [f"{100 * held[key][0]:.0f} / {100 * held[key][1]:.0f}" for key in columns]
         print(
             f"| {setting.groups} | {setting.images:,} | {setting.spread:g} | {' | '.join(cells)} |",
@@ -778,16 +784,18 @@ def print_temperature_groups(given: argparse.Namespace) -> None:
     for setting in _GROUP_SETTINGS:
         if setting.shift:
             continue
-        generator, groups_N = np.random.default_rng(29), _grouped_images(setting)
+        generator, groups_N = np.random.default_rng(29), _group_images(setting)
         groups = ImageGroups.of(groups_N)
         copies = max(1, _MANY_GROUPS // setting.groups)
         many_N = (np.arange(copies)[:, None] * setting.groups + groups_N).ravel()
         count = copies * setting.groups
-        population = _grouped_classifier(generator, many_N, count, setting.spread)
+        population = _draw_grouped_classifier(generator, many_N, count, setting.spread)
         true = most_likely(np.log(population[0]), population[1])
         held, determined = np.zeros(2), np.zeros(2)
         for _ in range(trials):
-            drawn, labels = _grouped_classifier(generator, groups_N, setting.groups, setting.spread)
+            drawn, labels = _draw_grouped_classifier(
+                generator, groups_N, setting.groups, setting.spread
+            )
             for place, each in enumerate((None, groups)):
                 fit = fit_temperature(np.log(drawn), labels, groups=each)
                 held[place] += (fit.low or 0) <= true <= (fit.high or math.inf)
@@ -812,10 +820,10 @@ def print_groups(given: argparse.Namespace) -> None:
     )
     print("|---" * 9 + "|")
     for setting in _GROUP_SETTINGS:
-        counts = grouped_pairs(setting, trials)
+        counts = count_grouped_pairs(setting, trials)
         cells = [f"{count / trials:.1%}" for count in counts] + ["not run", "not run"]
         if setting.images <= _MOST_OF_SETS:
-            sets = grouped_label_set_pairs(setting, trials // 4)
+            sets = count_grouped_label_sets(setting, trials // 4)
             cells[-2:] = [f"{count / (trials // 4):.1%}" for count in sets]
         print(
             f"| {'better' if setting.shift else 'equal'} | {setting.groups} "
@@ -854,7 +862,7 @@ _MIRROR_SETTINGS = (
 )
 
 
-def mirrored_data(
+def draw_mirrored_data(
     generator: np.random.Generator, setting: MirrorSetting, *, symmetric: bool
 ) -> tuple[Array, Array, Array]:
     """Return images (N, 32, 32, 3), their labels (N) and groups (N)."""
@@ -890,7 +898,9 @@ def print_mirror(given: argparse.Namespace) -> None:
         for symmetric in (True, False):
             generator = np.random.default_rng((place, symmetric))
             answers = [
-                measured(*mirrored_data(generator, setting, symmetric=symmetric)).answer
+                compare_mirror_images(
+                    *draw_mirrored_data(generator, setting, symmetric=symmetric)
+                ).answer
                 for _ in range(trials)
             ]
             counts = [answers.count(each) for each in ("symmetric", "asymmetric", "unknown")]

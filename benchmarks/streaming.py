@@ -36,7 +36,7 @@ from patchline.pipeline.data.batches.loader import TrainingImages, training_batc
 from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 from patchline.pipeline.data.store.streamed_images import PagesFolder, StreamedImages
 from patchline.pipeline.workspace import cache_limit, chosen
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugin_api import ImageSpec
@@ -133,9 +133,9 @@ def _measure(given: argparse.Namespace, server: ObjectServer) -> None:
     rows = _write_images(folder, given.images, given.side)
     spec = StoreSpec(3, given.side, given.side, "crop")
     stores = WORKSPACE.resolve() / "prepared"
-    store, _ = prepare(rows, folder / "photos", spec, stores, shared=chosen.shared())
+    store, _ = prepare(rows, folder / "photos", spec, stores, shared=chosen.find_shared_files())
     _litdata(given.litdata, "write", str(folder / _FILE), str(folder / "litdata"))
-    remote = RemoteStore(parsed(f"s3://{bucket}/litdata", "x"))
+    remote = RemoteStore(parse_address(f"s3://{bucket}/litdata", "x"))
     for file in sorted((folder / "litdata").iterdir()):
         remote.upload(file, file.name)
     print(f"{given.images:,} images, {size / 1e6:,.0f} MB decoded; {given.workers} workers")

@@ -181,10 +181,10 @@ def repetition(images: Images, seed: int, trials: int, folder: Path) -> dict[str
     return accuracies
 
 
-def prepared_images(given: argparse.Namespace, workspace: Path) -> Images:
+def prepare_images(given: argparse.Namespace, workspace: Path) -> Images:
     """Read, split and decode the images."""
     length = {"training": {"epochs": given.epochs}}
-    config = config_files.requested(
+    config = config_files.build_config(
         str(given.images), preset_name="none", file=given.config, flags=length
     )
     data = ingestion.ingest(config, workspace)
@@ -220,7 +220,7 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory(prefix="patchline-sweeps-") as scratch:
         workspace = Path(scratch)
-        images = prepared_images(given, workspace)
+        images = prepare_images(given, workspace)
         print(f"images {images.data.counts}; whole fit {given.epochs} epochs")
         print({key: each.text() for key, each in images.space.dimensions.items()}, flush=True)
         results = [

@@ -42,8 +42,8 @@ from mlflow.exceptions import MlflowException
 
 from benchmarks.measured_runs import PATCHLINE, machine
 from patchline.flows.prefect_api import postgres as database
-from patchline.flows.prefect_api.prefect_client import asking, flow_runs
-from patchline.flows.prefect_session import connected
+from patchline.flows.prefect_api.prefect_client import flow_runs, open_client
+from patchline.flows.prefect_session import connect
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.workspace.tracking import busy_server
 from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
@@ -100,7 +100,7 @@ def writers(runs: int, steps: int) -> None:
     """Let many runs log at once to the servers of `patchline up`."""
     with _stores() as (postgres, s3), _servers("writers", postgres, s3) as folder:
         os.chdir(folder)
-        with connected():
+        with connect():
             _write(runs, steps, pause=1.0)
 
 
@@ -214,7 +214,7 @@ def workers(runs: int, count: int) -> None:
                 _patchline("schedule", "create", name, "--interval", "30d", *config, *pool)
                 answer = _patchline("schedule", "run-now", name, "--json")
                 started.append(json.loads(answer)["flow_run_id"])
-            with connected():
+            with connect():
                 _check(started, began)
         finally:
             for each in began_workers:
@@ -229,7 +229,7 @@ def workers(runs: int, count: int) -> None:
 def _check(started: list[str], began: float) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        with asking() as prefect:
+        with open_client() as prefect:
             found = flow_runs(prefect, {"id": {"any_": started}})
         states = Counter(str(each.state_name) for each in found)
         if all(each.state and each.state.is_final() for each in found):

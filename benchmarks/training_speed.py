@@ -47,7 +47,7 @@ from PIL import Image
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.measured_runs import machine, measured_run
+from benchmarks.measured_runs import machine, measure_run
 from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
@@ -155,7 +155,7 @@ def settings(folder: Path, steps: int, precision: str) -> RunConfig:
     _write_images(folder / "images", steps * BATCH)
     embedding = {"name": "linear", "patch_size": _PATCH}
     sizes = {"embed_dim": _DIM, "depth": _DEPTH, "num_heads": _HEADS, "mlp_dim": 4 * _DIM}
-    return config_files.validated(
+    return config_files.validate_config(
         {
             "name": "speed",
             "data": {"source": "image_folder", "path": str(folder / "images"), "image_size": SIDE},
@@ -354,7 +354,7 @@ def compare_precisions(_: argparse.Namespace) -> None:
     for size in _SIZES:
         rates = {}
         for precision in ("float32", "bfloat16"):
-            summary = measured_run(
+            summary = measure_run(
                 *("--preset", "none", "--training.time-limit", "15s", "--model.size", size),
                 *("--training.precision", precision),
             )
@@ -445,7 +445,7 @@ def _job(workspace: Path, name: str, processes: int, given: argparse.Namespace) 
         "processes": processes,
         "time_limit": f"{given.seconds}s",
     }
-    config = config_files.validated({**_SETTINGS, "training": training})
+    config = config_files.validate_config({**_SETTINGS, "training": training})
     return make_job(config, workspace).model_copy(update={"folder": workspace / name})
 
 

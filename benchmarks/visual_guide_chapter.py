@@ -71,7 +71,7 @@ def write_chapter(subject: Subject, page: Path) -> None:
         step = steps[match[2]]
         for number, figure in enumerate(step.figures, 1):
             if isinstance(figure, Picture):
-                drawn(figure, subject).save(folder / f"{step.key}-{number}.png", optimize=True)
+                draw(figure, subject).save(folder / f"{step.key}-{number}.png", optimize=True)
         values = {"step": step, "folder": PICTURES.as_posix()}
         lines = render_markdown("visual_guide_chapter.md.j2", __package__, **values)
         return f"{match[1]}\n{lines.strip()}\n\n{match[3]}"
@@ -79,7 +79,7 @@ def write_chapter(subject: Subject, page: Path) -> None:
     write_text(page, _MARKED.sub(filled, text))
 
 
-def drawn(figure: Picture, subject: Subject) -> Image.Image:
+def draw(figure: Picture, subject: Subject) -> Image.Image:
     """Return a picture as the page shows it, with enlarged values."""
     image = Image.open(io.BytesIO(base64.b64decode(figure.uri.partition(",")[2])))
     if figure.display in ("overlay", "signed"):
@@ -122,7 +122,7 @@ def write_overview(subject: Subject, steps: dict[str, Step], file: Path) -> None
     for axes, (key, number, words) in zip(canvas.subplots(1, len(shown)), shown, strict=True):
         figure = steps[key].figures[number]
         if isinstance(figure, Picture):
-            axes.imshow(np.asarray(drawn(figure, subject)), interpolation="nearest")
+            axes.imshow(np.asarray(draw(figure, subject)), interpolation="nearest")
         axes.set_title(words, fontsize=11)
         axes.set_axis_off()
     canvas.savefig(file)

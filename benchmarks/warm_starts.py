@@ -80,19 +80,21 @@ class Comparison:
     def __init__(self, folder: Path, given: argparse.Namespace) -> None:
         self.folder, self.given = folder, given
         source = given.data.resolve()
-        self.earlier = linked(source, folder / "earlier", given.images, given.tests)
-        self.everything = linked(source, folder / "all", given.images + given.more, given.tests)
+        self.earlier = link_images(source, folder / "earlier", given.images, given.tests)
+        self.everything = link_images(
+            source, folder / "all", given.images + given.more, given.tests
+        )
         self._plans: dict[str, Plan] = {}
 
     def of_seed(self, seed: int) -> dict[str, Trained]:
         """Train and return the champion, the run from random weights, and the warm starts."""
-        epochs, cold = self.given.epochs, nested(self.given.settings)
+        epochs, cold = self.given.epochs, nest(self.given.settings)
         first = self.trained(Kind("champion", self.earlier, epochs, cold), seed)
         again = self.trained(Kind("cold", self.everything, epochs, cold), seed + 1000)
         runs = {"champion": first, "cold": again}
         shorter = int(epochs * recipe.WARM_SHARE)
         for also in ("", *self.given.also):
-            settings, name = nested(also.split()), f"warm {also}".strip()
+            settings, name = nest(also.split()), f"warm {also}".strip()
             kind = Kind(name, self.everything, shorter, settings)
             runs[name] = self.trained(kind, seed + 2000, first.result.best)
         print(
@@ -112,17 +114,19 @@ class Comparison:
         workspace = self.folder / "workspace"
         length = {"seed": seed, "training": {"epochs": kind.epochs}}
         same = {"training": {"precision": self.given.precision, "threads": 1}}
-        flags = config_files.merged(config_files.merged(same, kind.settings), length)
+        flags = config_files.merge_settings(
+            config_files.merge_settings(same, kind.settings), length
+        )
         if start:
-            flags = config_files.merged(flags, {"model": {"init": CHAMPION}})
-        config = config_files.requested(
+            flags = config_files.merge_settings(flags, {"model": {"init": CHAMPION}})
+        config = config_files.build_config(
             str(kind.images), preset_name=self.given.preset, flags=flags
         )
         data = ingestion.ingest(config, workspace)
         if start:
             config = _from_champion(config, start, workspace, data.classes)
         if name not in self._plans:
-            self._plans[name] = planner.planned(config, data, workspace, print)
+            self._plans[name] = planner.plan_run(config, data, workspace, print)
             print(f"{name}: {self._plans[name].summary[1]}", flush=True)
         config = ingestion.resolve(planner.with_plan(config, self._plans[name]), data)
         prepared = ingestion.prepare(config, data, workspace)
@@ -149,7 +153,7 @@ def _from_champion(
     return with_initial_weights(config, registered, classes)
 
 
-def linked(data: Path, folder: Path, training: int, tests: int) -> Path:
+def link_images(data: Path, folder: Path, training: int, tests: int) -> Path:
     """Return a folder with links to the first images of each class, so many in all classes."""
     for split, images in (("train", training), ("test", tests)):
         classes = sorted(each for each in (data / split).iterdir() if each.is_dir())
@@ -168,7 +172,7 @@ def _link(file: Path, link: Path) -> None:
         link.symlink_to(file)
 
 
-def nested(settings: list[str]) -> dict[str, Any]:
+def nest(settings: list[str]) -> dict[str, Any]:
     """Return settings such as `model.embed_dim=64` as nested ones."""
     import yaml
 
@@ -177,7 +181,7 @@ def nested(settings: list[str]) -> dict[str, Any]:
         setting: Any = yaml.safe_load(value)
         for part in reversed(key.split(".")):
             setting = {part: setting}
-        changes = config_files.merged(changes, setting)
+        changes = config_files.merge_settings(changes, setting)
     return changes
 
 

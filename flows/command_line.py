@@ -58,16 +58,16 @@ def run_command_line(arguments: list[str]) -> int:
         arguments = _use_workspace(arguments)
         _prepare(arguments)
         arguments = each_with_its_flag(arguments)
-        with workspace_folder.removed_if_nothing_is_in_it():
+        with workspace_folder.remove_if_unused():
             result = application(arguments)(
                 arguments, exit_on_error=False, print_error=False, result_action="return_value"
             )
     except CycloptsError as error:
-        return _failed(_usage_sentence(error, arguments), ConfigError.exit_code, debug=debug)
+        return _print_failure(_usage_sentence(error, arguments), ConfigError.exit_code, debug=debug)
     except KeyboardInterrupt:
         stopped = interruption.SENTENCES[interruption.CTRL_C]
         words = _LEFT_RUNNING if arguments[:1] == ["down"] else stopped
-        return _failed(words, interruption.CTRL_C, debug=debug)
+        return _print_failure(words, interruption.CTRL_C, debug=debug)
     except BrokenPipeError:
         return 0  # the reader of the output has closed it
     except BaseException as error:  # noqa: BLE001 - the last place to turn an error into a sentence
@@ -82,7 +82,7 @@ def _prepare(arguments: list[str]) -> None:
     """
     if _asks_only(arguments):
         return
-    for sentence in quiet_libraries.left_out():
+    for sentence in quiet_libraries.explain_left_out():
         print(visible(sentence), file=sys.stderr)
     if workspace_folder.is_read_only():
         from patchline.pipeline.workspace.relocation import read_only
@@ -111,32 +111,32 @@ def _other_end(error: BaseException, *, debug: bool) -> int:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
         if code in interruption.SENTENCES:
-            return _failed(interruption.SENTENCES[code], code, debug=debug)
+            return _print_failure(interruption.SENTENCES[code], code, debug=debug)
         return code
-    if known := prefect_settings.explained(error):
-        return _failed(str(known), known.exit_code, debug=debug)
+    if known := prefect_settings.explain_error(error):
+        return _print_failure(str(known), known.exit_code, debug=debug)
     sentence = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
     hint = "" if debug else " Run again with --debug for the traceback."
-    return _failed(f"Unexpected failure. {sentence}{hint}", 1, debug=debug)
+    return _print_failure(f"Unexpected failure. {sentence}{hint}", 1, debug=debug)
 
 
-def _failed(sentence: str, code: int, *, debug: bool) -> int:
+def _print_failure(sentence: str, code: int, *, debug: bool) -> int:
     if debug:
-        trace = redaction.redacted(traceback.format_exc())
+        trace = redaction.redact_text(traceback.format_exc())
         print(visible(trace, lines=True), end="", file=sys.stderr)
-    print(f"Error: {visible(redaction.redacted(sentence), lines=True)}", file=sys.stderr)
+    print(f"Error: {visible(redaction.redact_text(sentence), lines=True)}", file=sys.stderr)
     return code
 
 
 def _plugin_files(arguments: list[str]) -> tuple[list[Path], list[str]]:
     """Return the file of every `--plugin FILE.py`, and the other arguments."""
-    files, kept = _taken("--plugin", arguments, "Give the path of a .py file.")
+    files, kept = _take_flag("--plugin", arguments, "Give the path of a .py file.")
     return [Path(file) for file in files], kept
 
 
 def _use_workspace(arguments: list[str]) -> list[str]:
     """Work with the workspace of `--workspace URI`, and return the other arguments."""
-    uris, kept = _taken(chosen.FLAG, arguments, "Give an address such as s3://bucket/team.")
+    uris, kept = _take_flag(chosen.FLAG, arguments, "Give an address such as s3://bucket/team.")
     if len(set(uris)) > 1:
         raise ConfigError(f"{chosen.FLAG} is given as {' and as '.join(uris)}. Give one address.")
     for uri in uris:
@@ -144,7 +144,7 @@ def _use_workspace(arguments: list[str]) -> list[str]:
     return kept
 
 
-def _taken(flag: str, arguments: list[str], remedy: str) -> tuple[list[str], list[str]]:
+def _take_flag(flag: str, arguments: list[str], remedy: str) -> tuple[list[str], list[str]]:
     """Return the values of a flag that every command has, and the other arguments."""
     values, kept, rest = [], [], iter(arguments)
     for argument in rest:

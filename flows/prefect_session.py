@@ -42,7 +42,7 @@ def server() -> Iterator[None]:
     """
     global _server, _lasting  # noqa: PLW0603 - one command has one server
     configured = prefect_settings.server_url()
-    services = None if configured else local_services.running()
+    services = None if configured else local_services.find_running()
     if configured:
         prefect_settings.check_server(configured)
         _lasting = configured if _login(configured) else None
@@ -77,12 +77,12 @@ def ready() -> Iterator[None]:
         if url is None:
             yield
             return
-        with _using(url, _server.login if _server else _login(url)):
+        with _use_server(url, _server.login if _server else _login(url)):
             yield
 
 
 @contextmanager
-def connected() -> Iterator[str]:
+def connect() -> Iterator[str]:
     """Use the user's own server or that of `patchline up`, and yield the address of its API.
 
     `PREFECT_API_URL` and Prefect's settings in this process name it while the block runs.
@@ -96,10 +96,10 @@ def connected() -> Iterator[str]:
         if configured:
             prefect_settings.check_server(configured)
             login = _login(configured)
-            with _using(configured, login) if login else nullcontext():
+            with _use_server(configured, login) if login else nullcontext():
                 yield configured
             return
-        services = local_services.running()
+        services = local_services.find_running()
         if services is None:
             raise OrchestrationError(
                 "No Prefect server is running for this folder. Start the servers with "
@@ -108,7 +108,7 @@ def connected() -> Iterator[str]:
         if not wait_until(lambda: _answers(services), 1.0, _PATIENCE_SECONDS):
             raise OrchestrationError(f"{_silent(services)} Try again in a minute.")
         url = services.prefect_api_url
-        with _using(url, _login(url)):
+        with _use_server(url, _login(url)):
             yield url
 
 
@@ -135,7 +135,7 @@ def _silent(services: Services) -> str:
 
 
 @contextmanager
-def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
+def _use_server(url: str, login: Mapping[str, str]) -> Iterator[None]:
     """Make Prefect, in this process and the processes it starts, use the server and sign in."""
     from prefect.logging.handlers import APILogHandler
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -144,7 +144,7 @@ def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
     updates: dict[Any, Any] = {PREFECT_API_URL: url}
     if login:
         updates |= prefect_settings.own_client(login[_LOGIN_VARIABLE])
-    with environment_variables.restored_variables(variables):
+    with environment_variables.restore_variables(variables):
         os.environ.update(variables)
         with temporary_settings(updates):
             try:

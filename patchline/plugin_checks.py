@@ -32,7 +32,7 @@ from patchline.pipeline.plugin_system.contract.checks import (
     CheckedPlugin,
     CheckError,
     CheckResult,
-    accepted_side,
+    find_accepted_side,
     with_expected_failures,
 )
 from patchline.pipeline.plugin_system.plugin_loader import Plugin, kind_of
@@ -69,7 +69,7 @@ def checks_of(plugin: Plugin, settings: Mapping[str, Any] | None = None) -> list
         expected = {name: reason for name, reason in expected.items() if name in names}
         return with_expected_failures(table, expected)
     if settings:
-        accepted_side(lambda side: config.resolved_for(settings_checks.traits(side)))
+        find_accepted_side(lambda side: config.resolved_for(settings_checks.traits(side)))
     return with_expected_failures([*table, *_table_of_kind(subject)], expected)
 
 

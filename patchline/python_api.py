@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from patchline.flows.progress.progress_display import shown
+from patchline.flows.progress.progress_display import show_progress
 from patchline.flows.python_api.session import (
     check_alone,
+    check_section,
     check_sections,
-    checked,
     extension,
     new_run,
     session,
@@ -94,7 +94,7 @@ def run(
         DataError: if the images or their labels cannot be used.
         PipelineError: if the run failed; `run(resume="last")` continues it.
     """
-    with session(writes="patchline.run()"), shown():
+    with session(writes="patchline.run()"), show_progress():
         from patchline.flows.training.run_training import resume_training, run_training
 
         use_plugins(plugin_files)
@@ -135,7 +135,7 @@ def rehearse(
         DataError: if the images or their labels cannot be used.
         PipelineError: for what would end the run.
     """
-    with session(writes="patchline.rehearse()"), shown():
+    with session(writes="patchline.rehearse()"), show_progress():
         from patchline.flows.training import dry_run
 
         use_plugins(plugin_files)
@@ -169,14 +169,14 @@ def inspect_data(
         DataError: if the data cannot be read at all.
     """
     with session():
-        from patchline.flows.commands.data import inspected, names_preset
+        from patchline.flows.commands.data import names_preset, write_inspection
 
         check_sections(settings, Settings.__annotations__)
         request = new_run(data, settings, preset=preset, config=config)
         file = Path(config) if config else None
         planned = names_preset(preset, file)
         folder = Path(out) if out else None
-        return data_report_of(*inspected(request, folder, check_labels, with_plan=planned))
+        return data_report_of(*write_inspection(request, folder, check_labels, with_plan=planned))
 
 
 def load(model: str) -> Model:
@@ -226,16 +226,18 @@ def evaluate(
         ModelReferenceError: if there is no such model, version or alias.
         DataError: if no image is left to evaluate on.
     """
-    with session(writes="patchline.evaluate()"), shown():
+    with session(writes="patchline.evaluate()"), show_progress():
         from patchline.flows.commands.evaluate import evaluate_model
         from patchline.pipeline.data.config import TableColumns
         from patchline.pipeline.evaluation.config import EvaluationConfig
         from patchline.pipeline.registry.version_evaluation import EvaluationChoices
 
-        report = checked(EvaluationConfig, evaluation or {}, "evaluation")
+        report = check_section(EvaluationConfig, evaluation or {}, "evaluation")
         given = {"split": split, "seen_images": seen_images, "common_classes": common_classes}
-        choices = checked(EvaluationChoices, {**given, "report": report})
-        columns = checked(TableColumns, columns or {}, "columns").model_dump(exclude_none=True)
+        choices = check_section(EvaluationChoices, {**given, "report": report})
+        columns = check_section(TableColumns, columns or {}, "columns").model_dump(
+            exclude_none=True
+        )
         result, tracked = evaluate_model(model, os.fspath(data), choices, columns)
     return Evaluation(
         path=result.html,
@@ -274,7 +276,7 @@ def explain(
         DataError: if an image cannot be read.
         ConfigError: for no image, more than two, or a label that is not a class.
     """
-    with session(), shown():
+    with session(), show_progress():
         page, answers, name = tool_function("explain")(
             model,
             [Path(image) for image in images],
@@ -313,11 +315,11 @@ def promote(
         ModelReferenceError: if there is no such model or version.
         ConfigError: if a gate is unknown, or `force` has no reason.
     """
-    with session(writes="patchline.promote()"), shown():
+    with session(writes="patchline.promote()"), show_progress():
         from patchline.flows.commands.promote import promote_version
         from patchline.pipeline.registry.config import GateConfig
 
-        gates = checked(GateConfig, promotion or {}, "promotion")
+        gates = check_section(GateConfig, promotion or {}, "promotion")
         file = None if config is None else Path(config)
         decision = promote_version(
             name, version=version, config=file, promotion=gates, force=force, reason=reason

@@ -34,7 +34,7 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _checked_name(name: str) -> str:
+def _check_name(name: str) -> str:
     if not is_name(name):
         raise ValueError(NAME_RULE)
     return name
@@ -48,7 +48,7 @@ class PluginChoice(FrozenModel):
     """A plugin's name, with its settings next to it.
 
     The settings are a free object here, so that a form can be drawn without importing a plugin.
-    `patchline.pipeline.plugin_system.plugin_settings.checked_plugins` checks them with the plugin's
+    `patchline.pipeline.plugin_system.plugin_settings.check_plugins` checks them with the plugin's
     own config class.
     """
 
@@ -114,12 +114,12 @@ def _without_record(schema: dict[str, Any]) -> None:
     del schema["additionalProperties"]
 
 
-def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested settings by keys such as `training.epochs`."""
     values: dict[str, Any] = {}
     for key, value in settings.items():
         inner = isinstance(value, Mapping) and value
-        values |= dotted(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+        values |= flatten_settings(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return values
 
 
@@ -128,7 +128,7 @@ class RunConfig(FrozenModel):
 
     model_config = ConfigDict(json_schema_extra=_without_record)
 
-    name: Annotated[str, AfterValidator(_checked_name)] | None = None
+    name: Annotated[str, AfterValidator(_check_name)] | None = None
     """Name of experiment and registered model; by default the data's own name."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -221,4 +221,7 @@ class RunConfig(FrozenModel):
         A preset and `record.set_by_user` are left out: a resolved config has all settings instead.
         """
         dump = self.model_dump(mode="json", exclude={"preset": True, "record": {"set_by_user"}})
-        return {key: "" if value is None else str(value) for key, value in dotted(dump).items()}
+        return {
+            key: "" if value is None else str(value)
+            for key, value in flatten_settings(dump).items()
+        }

@@ -15,15 +15,15 @@ import yaml
 from pydantic import ValidationError
 
 from patchline.pipeline import config_errors, presets
-from patchline.pipeline.config import AUTO, NO_WEIGHTS, RunConfig, dotted
+from patchline.pipeline.config import AUTO, NO_WEIGHTS, RunConfig, flatten_settings
 from patchline.pipeline.data.config import source_of
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.former_settings import with_todays_names
 from patchline.pipeline.plugin_system.plugin_loader import (
-    installed,
+    list_installed,
     load_objective,
 )
-from patchline.pipeline.plugin_system.plugin_settings import checked_plugins, patch_embedding_name
+from patchline.pipeline.plugin_system.plugin_settings import check_plugins, patch_embedding_name
 from patchline.pipeline.presets import PresetName
 from patchline.pipeline.training.initial_weights import recipe
 from patchline.pipeline.training.record import TrainingRecord
@@ -76,7 +76,7 @@ def _say_earlier(file: Path, differently: tuple[str, ...]) -> None:
         logger.warning("%s is of an earlier version. %s", file, sentence)
 
 
-def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
+def merge_settings(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
     """Return both merged; where both have a key, the stronger value is taken.
 
     Choosing another plugin drops the settings of the plugin it replaces.
@@ -85,8 +85,8 @@ def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
     for key, value in stronger.items():
         old = result.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            kept = _kept(old, value)
-            result[key] = merged(kept, value)
+            kept = _keep_valid(old, value)
+            result[key] = merge_settings(kept, value)
         else:
             result[key] = dict(value) if isinstance(value, Mapping) else value
     return result
@@ -95,7 +95,7 @@ def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
 _OF_ANY_MODEL = ("patch_embedding", "init", "download")
 
 
-def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
+def _keep_valid(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
     """Return the settings of a section that stay valid when another plugin is chosen."""
     kept = dict(old)
     if "name" in new and "name" in old and new["name"] != old["name"]:
@@ -126,13 +126,13 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         flags = {**flags}
         preset = flags.pop("preset")
     name = _preset_name(preset if preset_name is None else preset_name)
-    given = _given(settings, flags, preset)
-    chosen = _without(_assembled(settings, flags), "record", {"set_by_user"})
+    given = _find_given_keys(settings, flags, preset)
+    chosen = _without(_merge_flags(settings, flags), "record", {"set_by_user"})
     if _in_section(chosen, "model", "init") == NO_WEIGHTS:
         chosen["model"] = {**chosen["model"], "init": None}
     reference = _in_section(chosen, "model", "init")
     if reference:
-        listed = sorted(given - _left_open(chosen))
+        listed = sorted(given - _find_open_keys(chosen))
         if isinstance(record := chosen.get("record", {}), Mapping):  # else it is refused later
             chosen["record"] = {**record, "set_by_user": listed}
     if reference and name is None:  # else the plan decides
@@ -143,7 +143,7 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         )
         if _in_section(chosen, "training", "time_limit"):  # it has no other maximum
             followed = _without(followed, "training", {"epochs"})
-        chosen = merged(followed, chosen)
+        chosen = merge_settings(followed, chosen)
     choice = None if name is None else {"name": name, "keep": sorted(given)}
     return {**chosen, "preset": choice}
 
@@ -158,10 +158,10 @@ def _preset_name(preset: object) -> PresetName | None:
     if choice is None:
         return None
     name = choice.get("name", "") if isinstance(choice, Mapping) else choice
-    return presets.checked_preset(str(name))
+    return presets.check_preset(str(name))
 
 
-def _given(settings: Settings, flags: Settings, preset: object) -> set[str]:
+def _find_given_keys(settings: Settings, flags: Settings, preset: object) -> set[str]:
     """Return the dotted keys of the settings that the user has given in a file and in flags.
 
     A config that was stored before it was resolved, as the parameters of a schedule hold it, has
@@ -171,8 +171,8 @@ def _given(settings: Settings, flags: Settings, preset: object) -> set[str]:
     if listed is None and isinstance(preset, Mapping):
         listed = preset.get("keep", ())
     if isinstance(listed, list | tuple):
-        return {*map(str, listed), *dotted(flags)}
-    return set(dotted(merged(settings, flags))) - {_GIVEN}
+        return {*map(str, listed), *flatten_settings(flags)}
+    return set(flatten_settings(merge_settings(settings, flags))) - {_GIVEN}
 
 
 def _is_labelled(settings: Settings) -> bool:
@@ -185,7 +185,7 @@ def _is_labelled(settings: Settings) -> bool:
     return not isinstance(name, str) or load_objective(name).uses_labels
 
 
-def _left_open(settings: Settings) -> set[str]:
+def _find_open_keys(settings: Settings) -> set[str]:
     """Return the key of the patch embedding if it is given as `auto`, which chooses none."""
     model = settings.get("model")
     embedding = model.get("patch_embedding") if isinstance(model, Mapping) else None
@@ -210,7 +210,7 @@ def _with_length_of(flags: Settings, settings: Settings) -> Settings:
     return _without(settings, "record", of_length)
 
 
-def _assembled(settings: Settings, flags: Settings) -> Settings:
+def _merge_flags(settings: Settings, flags: Settings) -> Settings:
     """Merge the settings of a file with flags."""
     if _in_section(flags, "model", "init"):
         settings = _without(settings, "record", {"init_sha256"})
@@ -218,7 +218,7 @@ def _assembled(settings: Settings, flags: Settings) -> Settings:
         settings = _without(settings, "record", {"teacher_sha256"})
     if settings:
         settings = _with_own_embedding(_with_plugin_names(settings), flags)
-    return merged(settings, flags)
+    return merge_settings(settings, flags)
 
 
 def _without(settings: Settings, section: str, keys: set[str]) -> Settings:
@@ -242,10 +242,10 @@ def _with_own_embedding(settings: Settings, flags: Settings) -> Settings:
     name = model_flags.get("patch_embedding", {}).get("name")
     if name is None or patch_embedding_name(model_flags.get("name", model["name"]), AUTO) != name:
         return settings
-    return merged(settings, {"model": {"patch_embedding": {**embedding, "name": name}}})
+    return merge_settings(settings, {"model": {"patch_embedding": {**embedding, "name": name}}})
 
 
-def requested(
+def build_config(
     data: str | None,
     *,
     preset_name: str | None = None,
@@ -267,8 +267,8 @@ def requested(
     """
     given = flags or {}
     named = data_settings(data, given.get("data", {}).get("source"))
-    strongest = merged(given, named)
-    return validated(assemble(preset_name=preset_name, file=file, flags=strongest))
+    strongest = merge_settings(given, named)
+    return validate_config(assemble(preset_name=preset_name, file=file, flags=strongest))
 
 
 def data_settings(data: str | None, source: str | None) -> Settings:
@@ -282,7 +282,7 @@ def data_settings(data: str | None, source: str | None) -> Settings:
         return {}
     if source is not None:
         return {"data": {"source": source, "path": data}}
-    sources = {entry.name for entry in installed("data_source")}
+    sources = {entry.name for entry in list_installed("data_source")}
     named, colon, name = data.partition(":")
     if colon and named in sources and not Path(data).exists():
         return {"data": {"source": named, "path": name or None}}
@@ -291,7 +291,7 @@ def data_settings(data: str | None, source: str | None) -> Settings:
     return {"data": {"source": source_of(data), "path": data}}
 
 
-def validated(settings: Settings) -> RunConfig:
+def validate_config(settings: Settings) -> RunConfig:
     """Check all settings, including the plugins' own, and fill in the defaults.
 
     Raises:
@@ -302,7 +302,7 @@ def validated(settings: Settings) -> RunConfig:
         config = RunConfig.model_validate(_with_plugin_names(settings))
     except ValidationError as error:
         raise config_errors.sentence(error, RunConfig) from error
-    return checked_plugins(config)
+    return check_plugins(config)
 
 
 def _with_plugin_names(settings: Settings) -> Settings:
@@ -317,7 +317,7 @@ def _with_plugin_names(settings: Settings) -> Settings:
             "patch_embedding": {"name": AUTO},
         },
     }
-    return merged(named, settings)
+    return merge_settings(named, settings)
 
 
 def save(config: RunConfig, file: Path) -> None:

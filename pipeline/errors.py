@@ -22,7 +22,7 @@ An error's text is shown to the user and is clear without a traceback.
 
 from __future__ import annotations
 
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 
 
 def first_line(error: BaseException, if_empty: str = "") -> str:
@@ -32,7 +32,7 @@ def first_line(error: BaseException, if_empty: str = "") -> str:
         error: what was raised.
         if_empty: what to return if it has no text; by default the name of its class.
     """
-    lines = redacted(str(error)).strip().splitlines() or [if_empty or type(error).__name__]
+    lines = redact_text(str(error)).strip().splitlines() or [if_empty or type(error).__name__]
     return lines[0][:300].rstrip(". ")
 
 
@@ -42,7 +42,9 @@ class PipelineError(Exception):
     exit_code = 1
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*(redacted(each) if isinstance(each, str) else each for each in arguments))
+        super().__init__(
+            *(redact_text(each) if isinstance(each, str) else each for each in arguments)
+        )
 
 
 class UserError(PipelineError):

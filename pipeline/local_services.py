@@ -112,7 +112,7 @@ def logs_folder(folder: Path | None = None) -> Path:
     return services_folder(folder) / _LOGS
 
 
-def running(folder: Path | None = None) -> Services | None:
+def find_running(folder: Path | None = None) -> Services | None:
     """Return the servers of a folder (the working directory); none without a supervisor.
 
     This reads two small files and sends no request.
@@ -131,12 +131,12 @@ def read_state(folder: Path | None = None) -> Services | None:
     return Services.from_file_or_none(state_file(folder))
 
 
-def running_soon(folder: Path) -> Services | None:
+def wait_until_running(folder: Path) -> Services | None:
     """Return the servers of a folder, once a living supervisor has restored a damaged state."""
     wait_until(
-        lambda: running(folder) or not is_supervised(folder), _POLL_SECONDS, _RESTORING_SECONDS
+        lambda: find_running(folder) or not is_supervised(folder), _POLL_SECONDS, _RESTORING_SECONDS
     )
-    return running(folder)
+    return find_running(folder)
 
 
 def is_supervised(folder: Path | None = None) -> bool:
@@ -206,7 +206,7 @@ def login_file(folder: Path | None = None) -> Path:
 
 def ensure_secret(folder: Path) -> str:
     """Return the secret of a folder's servers; generate one if there is none."""
-    return secret(folder) or _made(folder)
+    return secret(folder) or _make_secret(folder)
 
 
 def secret(folder: Path | None = None) -> str | None:
@@ -229,7 +229,7 @@ def mlflow_variables(value: str) -> dict[str, str]:
 
 def prefect_login(api_url: str) -> dict[str, str]:
     """Return the variables for a Prefect API; none unless `patchline up` runs it in this folder."""
-    services = running()
+    services = find_running()
     ours = services and "prefect" in services.own and services.prefect_api_url == api_url
     value = secret() if ours else None
     return prefect_variables(value) if value else {}
@@ -248,7 +248,7 @@ def log_in_to_mlflow(uri: str) -> None:
             _set(_of_user)
     if not uri.startswith("http"):
         return
-    services = running()
+    services = find_running()
     ours = services and "mlflow" in services.own and services.mlflow_url == uri
     value = secret() if ours else None
     if value is None:
@@ -284,7 +284,7 @@ def forget_login(folder: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def _made(folder: Path) -> str:
+def _make_secret(folder: Path) -> str:
     value = new_secret()
     _write_private(secret_file(folder), f"{value}\n")
     return value

@@ -68,7 +68,7 @@ def preset_choice(preset: Any) -> Any:
     return {"name": preset} if isinstance(preset, str) else preset
 
 
-def checked_preset(name: str) -> PresetName | None:
+def check_preset(name: str) -> PresetName | None:
     """Return the name of a preset; None for `none`.
 
     Raises:

@@ -53,7 +53,7 @@ def forget() -> None:
     environment_variables.forget_certificates()
 
 
-def left_out() -> list[str]:
+def explain_left_out() -> list[str]:
     """Return one sentence for each of the user's variables that has no effect, or only in part."""
     return [
         *filter(None, [environment_variables.proxies_left_out()]),

@@ -72,9 +72,9 @@ class Credentials(NamedTuple):
     password: str | None
 
 
-def redacted(text: str) -> str:
+def redact_text(text: str) -> str:
     """Return a text without the secrets in it."""
-    for secret in _known_secrets(tuple(os.environ.items())):
+    for secret in _find_known_secrets(tuple(os.environ.items())):
         if secret in text:
             text = text.replace(secret, HIDDEN)
     text = _ADDRESS.sub(lambda match: match[1] + _without_user(match[1], match[2])[0], text)
@@ -94,9 +94,9 @@ def without_credentials(value: str) -> str:
     return _QUERY.sub(rf"\1{HIDDEN}", match[1] + _without_user(match[1], match[2])[0])
 
 
-def redacted_values(values: Mapping[str, str]) -> dict[str, str]:
+def redact_values(values: Mapping[str, str]) -> dict[str, str]:
     """Return the same keys, with values without secrets."""
-    return {key: redacted(value) for key, value in values.items()}
+    return {key: redact_text(value) for key, value in values.items()}
 
 
 def split_credentials(address: str) -> Credentials:
@@ -127,7 +127,7 @@ def _without_user(scheme: str, rest: str) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=4)
-def _known_secrets(environment: tuple[tuple[str, str], ...]) -> list[str]:
+def _find_known_secrets(environment: tuple[tuple[str, str], ...]) -> list[str]:
     """Return the secrets in an environment, the longest first."""
     secrets: set[str] = set()
     for name, value in environment:
@@ -173,12 +173,12 @@ class RedactedRecord(logging.LogRecord):
 
     def getMessage(self) -> str:  # noqa: N802 - the name is logging's
         """Return the message."""
-        return visible(redacted(super().getMessage()), lines=True)
+        return visible(redact_text(super().getMessage()), lines=True)
 
     @property
     def exc_text(self) -> str | None:  # a formatter caches the traceback here
         """The traceback that belongs to the message."""
-        return _redacted_or_none(self.__dict__.get("exc_text"))
+        return _redact_optional(self.__dict__.get("exc_text"))
 
     @exc_text.setter
     def exc_text(self, text: str | None) -> None:
@@ -187,7 +187,7 @@ class RedactedRecord(logging.LogRecord):
     @property
     def stack_info(self) -> str | None:  # the same for a stack
         """The stack that belongs to the message."""
-        return _redacted_or_none(self.__dict__.get("stack_info"))
+        return _redact_optional(self.__dict__.get("stack_info"))
 
     @stack_info.setter
     def stack_info(self, text: str | None) -> None:
@@ -204,13 +204,13 @@ def install(*, streams: bool = False) -> None:
     sys.excepthook = _print_redacted
     threading.excepthook = _print_redacted_of_thread
     if streams:
-        rewrite_stream("stderr", redacted)
+        rewrite_stream("stderr", redact_text)
 
 
 def _print_redacted(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    text = redacted("".join(traceback.format_exception(kind, error, trace)))
+    text = redact_text("".join(traceback.format_exception(kind, error, trace)))
     sys.stderr.write(visible(text, lines=True))
     sys.stderr.flush()
 
@@ -220,5 +220,5 @@ def _print_redacted_of_thread(failed: threading.ExceptHookArgs) -> None:
         _print_redacted(failed.exc_type, failed.exc_value, failed.exc_traceback)
 
 
-def _redacted_or_none(text: str | None) -> str | None:
-    return redacted(text) if text else text
+def _redact_optional(text: str | None) -> str | None:
+    return redact_text(text) if text else text

@@ -43,14 +43,14 @@ def visible(text: str, *, lines: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    shown = [_shown(each, lines=lines) for each in text]
+    shown = [_escape_character(each, lines=lines) for each in text]
     for place in range(1, len(text) - 1):
         if text[place] in _JOINERS and not (text[place - 1] + text[place + 1]).isascii():
             shown[place] = text[place]  # emoji, and scripts whose letters are joined, need them
     return "".join(shown)
 
 
-def _shown(character: str, *, lines: bool) -> str:
+def _escape_character(character: str, *, lines: bool) -> str:
     if lines and character in "\n\t":
         return character
     if unicodedata.category(character) not in _HIDDEN:
@@ -66,10 +66,10 @@ def harmless(text: str) -> str:
     """
     if not _OBEYED.search(text):
         return text
-    return _OBEYED.sub(_written_out, text.replace("\r\n", "\n"))
+    return _OBEYED.sub(_write_out, text.replace("\r\n", "\n"))
 
 
-def styled_or_harmless(text: str) -> str:
+def escape_except_styles(text: str) -> str:
     """Return the same, but let the colors and the cursor movements of Rich pass."""
     if not _OBEYED.search(text):
         return text
@@ -80,7 +80,7 @@ def styled_or_harmless(text: str) -> str:
     return "".join(part if place % 2 else harmless(part) for place, part in enumerate(parts))
 
 
-def _written_out(match: re.Match[str]) -> str:
+def _write_out(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
@@ -98,7 +98,7 @@ def protect_terminal() -> None:
 
 def _rewrite_for(stream: TextIO | None) -> Callable[[str], str]:
     is_styled = stream is not None and stream.isatty()
-    return styled_or_harmless if is_styled or any(map(os.environ.get, _STYLED)) else harmless
+    return escape_except_styles if is_styled or any(map(os.environ.get, _STYLED)) else harmless
 
 
 def _visible_warning(
@@ -128,7 +128,7 @@ def pasted_path(path: str) -> str:
     return f"$'{''.join(map(_ansi_quoted, shown))}'"
 
 
-def pasted_program(name: str) -> tuple[str, str]:
+def find_program(name: str) -> tuple[str, str]:
     """Return how to call a program of this environment, and a command that is needed before.
 
     The program's name is enough where it is on the PATH, or will be once the environment is

@@ -25,16 +25,16 @@ from patchline.flows.approval import requests
 from patchline.flows.approval.requests import FAILED, Approval, ApprovalRequest
 from patchline.flows.notifications import events
 from patchline.flows.prefect_api.failures import RETRYING
-from patchline.flows.prefect_api.prefect_client import asking
+from patchline.flows.prefect_api.prefect_client import open_client
 from patchline.flows.schedules import deployments
 from patchline.pipeline.errors import ModelReferenceError, OrchestrationError
 from patchline.pipeline.registry import aliases, approval_question, promotion
 from patchline.pipeline.registry.approval_answer import (
     ApprovalAnswer,
-    expired,
+    answer_expired,
+    answer_superseded,
     note,
     note_cancelled,
-    superseded_by,
 )
 from patchline.pipeline.registry.approval_question import Question, prepare_question
 from patchline.pipeline.registry.config import PromotionConfig
@@ -100,11 +100,15 @@ def _decide(reference: ModelReference, config: PromotionConfig) -> State[Any]:
     while True:
         champion = aliases.alias_of(registry(), reference.name, aliases.CHAMPION)
         with get_client(sync_client=True) as prefect:
-            given = dict(requests.stored_answer(prefect, UUID(str(flow_run.id))))
+            given = dict(requests.read_stored_answers(prefect, UUID(str(flow_run.id))))
         if champion == reference.version:
             return _already_champion(reference, list(given.values()))
         rejection = next((each for each in given.values() if not each.approves), None)
-        answer = rejection or given.get(requests.key_against(champion)) or _superseded(reference)
+        answer = (
+            rejection
+            or given.get(requests.key_against(champion))
+            or _answer_if_superseded(reference)
+        )
         if answer is None:
             _ask(reference, champion, config)
             continue
@@ -116,10 +120,10 @@ def _decide(reference: ModelReference, config: PromotionConfig) -> State[Any]:
             return _end(reference, answer, promoted=decision.promoted, reason=decision.reason)
 
 
-def _superseded(reference: ModelReference) -> ApprovalAnswer | None:
+def _answer_if_superseded(reference: ModelReference) -> ApprovalAnswer | None:
     """Return the answer to a request that a newer version of the model supersedes, if one does."""
     newer = requests.newer_version(reference.name, reference.version)
-    return superseded_by(newer) if newer else None
+    return answer_superseded(newer) if newer else None
 
 
 def _ask(reference: ModelReference, champion: str | None, config: PromotionConfig) -> None:
@@ -205,7 +209,7 @@ def request_approval(reference: ModelReference, config: PromotionConfig) -> str 
         return None
     why = "no runner is active. Start one with `patchline up`"
     try:
-        with prefect_session.connected():
+        with prefect_session.connect():
             others = [each for each in requests.open_requests() if each.name == reference.name]
             known = _already_open(reference, others)
             if known or deployments.runner_is_up():
@@ -258,7 +262,7 @@ def _open(reference: ModelReference, config: PromotionConfig, others: list[Appro
     note(reference, "asked", flow_run_id=str(flow_run_id))
     for other in others:
         if other.waits and other.version != reference.version:
-            requests.submit_answer(other, superseded_by(reference.version))
+            requests.submit_answer(other, answer_superseded(reference.version))
     return (
         f"Approval requested for {version}: run `patchline approve {version}` or `patchline reject "
         f"{version}`, or use Resume in the Prefect UI. It expires in {config.approval_hours:g} "
@@ -283,7 +287,7 @@ def expire_overdue() -> None:
     now = dt.datetime.now(dt.UTC)
     for request in requests.find_requests(ids, (StateType.PAUSED, StateType.CANCELLED, *FAILED)):
         if request.waits and request.due < now:
-            requests.submit_answer(request, expired(request.hours))
+            requests.submit_answer(request, answer_expired(request.hours))
         elif request.failed and now - request.since < deployments.LOOK_BACK:
             retry_interrupted(request, now)
         elif request.kind == StateType.CANCELLED and request.flow_run_id not in _cancelled:
@@ -292,7 +296,7 @@ def expire_overdue() -> None:
 
 def retry_interrupted(request: ApprovalRequest, now: dt.datetime) -> None:
     """Retry the flow run of a request when its time has come; an answer already given counts."""
-    with asking() as client:
+    with open_client() as client:
         deployments.retry_when_due(client, request.flow_run_id, _is_retried, now)
 
 
@@ -302,7 +306,7 @@ def retries_exhausted(request: ApprovalRequest) -> bool:
     Raises:
         OrchestrationError: if the server does not respond.
     """
-    with asking() as client:
+    with open_client() as client:
         failures = deployments.count_failures(client, request.flow_run_id, _is_retried)
     return request.failed and failures >= deployments.MAX_FAILURES
 

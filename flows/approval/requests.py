@@ -1,6 +1,6 @@
 """Approval requests: what is known of one, which are open, and the form with which one is answered.
 
-Functions that talk to Prefect expect its settings to name a server, as `prefect_session.connected`
+Functions that talk to Prefect expect its settings to name a server, as `prefect_session.connect`
 makes sure.
 
 Approval is requested once against each champion. The answer is stored with the flow run under the
@@ -25,7 +25,7 @@ from prefect.input import RunInput
 from prefect.input.run_input import Keyset, keyset_from_base_key, keyset_from_paused_state
 from pydantic import ValidationError
 
-from patchline.flows.prefect_api.prefect_client import asking, flow_runs
+from patchline.flows.prefect_api.prefect_client import flow_runs, open_client
 from patchline.flows.schedules import deployments
 from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.registry.approval_answer import ApprovalAnswer
@@ -110,13 +110,13 @@ def newer_version(name: str, version: str) -> str | None:
     return str(newest) if newest > int(version) else None
 
 
-def refreshed(request: ApprovalRequest) -> ApprovalRequest:
+def refresh(request: ApprovalRequest) -> ApprovalRequest:
     """Return the request in its current state.
 
     Raises:
         OrchestrationError: if the server does not respond.
     """
-    with asking() as client:
+    with open_client() as client:
         return _from_flow_run(client.read_flow_run(request.flow_run_id))
 
 
@@ -133,7 +133,7 @@ def find_requests(
     filters: dict[str, Any] = {"deployment_id": {"any_": deployment_ids}}
     if kinds:
         filters["state"] = {"type": {"any_": list(kinds)}}
-    with asking() as client:
+    with open_client() as client:
         waiting = flow_runs(client, filters, FlowRunSort.EXPECTED_START_TIME_ASC)
     return [_from_flow_run(flow_run) for flow_run in waiting]
 
@@ -167,7 +167,9 @@ def key_against(champion: str | None) -> str:
     return f"against-{champion or 'none'}"
 
 
-def stored_answer(client: SyncPrefectClient, flow_run_id: UUID) -> Mapping[str, ApprovalAnswer]:
+def read_stored_answers(
+    client: SyncPrefectClient, flow_run_id: UUID
+) -> Mapping[str, ApprovalAnswer]:
     """Return the answers stored with a flow run, by the key of the request."""
     prefix = f"{_PREFIX}against-"
     inputs = client.filter_flow_run_input(
@@ -189,7 +191,7 @@ def submit_answer(request: ApprovalRequest, answer: ApprovalAnswer) -> bool:
         OrchestrationError: if the server does not respond, or does not accept the answer.
     """
     given = answer.model_dump(mode="json")
-    with asking() as client:
+    with open_client() as client:
         result = client.resume_flow_run(request.flow_run_id, run_input=given)
         reason = getattr(result.details, "reason", None) or ""
         if result.status == SetStateStatus.REJECT and "schema not found" in reason:

@@ -74,10 +74,10 @@ def close_before_command() -> list[str]:
     workspace = WORKSPACE.resolve()
     if is_read_only():
         return []  # whoever may write to it closes them
-    if local_services.running():
+    if local_services.find_running():
         return []  # its keeper does this within seconds, and sends the events
-    if not _left_open(workspace):
-        return tracking_sentences(tracked_run.close_abandoned())
+    if not _has_left_open(workspace):
+        return describe_closed_runs(tracked_run.close_abandoned())
     from patchline.flows import prefect_session
 
     with prefect_session.server(), prefect_session.ready():
@@ -100,7 +100,7 @@ def on_cancellation(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> No
     _close_work_of(str(flow_run.id))
 
 
-def tracking_sentences(run_ids: list[str]) -> list[str]:
+def describe_closed_runs(run_ids: list[str]) -> list[str]:
     """Say which MLflow runs were closed."""
     return [
         f"run {run_id} was left open by a killed process and is closed now" for run_id in run_ids
@@ -118,7 +118,7 @@ def _close_work_of(flow_run_id: str) -> None:
         logger.warning("the MLflow run of flow run %s stays open", flow_run_id, exc_info=True)
 
 
-def _left_open(workspace: Path) -> bool:
+def _has_left_open(workspace: Path) -> bool:
     """Return whether a process died whose flow run may still be open in Prefect."""
     return any(record.is_dead and record.sought is None for record in live_runs.records(workspace))
 
@@ -126,7 +126,7 @@ def _left_open(workspace: Path) -> bool:
 def _close_in_mlflow() -> list[str]:
     closed = tracked_run.close_abandoned()
     _tell_killed(closed)
-    return tracking_sentences(closed)
+    return describe_closed_runs(closed)
 
 
 def _tell_killed(run_ids: list[str]) -> None:
@@ -163,7 +163,7 @@ def _prefect() -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         reachable = False
         with contextlib.suppress(OrchestrationError):
-            stack.enter_context(prefect_session.connected())
+            stack.enter_context(prefect_session.connect())
             reachable = True
         yield reachable
 

@@ -12,7 +12,7 @@ from typing import Any
 from cyclopts import App, Group, Parameter
 
 from patchline.flows.commands.help_page import ALL, COMMON, HEADINGS, HELP, HelpPage
-from patchline.pipeline.plugin_system.tools import Tool, Tools, imported, tools
+from patchline.pipeline.plugin_system.tools import Tool, Tools, import_function, tools
 
 _EPILOGUE = """\
 `patchline COMMAND --help` shows a command's flags. Every command also takes
@@ -67,7 +67,7 @@ class Command:
 
     def function(self) -> Callable[..., Any]:
         """Return the function, which imports its file."""
-        return imported(self.import_path)
+        return import_function(self.import_path)
 
 
 GROUPS = {

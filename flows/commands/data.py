@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from patchline.flows import prefect_session
-from patchline.flows.commands.run import composed
+from patchline.flows.commands.run import compose_settings
 from patchline.flows.commands.switches import (
     Columns,
     Json,
+    add_flags,
     data_config,
+    dump_given_flags,
     emit,
-    flattened,
-    given_flags,
     terminal_lines,
 )
 from patchline.flows.new_data import watched_folders
 from patchline.flows.notifications import events
-from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.progress.progress_display import display, show_progress
 from patchline.flows.schedules import scheduled_work
 from patchline.pipeline import config_files, local_services
 from patchline.pipeline.config import RunConfig
@@ -35,7 +35,7 @@ from patchline.pipeline.errors import (
     PipelineError,
     UserError,
 )
-from patchline.pipeline.plugin_system.plugin_loader import config_class, installed
+from patchline.pipeline.plugin_system.plugin_loader import config_class, list_installed
 from patchline.pipeline.registry.browsing.notebook import PAGE, TABLE
 from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.address import is_of_store
@@ -108,10 +108,10 @@ def version_judge(
                 probabilities_NK[row], left[row] = records.of_folds[sha256], False
         others = checked[left].reset_index(drop=True)
         if len(others):
-            images = version_evaluation.prepared_images(
+            images = version_evaluation.prepare_images(
                 package, others, root, workspace, on_progress
             )
-            probabilities_NK[left] = version_evaluation.predicted(package, images, on_progress)
+            probabilities_NK[left] = version_evaluation.predict(package, images, on_progress)
         is_seen = records.has_seen(checked) if records.is_recorded else None
         version = f"version {records.reference.version} of {records.reference.name}"
         return Judgement(
@@ -130,7 +130,7 @@ def version_judge(
 
 def build_inspect(arguments: list[str]) -> Callable[..., None]:
     """Return the command, typed for the plugins that the arguments choose."""
-    chosen: Any = composed(arguments, ("name", "data", "objective"))
+    chosen: Any = compose_settings(arguments, ("name", "data", "objective"))
 
     def inspect(
         data: str | None = None,
@@ -161,10 +161,10 @@ def build_inspect(arguments: list[str]) -> Callable[..., None]:
         settings
             Settings of a run: --data.exclude findings.csv, --data.label-column species.
         """
-        flags = given_flags(settings)
-        request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        flags = dump_given_flags(settings)
+        request = config_files.build_config(data, preset_name=preset, file=config, flags=flags)
         with_plan = names_preset(preset, config)
-        inspected_data, folder = inspected(request, out, check_labels, with_plan=with_plan)
+        inspected_data, folder = write_inspection(request, out, check_labels, with_plan=with_plan)
         if as_json:
             files = {"page": str(folder / PAGE), "table": str(folder / TABLE)}
             emit({**inspected_data.result.model_dump(mode="json"), **files}, as_json=True)
@@ -174,7 +174,7 @@ def build_inspect(arguments: list[str]) -> Callable[..., None]:
             )
             _print(inspected_data, folder, own_model)
 
-    return flattened(inspect, chosen)
+    return add_flags(inspect, chosen)
 
 
 def names_preset(preset: str | None, config: Path | None) -> bool:
@@ -182,7 +182,7 @@ def names_preset(preset: str | None, config: Path | None) -> bool:
     return preset is not None or (config is not None and "preset" in read_settings(config))
 
 
-def inspected(
+def write_inspection(
     request: RunConfig, out: Path | None, check_labels: str | None = None, *, with_plan: bool
 ) -> tuple[Inspected, Path]:
     """Inspect the data, and write the page and the table into a folder.
@@ -213,7 +213,7 @@ def inspected(
         )
     workspace = place()
     ingestion.check_source(request, workspace, to_train=False)
-    with shown():
+    with show_progress():
         judge = _judge(check_labels, request, workspace)
         display().stage(f"Inspecting the data ({request.data.path or request.data.source})")
         inspected_data = inspect_data(request, workspace, display().advance, judge)
@@ -254,7 +254,7 @@ def _with_plan(inspected_data: Inspected, request: RunConfig, workspace: Path) -
 
     result = inspected_data.result
     try:
-        with worker_start.prepared_workers():
+        with worker_start.allow_prepared_workers():
             plan = dry_run(request, workspace).plan
         added = {"plan": tuple(plan.lines()) if plan else ()}
     except UserError as error:
@@ -318,9 +318,9 @@ def diff(
     """
     from patchline.pipeline.data.manifests.data_diff import compare
 
-    columns = given_flags(table)
+    columns = dump_given_flags(table)
     _check_used(columns, a, b)
-    with shown():
+    with show_progress():
         result = compare(_manifest(a, columns), _manifest(b, columns))
     content = {"a": a, "b": b, "same": result.same, **result.model_dump(mode="json")}
     lines = terminal_lines("data_diff.txt.j2", __package__, a=a, b=b, result=result)
@@ -354,7 +354,7 @@ def _is_data(named: str) -> bool:
     source = named.partition(":")[0]
     if Path(named).exists() or is_of_store(named):
         return True
-    return source in {entry.name for entry in installed("data_source")}
+    return source in {entry.name for entry in list_installed("data_source")}
 
 
 def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:
@@ -393,7 +393,7 @@ def _run_id(named: str) -> str:
             raise DataError(
                 f"There is no folder or file {named}, and no such model version: {error}"
             ) from error
-    return str(interrupted_runs.named(named, WORKSPACE.resolve() / "runs").info.run_id)
+    return str(interrupted_runs.find_named(named, WORKSPACE.resolve() / "runs").info.run_id)
 
 
 _PICTURE = "augmentation_preview.png"
@@ -401,7 +401,7 @@ _PICTURE = "augmentation_preview.png"
 
 def build_preview(arguments: list[str]) -> Callable[..., None]:
     """Return the command, typed for the plugins that the arguments choose."""
-    chosen: Any = composed(arguments)
+    chosen: Any = compose_settings(arguments)
 
     def preview(
         data: str | None = None,
@@ -439,8 +439,8 @@ def build_preview(arguments: list[str]) -> Callable[..., None]:
                 f"--images {images} and --epochs {epochs} must be at least 1, and their product at "
                 "most 1000. Choose smaller numbers."
             )
-        flags = given_flags(settings)
-        request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        flags = dump_given_flags(settings)
+        request = config_files.build_config(data, preset_name=preset, file=config, flags=flags)
         file = picture or WORKSPACE.resolve() / _PICTURE
         resolved = _draw(request, file, images, epochs)
         if as_json:
@@ -449,7 +449,7 @@ def build_preview(arguments: list[str]) -> Callable[..., None]:
         else:
             print(file)
 
-    return flattened(preview, chosen)
+    return add_flags(preview, chosen)
 
 
 def _draw(request: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:
@@ -458,7 +458,7 @@ def _draw(request: RunConfig, file: Path, images: int, epochs: int) -> RunConfig
     from patchline.pipeline.training.saved_preview import save_preview
     from patchline.pipeline.workers import worker_start
 
-    with shown(), worker_start.prepared_workers():
+    with show_progress(), worker_start.allow_prepared_workers():
         resolved = dry_run(request, place())
     save_preview(resolved.config, resolved.data, file, images=images, epochs=epochs)
     return resolved.config
@@ -491,12 +491,12 @@ def watch(
         How long nothing in the folder may change before a run starts, so that no run reads a folder
         that is still being copied. Default: 60; 3 if its subfolders are those of the last run.
     """
-    quiet_seconds = watched_folders.checked_quiet_seconds(quiet_seconds)
+    quiet_seconds = watched_folders.check_quiet_seconds(quiet_seconds)
     least = watched_folders.checked_min_new_images(min_new_images, config)
-    watched = watched_folders.checked_folder(folder)
-    name = watched_folders.checked_name(watched, name)
+    watched = watched_folders.check_folder(folder)
+    name = watched_folders.check_name(watched, name)
     settings, notes = watched_folders.run_settings(watched, config)
-    with prefect_session.connected():
+    with prefect_session.connect():
         deployment_id = _deploy(name, watched, settings, config, quiet_seconds, least)
         notes += _missing_services()
     content = {
@@ -570,7 +570,7 @@ def _deploy(
 
 
 def _missing_services() -> list[str]:
-    if local_services.running() is None:
+    if local_services.find_running() is None:
         hint = "The folder is watched only while `patchline up` runs here; until then, only the "
         return [f"{hint}event patchline.data.updated starts a run."]
     return []

@@ -13,11 +13,11 @@ from patchline.flows.commands.switches import (
     Json,
     Switch,
     data_config,
+    dump_given_flags,
     emit,
-    given_flags,
     terminal_lines,
 )
-from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.progress.progress_display import display, show_progress
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
@@ -77,7 +77,7 @@ def evaluate(
         common_classes=common_classes,
         report=evaluation or EvaluationConfig(),
     )
-    columns = given_flags(table)
+    columns = dump_given_flags(table)
     _print_evaluation(model, data, choices, columns, out=out, as_json=as_json)
 
 
@@ -93,7 +93,7 @@ def _print_evaluation(
     """Evaluate in a new MLflow run, and print the metrics."""
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file. Set it to a folder for the report.")
-    with shown():
+    with show_progress():
         result, run = evaluate_model(model, data, choices, columns)
     if out is not None:
         shutil.copytree(result.html.parent, out, dirs_exist_ok=True)
@@ -168,7 +168,7 @@ def _log(run: tracked_run.TrackedRun, result: VersionEvaluation) -> None:
     manifests.save(result.selection.rows, manifest_file)
     name = result.data.name
     tracked_run.log_data(run, name, result.selection.fingerprint, manifest_file, "evaluation")
-    model_id = registration.logged_model_of(result.reference)
+    model_id = registration.find_logged_model_of(result.reference)
     if model_id is not None:
         registration.log_evaluated_model(run, model_id)
     registration.log_report_metrics(run, model_id, result.report.with_robustness, name)

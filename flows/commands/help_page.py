@@ -93,10 +93,7 @@ class HelpPage:
 
     def _lines(self, entry: HelpEntry, label: str, column: int, width: int) -> Iterator[str]:
         text = _plain(entry.description)
-        if self.is_whole:
-            said = " ".join((text, *_facts(entry)))
-        else:
-            said = shortened(text, width - column)
+        said = " ".join((text, *_facts(entry))) if self.is_whole else shorten(text, width - column)
         head = f"{_INDENT}{label}".ljust(column)
         if len(head) > column:
             yield head
@@ -116,7 +113,7 @@ def _plain(text: Any) -> str:
     return " ".join(str(prepared or "").split())
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """Return a help text up to its first full stop, semicolon or colon; a long one to a comma."""
     clause = _CLAUSE.split(text, maxsplit=1)[0]
     ends = [match.start() for match in _COMMA.finditer(clause) if match.start() <= width]

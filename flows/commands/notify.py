@@ -31,7 +31,7 @@ def create(
     on
         Event to send, such as run.failed; repeatable. Default: failures, promotions and refusals.
     """
-    with prefect_session.connected():
+    with prefect_session.connect():
         from patchline.flows.notifications import webhooks
 
         created = webhooks.create(name, webhook, on)
@@ -44,7 +44,7 @@ def create(
 
 def list_notifications(*, as_json: Json = False) -> None:
     """List the notifications."""
-    with prefect_session.connected():
+    with prefect_session.connect():
         from patchline.flows.notifications import webhooks
 
         notifications = webhooks.read_all()
@@ -61,7 +61,7 @@ def remove(name: str, /, *, as_json: Json = False) -> None:
     name
         Name of the notification.
     """
-    with prefect_session.connected():
+    with prefect_session.connect():
         from patchline.flows.notifications import webhooks
 
         webhooks.remove(name)

@@ -20,19 +20,19 @@ from patchline.flows.commands.switches import (
     Answer,
     Flat,
     Json,
+    add_flags,
+    dump_given_flags,
     emit,
-    flattened,
-    given_flags,
     terminal_lines,
     without_needless_negatives,
 )
 from patchline.pipeline import config_files
-from patchline.pipeline.config import RunConfig, dotted
+from patchline.pipeline.config import RunConfig, flatten_settings
 from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.plugin_system.composed_config import ComposedModel, composed_config
-from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
+from patchline.pipeline.plugin_system.composed_config import ComposedModel, compose_config
+from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, list_installed
 from patchline.pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
 from patchline.pipeline.training.config import OptimizerConfig
 from patchline.pipeline.training.recipe.schedule import learning_rate
@@ -41,7 +41,7 @@ from patchline.plugin_api import ToolPlugin
 
 def list_plugins(*, as_json: Json = False) -> None:
     """List the installed plugins without importing them."""
-    entries = installed()
+    entries = list_installed()
     shown = ("kind", "name", "distribution", "version", "summary", "error")
     plugins = [{key: asdict(entry)[key] for key in shown} for entry in entries]
     lines = terminal_lines("plugins.txt.j2", __package__, entries=entries)
@@ -115,9 +115,9 @@ def build_check(arguments: list[str]) -> Callable[..., int]:
             Settings to run the checks with.
         """
         check_words(words, arguments)
-        return _print_checks(named_plugin(arguments), settings, as_json=as_json)
+        return _print_checks(find_named_plugin(arguments), settings, as_json=as_json)
 
-    return typed(check, arguments)
+    return add_settings_type(check, arguments)
 
 
 def _print_checks(named: NamedPlugin, settings: BaseModel | None, *, as_json: bool) -> int:
@@ -197,11 +197,11 @@ def build_curve(kind: CurveKind, name: str) -> Callable[..., None]:
             Settings of the optimizer: --optimizer.warmup-fraction 0.2.
         """
         del words
-        given = given_flags(settings)
+        given = dump_given_flags(settings)
         chosen = {"optimizer": {_key_of(kind): name}}
         if name == "schedule_free":
             chosen["optimizer"]["schedule"] = "constant"
-        config = config_files.validated(config_files.merged(chosen, given)).optimizer
+        config = config_files.validate_config(config_files.merge_settings(chosen, given)).optimizer
         rates = learning_rates(config, _POINTS)
         if picture is not None:
             _save_picture(config, picture)
@@ -211,7 +211,7 @@ def build_curve(kind: CurveKind, name: str) -> Callable[..., None]:
             f"optimizer {config.name}, schedule {config.schedule}, "
             f"warm-up {config.warmup_fraction:.0%}, peak {config.learning_rate:g}",
             "",
-            *_drawn(rates),
+            *_draw_bars(rates),
             as_json=as_json,
         )
 
@@ -227,7 +227,7 @@ def _key_of(kind: CurveKind) -> str:
     return "schedule" if kind == "schedule" else "name"
 
 
-def _drawn(rates: Sequence[float]) -> list[str]:
+def _draw_bars(rates: Sequence[float]) -> list[str]:
     """Return the lines of a bar chart, with the learning rate beside its axis."""
     peak = max(rates)
     lines = []
@@ -287,14 +287,14 @@ def build_show(arguments: list[str]) -> Callable[..., None]:
             Settings to compute the cost with.
         """
         check_words(words, arguments)
-        plugin = named_plugin(arguments)
+        plugin = find_named_plugin(arguments)
         if picture is None and photo is not None:
             raise ConfigError("--photo needs --picture. Add --picture FILE.png.")
         if picture is not None:
             _draw(plugin, settings, photo, picture)
         _print_plugin(plugin, settings, as_json=as_json)
 
-    return typed(show, arguments)
+    return add_settings_type(show, arguments)
 
 
 def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bool) -> None:
@@ -381,7 +381,7 @@ class NamedPlugin:
         Raises:
             ConfigError: if a flag names another plugin of the same kind.
         """
-        flags = given_flags(settings)
+        flags = dump_given_flags(settings)
         if self.entry.kind not in _NAME_FLAGS:
             return flags
         path = _NAME_FLAGS[self.entry.kind]
@@ -419,7 +419,7 @@ class NamedPlugin:
         path = _NAME_FLAGS[self.entry.kind][:-1]
         prefix = "data.options" if self.entry.kind == "data_source" else ".".join(path)
         allowed = {f"{prefix}.{key}" for key in own} | {".".join(_NAME_FLAGS[self.entry.kind])}
-        for key in dotted(self.given(settings)):
+        for key in flatten_settings(self.given(settings)):
             if not any(key == name or key.startswith(f"{name}.") for name in allowed):
                 raise ConfigError(
                     f"{key} is not a setting of {self.entry.name}; the checks use only its own "
@@ -429,7 +429,7 @@ class NamedPlugin:
 
     def config(self, settings: BaseModel | None) -> RunConfig:
         """Return the validated config with the plugin and the flags."""
-        return config_files.validated(self.given(settings))
+        return config_files.validate_config(self.given(settings))
 
 
 def words_of(arguments: Sequence[str]) -> list[str]:
@@ -458,7 +458,9 @@ def check_words(words: Sequence[str], arguments: Sequence[str]) -> None:
         )
 
 
-def typed(command: Callable[..., Answer], arguments: Sequence[str]) -> Callable[..., Answer]:
+def add_settings_type(
+    command: Callable[..., Answer], arguments: Sequence[str]
+) -> Callable[..., Answer]:
     """Return the command with the settings of the named plugin as the type of `settings`.
 
     For `--help` without a name, there are no flags for settings.
@@ -470,10 +472,10 @@ def typed(command: Callable[..., Answer], arguments: Sequence[str]) -> Callable[
     if not words_of(arguments) and any(flag in arguments for flag in _HELP):
         command.__annotations__["settings"] = Annotated[None, Parameter(parse=False)]
         return command
-    return flattened(command, named_plugin(arguments).settings_class)
+    return add_flags(command, find_named_plugin(arguments).settings_class)
 
 
-def named_plugin(arguments: Sequence[str]) -> NamedPlugin:
+def find_named_plugin(arguments: Sequence[str]) -> NamedPlugin:
     """Return the plugin named by the arguments of a command.
 
     Raises:
@@ -485,7 +487,7 @@ def named_plugin(arguments: Sequence[str]) -> NamedPlugin:
         return NamedPlugin(entry, create_model("NoSettings"))
     path = _NAME_FLAGS[entry.kind]
     implied = [f"--{'.'.join(path).replace('_', '-')}", entry.name]
-    whole = without_needless_negatives(composed_config([*arguments, *implied], {}))
+    whole = without_needless_negatives(compose_config([*arguments, *implied], {}))
     return NamedPlugin(entry, _sections(whole, entry.kind))
 
 
@@ -505,7 +507,7 @@ def find_entry(words: Sequence[str]) -> PluginEntry:
         return plugin_loader.find(kind, name)
     if len(words) != 1:
         raise ConfigError("Name one plugin: [KIND] NAME. `patchline plugins list` lists them.")
-    entries = installed()
+    entries = list_installed()
     matches = [entry for entry in entries if entry.name == words[0]]
     kinds = sorted({entry.kind for entry in matches})
     if len(kinds) > 1:

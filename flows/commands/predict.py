@@ -14,14 +14,14 @@ from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import (
     Json,
     Switch,
+    add_flags,
+    dump_given_flags,
     emit,
-    flattened,
-    given_flags,
     terminal_lines,
     without_needless_negatives,
 )
-from patchline.flows.progress.progress_display import display, shown
-from patchline.flows.training.chosen_launcher import chosen_launcher
+from patchline.flows.progress.progress_display import display, show_progress
+from patchline.flows.training.chosen_launcher import use_chosen_launcher
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.packaging.prediction.image_files import (
@@ -30,7 +30,7 @@ from patchline.pipeline.packaging.prediction.image_files import (
     find_images,
     pixels_of,
 )
-from patchline.pipeline.plugin_system.composed_config import composed_launcher
+from patchline.pipeline.plugin_system.composed_config import compose_launcher
 from patchline.pipeline.registry.aliases import parsed
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.terminal_words import visible
@@ -45,12 +45,12 @@ _BATCH = 64
 
 def build(arguments: list[str]) -> Callable[..., int]:
     """Return the command, typed for the launcher that the arguments choose."""
-    return flattened(predict, without_needless_negatives(composed_launcher(arguments)))
+    return add_flags(predict, without_needless_negatives(compose_launcher(arguments)))
 
 
 def _launcher(settings: BaseModel | None) -> PluginChoice:
     """Return the launcher that the flags choose, or else the default one."""
-    given = given_flags(settings)
+    given = dump_given_flags(settings)
     name = RunConfig().launcher.name
     return PluginChoice.model_validate({"name": name, **given.get("launcher", {})})
 
@@ -165,7 +165,7 @@ def _write_predictions(
         display().advance("Predicting", done, total, f"{images_per_second:.0f} images/s")
 
     package = _package(model, coverage)
-    with shown(), chosen_launcher(launcher):
+    with show_progress(), use_chosen_launcher(launcher):
         table = predict_images(
             package,
             f"{model.name}/{model.version} ({model.source})",
@@ -199,14 +199,16 @@ def _package(reference: ModelReference, coverage: float | None) -> PackagedModel
     from patchline.pipeline.evaluation.metrics.temperature import (
         UNRECORDED,
         TemperatureFit,
-        recorded,
+        read_recorded_fit,
     )
     from patchline.pipeline.models.model_description import VALIDATION, AnswerRules
     from patchline.pipeline.registry.package_download import fetch
 
     package = fetch(reference)
     labels, rules = package.classes, AnswerRules.model_validate
-    fit: LabelCalibration | TemperatureFit = recorded(package.calibration, package.temperature)
+    fit: LabelCalibration | TemperatureFit = read_recorded_fit(
+        package.calibration, package.temperature
+    )
     thresholds = None
     if package.is_multi_label:
         calibration = package.label_calibration
@@ -229,16 +231,18 @@ def _answers(
     """Return the answers, and a warning on images unlike the training images; empty for none."""
     answers: list[dict[str, Any]] = []
     files = list(find_images(images))
-    with shown():
+    with show_progress():
         for start in range(0, len(files), _BATCH):
             batch = files[start : start + _BATCH]
-            for file, answer in zip(batch, _answered(model, batch, top_k, coverage), strict=True):
+            for file, answer in zip(
+                batch, _answer_batch(model, batch, top_k, coverage), strict=True
+            ):
                 answers.append({"image": file.name, **answer})
             display().advance("Predicting", len(answers), len(files))
     return answers, model.fits.words()
 
 
-def _answered(
+def _answer_batch(
     model: PackagedModel, batch: list[ImageFile], top_k: int, coverage: float | None
 ) -> list[dict[str, Any]]:
     """Return the answers for a batch, which is predicted at once."""

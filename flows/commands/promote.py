@@ -12,9 +12,9 @@ from patchline.flows import prefect_session
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch, emit, without_needless_negatives
 from patchline.flows.notifications import events
-from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.progress.progress_display import display, show_progress
 from patchline.pipeline.errors import ConfigError, ModelReferenceError, OrchestrationError, RunError
-from patchline.pipeline.registry.aliases import CHALLENGER, checked_reason
+from patchline.pipeline.registry.aliases import CHALLENGER, check_reason
 from patchline.pipeline.registry.config import GateConfig
 from patchline.pipeline.registry.gate_settings import gates_for
 from patchline.pipeline.registry.registered_models import (
@@ -74,7 +74,7 @@ def promote(
                 "--ask requests approval, so --force and --reason do not apply. Omit them."
             )
         return _request_approval(_version(name, version), config, promotion, as_json=as_json)
-    with shown():
+    with show_progress():
         decision = promote_version(
             name, version=version, config=config, promotion=promotion, force=force, reason=reason
         )
@@ -103,7 +103,7 @@ def promote_version(
             "promotion.approval_hours limits a request for approval, and none is made. Omit it, or "
             "request one with --ask."
         )
-    reason = checked_reason(reason)
+    reason = check_reason(reason)
     reference = _version(name, version)
     gates = gates_for(reference, config, promotion)
     from patchline.pipeline.registry.promotion import Request, decision_folder
@@ -136,7 +136,7 @@ def _request_approval(
     from patchline.flows import prefect_session
 
     gates = gates_for(reference, config, promotion)
-    with prefect_session.connected():
+    with prefect_session.connect():
         from patchline.flows.approval import approval_flow, requests
 
         sentence = approval_flow.request_approval(reference, gates)
@@ -166,11 +166,11 @@ def rollback(name: str, /, *, reason: str | None = None, as_json: Json = False) 
     reason
         Reason for the rollback; recorded in the model's history.
     """
-    reason = checked_reason(reason)
+    reason = check_reason(reason)
     check_name(name)
     tell_closed()
     resolve(name)  # report an unknown name before anything is locked
-    with shown():
+    with show_progress():
         from patchline.pipeline.registry.promotion import rollback as roll_back
 
         display().stage(f"Rolling back to the previous champion of {name}")
@@ -210,8 +210,8 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
     Returns:
         0 if it was carried out; 3 if the version was approved but is not champion.
     """
-    reason = checked_reason(reason) or ""
-    with shown(), prefect_session.connected():
+    reason = check_reason(reason) or ""
+    with show_progress(), prefect_session.connect():
         from patchline.flows.approval import approval_flow, requests
         from patchline.pipeline.registry.approval_answer import ApprovalAnswer, current_user
 
@@ -266,7 +266,7 @@ def _outcome(request: ApprovalRequest) -> ApprovalRequest:
     """Wait until the answer is carried out, or approval is requested again."""
     from patchline.flows.approval import requests
 
-    return _wait(requests.refreshed(request))
+    return _wait(requests.refresh(request))
 
 
 def _wait(request: ApprovalRequest) -> ApprovalRequest:
@@ -295,7 +295,7 @@ def _wait(request: ApprovalRequest) -> ApprovalRequest:
             state = request.state
             display().note(f"flow run: {state.lower()}")
         time.sleep(_POLL_SECONDS)
-        request = requests.refreshed(request)
+        request = requests.refresh(request)
     return request
 
 

@@ -17,18 +17,18 @@ from pydantic import BaseModel
 from patchline.flows.commands.switches import (
     Json,
     Switch,
+    add_flags,
+    dump_given_flags,
     emit,
-    flattened,
-    given_flags,
     value_of_switch,
     without_needless_negatives,
 )
-from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.progress.progress_display import display, show_progress
 from patchline.flows.training.run_training import resume_training, run_training
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.plugin_system.composed_config import composed_config, value_of_flag
+from patchline.pipeline.plugin_system.composed_config import compose_config, value_of_flag
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.training.machine import MODULE
@@ -80,8 +80,10 @@ def with_weights(config: RunConfig, ask: Callable[[str], str] | None = None) -> 
     if ask(question).strip().lower() not in ("y", "yes"):
         return config
     settings = {"model": {"init": name, "download": True}}
-    merged = config_files.merged(config.model_dump(mode="json", exclude_unset=True), settings)
-    return config_files.validated(merged)
+    merged = config_files.merge_settings(
+        config.model_dump(mode="json", exclude_unset=True), settings
+    )
+    return config_files.validate_config(merged)
 
 
 def _photographs(config: RunConfig) -> int:
@@ -125,7 +127,7 @@ _PROCESSES = "--training.processes"
 
 def build(arguments: list[str]) -> Callable[..., None]:
     """Return the command, typed for the plugins that the arguments choose."""
-    chosen: Any = composed(arguments)
+    chosen: Any = compose_settings(arguments)
 
     def run(
         data: str | None = None,
@@ -177,15 +179,15 @@ def build(arguments: list[str]) -> Callable[..., None]:
             _resume(resume, arguments, settings, began, as_json=as_json)
             return
         given = {"DATA": data, "--config": config, "--preset": preset, "--rehearse": rehearse}
-        request = _requested(arguments, extend, settings, given)
+        request = _build_config(arguments, extend, settings, given)
         tried = dry_run or rehearse
         start = partial(_try, dry_run=dry_run) if tried else partial(_start, began, fresh=fresh)
         start(request, as_json=as_json)
 
-    return flattened(run, chosen)
+    return add_flags(run, chosen)
 
 
-def composed(
+def compose_settings(
     arguments: list[str], sections: Collection[str] = RunConfig.model_fields
 ) -> type[BaseModel]:
     """Return the class of the settings that can be set for these arguments, preset and file.
@@ -199,7 +201,7 @@ def composed(
     weaker = config_files.assemble(
         preset_name=named_preset, file=Path(named_file) if named_file else None, flags={}
     )
-    return without_needless_negatives(composed_config(arguments, weaker, sections))
+    return without_needless_negatives(compose_config(arguments, weaker, sections))
 
 
 def _resume(
@@ -211,7 +213,7 @@ def _resume(
     as_json: bool,
 ) -> None:
     check_alone(arguments, "run", but=_PROCESSES)
-    flags = given_flags(settings)
+    flags = dump_given_flags(settings)
     processes = flags.get("training", {}).get("processes")
     _train(partial(resume_training, reference, processes), began, as_json=as_json)
 
@@ -253,19 +255,21 @@ def check_alone(arguments: list[str], what: str, but: str = "") -> None:
             )
 
 
-def _requested(
+def _build_config(
     arguments: list[str], extend: str | None, settings: BaseModel | None, given: dict[str, Any]
 ) -> RunConfig:
     """Return the config of a new run, which may extend another one."""
     _check_no_switch_value(given["DATA"], arguments)
-    flags = given_flags(settings)
+    flags = dump_given_flags(settings)
     if extend is not None:
-        return _extended(extend, flags, given)
+        return _build_extended_config(extend, flags, given)
     data, file, preset = given["DATA"], given["--config"], given["--preset"]
-    return config_files.requested(data, preset_name=preset, file=file, flags=flags)
+    return config_files.build_config(data, preset_name=preset, file=file, flags=flags)
 
 
-def _extended(reference: str, flags: dict[str, Any], given: dict[str, Any]) -> RunConfig:
+def _build_extended_config(
+    reference: str, flags: dict[str, Any], given: dict[str, Any]
+) -> RunConfig:
     """Return the config of a run that extends another one."""
     for name, value in given.items():
         if value:
@@ -275,7 +279,7 @@ def _extended(reference: str, flags: dict[str, Any], given: dict[str, Any]) -> R
             )
     from patchline.pipeline.training import extended_run
 
-    return extended_run.requested(reference, flags, WORKSPACE.resolve() / "runs")
+    return extended_run.build_extended_config(reference, flags, WORKSPACE.resolve() / "runs")
 
 
 def _try(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
@@ -293,7 +297,7 @@ def _start(began: float, config: RunConfig, *, fresh: bool, as_json: bool) -> No
 
 def _train(training: Callable[[], RunSummary], began: float, *, as_json: bool) -> None:
     """Train or resume a run, and print its summary."""
-    with shown():
+    with show_progress():
         summary = training()
     from patchline.pipeline.registry.browsing.run_summary import next_steps
 
@@ -306,7 +310,7 @@ def _print_plan(config: RunConfig) -> None:
 
     from patchline.flows.training.dry_run import dry_run
 
-    with shown(), worker_start.prepared_workers():
+    with show_progress(), worker_start.allow_prepared_workers():
         if config.preset:
             worker_start.LocalLauncher().prepare(MODULE)
         result = dry_run(config, place())
@@ -316,7 +320,7 @@ def _print_plan(config: RunConfig) -> None:
 
 
 def _rehearse(config: RunConfig, *, as_json: bool) -> None:
-    with shown():
+    with show_progress():
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
         from patchline.flows.training.dry_run import rehearse
 

@@ -16,14 +16,14 @@ from patchline.flows.commands.switches import (
     Columns,
     Flat,
     Json,
+    add_flags,
+    dump_given_flags,
     emit,
-    flattened,
-    given_flags,
     terminal_lines,
     without_needless_negatives,
 )
 from patchline.flows.new_data import watched_folders
-from patchline.flows.prefect_session import connected
+from patchline.flows.prefect_session import connect
 from patchline.flows.schedules import schedule_times, scheduled_work
 from patchline.flows.schedules.scheduled_work import ScheduleOptions
 from patchline.pipeline.errors import ConfigError, OrchestrationError
@@ -70,24 +70,24 @@ def build(_: list[str]) -> Callable[..., None]:
         settings
             Flags of the installed tools.
         """
-        scheduled_work.checked_name(name)
-        options, given = options or ScheduleOptions(), given_flags(settings)
-        event = _starting_event(given)
+        scheduled_work.check_name(name)
+        options, given = options or ScheduleOptions(), dump_given_flags(settings)
+        event = _find_starting_event(given)
         times = _times(options, event)
-        work = scheduled_work.scheduled_work(
+        work = scheduled_work.read_scheduled_work(
             options,
             [
                 (tool, work, given[_field(work.flag)])
                 for tool, work in _tools().work()
                 if _field(work.flag) in given
             ],
-            given_flags(table),
+            dump_given_flags(table),
         )
         if event is not None:
             event = event.checked(work)
         _create(name, options, times, work, event, as_json=as_json)
 
-    return flattened(create, chosen)
+    return add_flags(create, chosen)
 
 
 def _tools() -> Tools:
@@ -150,7 +150,7 @@ class _StartingEvent:
         )
 
 
-def _starting_event(given: Mapping[str, str]) -> _StartingEvent | None:
+def _find_starting_event(given: Mapping[str, str]) -> _StartingEvent | None:
     """Return the event that a flag names."""
     for event in _tools().events():
         if event.flag and _field(event.flag) in given:
@@ -180,12 +180,12 @@ def _create(
     as_json: bool,
 ) -> None:
     """Create or update a schedule, and print when it runs next."""
-    with connected():
+    with connect():
         from patchline.flows.schedules import deployments, schedule_listing, work_pools
         from patchline.flows.schedules.schedule_listing import prefect_schedule
 
         own_pool = options.work_pool
-        pool = work_pools.checked_name(own_pool) if own_pool else work_pools.of_folder()
+        pool = work_pools.check_name(own_pool) if own_pool else work_pools.of_folder()
         labels = {deployments.KIND: "schedule", **work.labels}
         parameters = work.parameters
         if event is not None:  # a config of an earlier version may have the number
@@ -206,7 +206,7 @@ def _create(
         made = next(each for each in deployments.deployments() if each.id == deployment_id)
         shown = schedule_listing.summary(made)
         page = deployments.page("deployment", deployment_id)
-        hint = "" if work_pools.is_served(pool) else work_pools.unserved(pool)
+        hint = "" if work_pools.is_served(pool) else work_pools.explain_unserved(pool)
     updated = deployment_id in ids
     extra = {"id": str(deployment_id), "updated": updated, "page": page}
     emit(
@@ -221,10 +221,10 @@ def _create(
 
 def list_schedules(*, as_json: Json = False) -> None:
     """List the schedules and watches: what they do, when they run next, how the last run ended."""
-    with connected():
+    with connect():
         from patchline.flows.schedules import deployments, schedule_listing
 
-        shown = [schedule_listing.summary(each) for each in _named().values()]
+        shown = [schedule_listing.summary(each) for each in _list_by_name().values()]
         others = deployments.of_other_workspaces()
     if others:
         _note(
@@ -250,7 +250,7 @@ def resume(name: ScheduleName, /, *, as_json: Json = False) -> None:
 
 def _set_paused(name: str, *, paused: bool, as_json: bool) -> None:
     """Pause or resume a schedule; repeating it changes nothing."""
-    with connected():
+    with connect():
         from patchline.flows.schedules import deployments, schedule_listing
 
         deployments.set_paused(_find(name), paused=paused)
@@ -263,7 +263,7 @@ def _set_paused(name: str, *, paused: bool, as_json: bool) -> None:
 
 def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
     """Remove a schedule; its runs and models are kept."""
-    with connected():
+    with connect():
         from patchline.flows.schedules import deployments
 
         deployment = _find(name)
@@ -277,7 +277,7 @@ def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
 
 def run_now(name: ScheduleName, /, *, as_json: Json = False) -> None:
     """Start a run of a schedule now, in addition to its scheduled times."""
-    with connected():
+    with connect():
         from patchline.flows.schedules import deployments, work_pools
 
         deployment = _find(name)
@@ -289,7 +289,7 @@ def run_now(name: ScheduleName, /, *, as_json: Json = False) -> None:
         run_id = deployments.start(deployment.id)
         page = deployments.page("flow-run", run_id)
         pool = deployment.work_pool_name or work_pools.of_folder()
-        hint = "" if work_pools.is_served(pool) else work_pools.unserved(pool)
+        hint = "" if work_pools.is_served(pool) else work_pools.explain_unserved(pool)
     emit(
         {"schedule": name, "flow_run_id": str(run_id), "page": page},
         f"Started a run of '{name}'.",
@@ -322,7 +322,7 @@ def _flow(work: ScheduledWork, event: _StartingEvent | None) -> Flow[..., Any]:
     return predict_flow
 
 
-def _named() -> dict[str, DeploymentResponse]:
+def _list_by_name() -> dict[str, DeploymentResponse]:
     """Return the schedules and watches of this folder by name."""
     from patchline.flows.schedules import deployments
 
@@ -339,7 +339,7 @@ def _find(name: str) -> DeploymentResponse:
     Raises:
         ConfigError: if there is none, naming the closest match.
     """
-    deployments_named = _named()
+    deployments_named = _list_by_name()
     if name not in deployments_named:
         raise _unknown(name, sorted(deployments_named))
     return deployments_named[name]

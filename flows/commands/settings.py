@@ -13,12 +13,12 @@ import docstring_parser
 from cyclopts import Parameter
 
 from patchline.flows.commands.application import application, commands
-from patchline.flows.commands.help_page import shortened
+from patchline.flows.commands.help_page import shorten
 from patchline.flows.commands.switches import Json, emit
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.plugin_system.known_settings import (
     Setting,
-    joined,
+    join_same,
     search_settings,
     settings_of_plugins,
     settings_of_runs,
@@ -55,7 +55,7 @@ def settings(
     kinds = {
         "settings of runs": runs,
         "of plugins": of_plugins,
-        "flags of commands": joined(flags),
+        "flags of commands": join_same(flags),
     }
     near = [setting for settings in kinds.values() for setting in settings]
     total = f"{len(near)}: {', '.join(f'{len(each)} {kind}' for kind, each in kinds.items())}."
@@ -114,4 +114,4 @@ def _lines(setting: Setting, *, whole: bool) -> Iterator[str]:
     if whole:
         yield from wrap(setting.help, _WIDTH, initial_indent=indent, subsequent_indent=indent)
     else:
-        yield f"{indent}{shortened(setting.help, _WIDTH - len(indent))}"
+        yield f"{indent}{shorten(setting.help, _WIDTH - len(indent))}"

@@ -85,7 +85,7 @@ _ALONE = Parameter(negative=())
 _TRUTH_VALUES = ("true", "false", "yes", "no", "y", "n", "on", "off", "1", "0")
 
 
-def flattened(command: Callable[..., Answer], chosen: Any) -> Callable[..., Answer]:
+def add_flags(command: Callable[..., Answer], chosen: Any) -> Callable[..., Answer]:
     """Return a command whose `settings` are the flags of a class that was composed for it.
 
     The class exists only there, so the annotation is not a name that could be looked up.
@@ -95,16 +95,16 @@ def flattened(command: Callable[..., Answer], chosen: Any) -> Callable[..., Answ
     return command
 
 
-def given_flags(settings: BaseModel | None) -> dict[str, Any]:
+def dump_given_flags(settings: BaseModel | None) -> dict[str, Any]:
     """Return as JSON what the flags of a class set, without its defaults."""
     return settings.model_dump(exclude_unset=True, mode="json") if settings else {}
 
 
 def data_config(data: str, columns: Mapping[str, Any]) -> RunConfig:
     """Return the settings of a run for a command's DATA, with columns of a table."""
-    from patchline.pipeline.config_files import data_settings, merged, validated
+    from patchline.pipeline.config_files import data_settings, merge_settings, validate_config
 
-    return validated(merged(data_settings(data, None), {"data": dict(columns)}))
+    return validate_config(merge_settings(data_settings(data, None), {"data": dict(columns)}))
 
 
 def value_of_switch(misplaced: Collection[str], arguments: Sequence[str]) -> str | None:
@@ -148,10 +148,10 @@ def each_with_its_flag(arguments: Sequence[str]) -> list[str]:
 
     A number that does not directly follow belongs to something else.
     """
-    return list(_repeated(arguments))
+    return list(_repeat_flags(arguments))
 
 
-def _repeated(arguments: Sequence[str]) -> Iterator[str]:
+def _repeat_flags(arguments: Sequence[str]) -> Iterator[str]:
     flag, left = "", 0
     for place, argument in enumerate(arguments):
         if argument == "--":

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import Field, create_model
 
-from patchline.flows.commands.switches import Flat, Json, Switch, emit, flattened, given_flags
-from patchline.flows.prefect_session import connected
-from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.commands.switches import Flat, Json, Switch, add_flags, dump_given_flags, emit
+from patchline.flows.prefect_session import connect
+from patchline.flows.progress.progress_display import display, show_progress
 from patchline.flows.services import starting, stopping
 from patchline.flows.services.service_programs import PlannedService, ServerOptions
 from patchline.flows.services.stopping import Supervised
@@ -68,10 +68,10 @@ def build(_: list[str]) -> Callable[..., None]:
         settings
             Flags of the installed tools.
         """
-        planned = _planned(given_flags(settings))
+        planned = _plan_services(dump_given_flags(settings))
         folder = Path.cwd().resolve()
-        with shown():
-            if local_services.running(folder) is None:
+        with show_progress():
+            if local_services.find_running(folder) is None:
                 display().stage("Starting Prefect, MLflow and a runner")
             begun = starting.start(
                 folder,
@@ -83,14 +83,14 @@ def build(_: list[str]) -> Callable[..., None]:
             )
         _print_services(folder, begun=begun, as_json=as_json)
 
-    return flattened(up, chosen)
+    return add_flags(up, chosen)
 
 
 def _services() -> Iterator[tuple[Tool, ToolService]]:
     return tools().besides(_TAKEN).services()
 
 
-def _planned(given: Mapping[str, Any]) -> list[PlannedService]:
+def _plan_services(given: Mapping[str, Any]) -> list[PlannedService]:
     """Return the services of tools that flags ask for, with checked values."""
     planned = []
     for tool, service in _services():
@@ -114,7 +114,7 @@ def _print_services(folder: Path, *, begun: bool, as_json: bool) -> None:
     Raises:
         OrchestrationError: if they have ended.
     """
-    services = local_services.running(folder)
+    services = local_services.find_running(folder)
     if services is None:
         raise OrchestrationError(
             "The servers have ended right after their start. See "
@@ -127,7 +127,7 @@ def _print_services(folder: Path, *, begun: bool, as_json: bool) -> None:
         return
     if not begun:
         print(f"The servers are already running (process {services.pid}).\n")
-    print("\n".join(starting.described(services)))
+    print("\n".join(starting.describe_services(services)))
     if services.own:
         print("\nA link signs a browser in once, within an hour. `patchline up` prints new links.")
     print("\n`patchline down` stops the services once active runs finish.")
@@ -142,10 +142,10 @@ def down(*, now: Switch = False, as_json: Json = False) -> None:
         Stop active runs, too; resume them later with `patchline run --resume`.
     """
     folder = Path.cwd().resolve()
-    (supervisor, stopped), stopped_runs = _settled(folder), 0
+    (supervisor, stopped), stopped_runs = _wait_for_supervisor(folder), 0
     if supervisor is not None:
         stopped = True
-        with shown():
+        with show_progress():
             display().stage("Stopping Prefect, MLflow and the runner")
             stopped_runs = stopping.stop(folder, supervisor, now=now, say=display().note)
     emit(
@@ -155,7 +155,7 @@ def down(*, now: Switch = False, as_json: Json = False) -> None:
     )
 
 
-def _settled(folder: Path) -> tuple[Supervised | None, bool]:
+def _wait_for_supervisor(folder: Path) -> tuple[Supervised | None, bool]:
     """Return the supervisor, once a `patchline up` in progress has finished.
 
     Without one, what a killed supervisor left is ended; the second value says whether that was so.
@@ -163,14 +163,14 @@ def _settled(folder: Path) -> tuple[Supervised | None, bool]:
     Raises:
         OrchestrationError: if the supervisor is alive where its processes cannot be seen from here.
     """
-    services = local_services.running(folder)
+    services = local_services.find_running(folder)
     if services is not None:
         _check_it_is_here(folder)
         return Supervised.of(services), False
     if not local_services.services_folder(folder).exists():
         return None, False
     with starting.one_at_a_time(folder):
-        supervisor = stopping.supervised(folder)
+        supervisor = stopping.find_supervisor(folder)
         if supervisor is None:
             _check_it_is_here(folder)
         return supervisor, supervisor is None and stopping.clear(folder)
@@ -229,18 +229,18 @@ def worker(*, work_pool: str, max_concurrent_runs: int = 1) -> int:
         raise ConfigError(
             f"--max-concurrent-runs {max_concurrent_runs} allows no run. Choose 1 or more."
         )
-    with connected():
+    with connect():
         from patchline.flows.schedules import work_pools
         from patchline.flows.work_pools import pool_worker
 
-        work_pools.ensure(work_pools.checked_name(work_pool), served_here=True)
+        work_pools.ensure(work_pools.check_name(work_pool), served_here=True)
         use_store()  # the runs use the same, and sign in
         environment = dict(os.environ)
         command = pool_worker.command(Path.cwd().resolve(), work_pool, max_concurrent_runs)
-    return _followed(command, environment)
+    return _run_and_follow(command, environment)
 
 
-def _followed(command: list[str], environment: dict[str, str]) -> int:
+def _run_and_follow(command: list[str], environment: dict[str, str]) -> int:
     """Run a process that ends with this one, pass signals on to it, and return its exit code."""
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, start_new_session=True

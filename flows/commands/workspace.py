@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, Switch, emit, terminal_lines
-from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.progress.progress_display import display, show_progress
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
@@ -31,13 +31,13 @@ def export(
     """
     from patchline.pipeline.workspace.relocation import workspace_archive
 
-    with shown():
+    with show_progress():
         display().stage(f"Exporting the workspace {Path.cwd()}")
         contents = workspace_archive.export(
             Path.cwd().resolve(), file.absolute(), _megabytes, caches=with_caches
         )
         elsewhere = workspace_archive.store_elsewhere(Path.cwd().resolve())
-        cached = chosen.cached_address(WORKSPACE)
+        cached = chosen.read_cached_address(WORKSPACE)
     size = file.stat().st_size
     summary = contents.model_dump(mode="json", exclude={"members", "format"})
     answer = {"file": str(file.resolve()), "bytes": size, "files": len(contents.members)}
@@ -62,7 +62,7 @@ def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False)
     from patchline.pipeline.workspace.relocation import following, workspace_archive
 
     target = (folder or Path()).resolve()
-    with shown():
+    with show_progress():
         display().stage(f"Restoring {file} into {target}")
         contents = workspace_archive.restore(file.absolute(), target, _megabytes)
         before = Path.cwd()

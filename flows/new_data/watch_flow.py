@@ -16,8 +16,8 @@ from prefect.states import Completed
 
 from patchline.flows.new_data import watched_folders
 from patchline.flows.notifications import events
-from patchline.flows.prefect_api.failures import failed
-from patchline.flows.prefect_api.prefect_client import asking, flow_runs
+from patchline.flows.prefect_api.failures import build_failed_state
+from patchline.flows.prefect_api.prefect_client import flow_runs, open_client
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
@@ -53,21 +53,21 @@ def retrain_when_new(config: RunConfig, min_new_images: int | None = None) -> St
         if deployment.id:
             watched_folders.cancel_waiting(UUID(str(deployment.id)), UUID(own))
         try:
-            config, data, new_images = _compared(config, workspace)
+            config, data, new_images = _compare(config, workspace)
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
             name = config.name or data_name(config)
             facts = {"name": name, "reason": str(system_error(error) or error)}
             events.emit(events.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
-            return failed(error)
+            return build_failed_state(error)
         try:
             least = min_new_images or _least_of_earlier_version()
             return _train_if_enough(config, data, new_images, workspace, least)
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
-            return failed(error)
+            return build_failed_state(error)
 
 
-def _compared(config: RunConfig, workspace: Path) -> tuple[RunConfig, IngestedData, NewImages]:
-    config = plugin_settings.checked_plugins(config)
+def _compare(config: RunConfig, workspace: Path) -> tuple[RunConfig, IngestedData, NewImages]:
+    config = plugin_settings.check_plugins(config)
     data = read_data(config, workspace)
     return config, data, compare_with_last_run(config.name or data.name, data)
 
@@ -86,16 +86,16 @@ def _train_if_enough(
     _publish(name, images, "" if images.first else "That is enough to train again.")
     from patchline.flows.training.training_flow import training_flow  # slow, and often not needed
 
-    begun = _interrupted_training(data, workspace)
+    begun = _find_interrupted_training(data, workspace)
     summary = training_flow(config, resume=begun.run_id if begun else None)
     return Completed(
         message=f"{images.words()}: {summary.name}, registered version {summary.version}."
     )
 
 
-def _interrupted_training(data: IngestedData, workspace: Path) -> InterruptedRun | None:
+def _find_interrupted_training(data: IngestedData, workspace: Path) -> InterruptedRun | None:
     """Return this flow run's killed training if it can resume with the same data."""
-    with asking() as client:
+    with open_client() as client:
         training_runs = flow_runs(client, {"parent_flow_run_id": {"any_": [flow_run.id]}})
     for training_run in training_runs:
         with contextlib.suppress(ConfigError):  # its folder was deleted

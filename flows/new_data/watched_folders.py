@@ -30,7 +30,7 @@ from patchline.pipeline.data.config import DataConfig, source_of
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import remote_data
-from patchline.pipeline.workspace.address import check_spelling, is_of_store, of_path, parsed
+from patchline.pipeline.workspace.address import check_spelling, is_of_store, of_path, parse_address
 from patchline.pipeline.workspace.files.folder_walk import DEFAULT_IGNORED, IgnoredFiles, walk_files
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
@@ -106,7 +106,7 @@ def quiet_seconds(given: object, before: WatchState | None, folders: str) -> flo
     return QUIET_SECONDS if same else NEW_FOLDERS_QUIET_SECONDS
 
 
-def checked_quiet_seconds(given: float | None) -> float | None:
+def check_quiet_seconds(given: float | None) -> float | None:
     """Return how long a folder must stay unchanged, as the user has set it.
 
     Raises:
@@ -149,7 +149,7 @@ def quiet_words(given: float | None) -> str:
     return f"{waits} {NEW_FOLDERS_QUIET_SECONDS:g} s; {same}."
 
 
-def ignored_files(parameters: Mapping[str, Any]) -> IgnoredFiles:
+def read_ignored_files(parameters: Mapping[str, Any]) -> IgnoredFiles:
     """Return what tells which files a watch's run skips, from the parameters of that run."""
     try:
         return IgnoredFiles(tuple(map(str, parameters["config"]["data"]["ignore"])))
@@ -157,7 +157,7 @@ def ignored_files(parameters: Mapping[str, Any]) -> IgnoredFiles:
         return DEFAULT_IGNORED
 
 
-def checked_folder(folder: Path) -> str:
+def check_folder(folder: Path) -> str:
     """Return the absolute path of a folder that can be watched, or its address.
 
     Raises:
@@ -173,7 +173,7 @@ def checked_folder(folder: Path) -> str:
                 f"{address} is a file, a table or shards, and only folders are watched. Give the "
                 "folder that holds the class folders, or train on it with `patchline run`."
             )
-        return str(parsed(address, "The folder"))
+        return str(parse_address(address, "The folder"))
     folder = folder.expanduser()
     if not folder.exists():
         check_spelling(str(folder), "The folder")
@@ -192,7 +192,7 @@ def checked_folder(folder: Path) -> str:
     return str(folder)
 
 
-def checked_name(folder: str, name: str | None) -> str:
+def check_name(folder: str, name: str | None) -> str:
     """Return the name of a watch; by default the folder's name, made valid.
 
     Raises:
@@ -234,7 +234,7 @@ def run_settings(folder: str, file: Path | None) -> tuple[RunConfig, list[str]]:
     own = data.get("path")
     if own is not None and str(own) != folder and _absolute(str(own)) != folder:
         notes.append(f"data.path in {file} is {data['path']}; the folder given here overrides it.")
-    settings = config_files.validated(merged)
+    settings = config_files.validate_config(merged)
     ingestion.check_source(settings, WORKSPACE.resolve())
     return settings, notes
 
@@ -365,11 +365,11 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
 
     Call it before reading the data, so that a run requested later still waits and runs.
     """
-    from patchline.flows.prefect_api.prefect_client import asking
+    from patchline.flows.prefect_api.prefect_client import open_client
     from patchline.flows.schedules import deployments
 
-    with asking() as client:
-        for flow_run in deployments.unfinished(client, deployment_id):
+    with open_client() as client:
+        for flow_run in deployments.find_unfinished(client, deployment_id):
             if flow_run.id != own:
                 reason = f"The run {own}, which starts now, reads the same data."
                 deployments.cancel(client, flow_run, reason)
@@ -383,7 +383,7 @@ def _check_folder(watch: DeploymentResponse, observation: _SeenFolder) -> None:
     if began < observation.not_before:
         return
     try:
-        now = snapshot(folder, ignored_files(watch.parameters))
+        now = snapshot(folder, read_ignored_files(watch.parameters))
     except (OSError, PipelineError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         trouble = f"The folder {folder} of the watch '{name}' cannot be read ({reason})."
@@ -429,12 +429,12 @@ def _retry_if_interrupted(observation: _SeenFolder, flow_run_id: UUID) -> None:
     from prefect.exceptions import ObjectNotFound
 
     from patchline.flows.prefect_api.failures import was_interrupted
-    from patchline.flows.prefect_api.prefect_client import asking
+    from patchline.flows.prefect_api.prefect_client import open_client
     from patchline.flows.schedules import deployments
 
     if observation.settled == flow_run_id:
         return
-    with asking() as client:
+    with open_client() as client:
         try:
             over = deployments.retry_when_due(client, flow_run_id, was_interrupted)
         except ObjectNotFound:  # somebody deleted it
@@ -468,8 +468,8 @@ def _start(
 
 
 def _has_unfinished_run(deployment_id: UUID) -> bool:
-    from patchline.flows.prefect_api.prefect_client import asking
+    from patchline.flows.prefect_api.prefect_client import open_client
     from patchline.flows.schedules import deployments
 
-    with asking() as client:
-        return bool(deployments.unfinished(client, deployment_id))
+    with open_client() as client:
+        return bool(deployments.find_unfinished(client, deployment_id))

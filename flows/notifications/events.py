@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from patchline.flows.prefect_api import folder_labels
 from patchline.pipeline import local_services
 from patchline.pipeline.plugin_system.tools import tools
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -199,7 +199,7 @@ def complete_payload(event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 def _safe(value: Any) -> Any:
     if isinstance(value, bool | int | float):
         return value
-    return redacted(str(value))[:_LONGEST_VALUE]
+    return redact_text(str(value))[:_LONGEST_VALUE]
 
 
 _LISTEN_SECONDS = 0.5
@@ -218,7 +218,7 @@ def emit(event: str, resource: str, payload: Mapping[str, Any]) -> None:
         payload: the keys that `KINDS` lists for the event.
     """
     try:
-        with _using_server() as found:
+        with _use_server() as found:
             if found:
                 _send(event, resource, complete_payload(event, payload))
     except Exception:
@@ -238,7 +238,7 @@ def deliver(event: str, resource: str, payload: Mapping[str, Any], event_id: UUI
         event_id: the same whenever this event is sent.
     """
     try:
-        with _using_server() as found:
+        with _use_server() as found:
             if found:
                 complete = complete_payload(event, payload)
                 _post(event, _labels(resource, complete), complete, event_id)
@@ -318,7 +318,7 @@ def _labels(resource: str, payload: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def _using_server() -> Iterator[bool]:
+def _use_server() -> Iterator[bool]:
     """Use the server of the flow run, of the settings or of `patchline up`; yield if there is one.
 
     A server that does not listen would delay the exit of the process by seconds, so check first.
@@ -353,7 +353,7 @@ def _address() -> str | None:
         given = get_current_settings().api.url
     if given:
         return given
-    services = local_services.running()
+    services = local_services.find_running()
     return services.prefect_api_url if services else None
 
 

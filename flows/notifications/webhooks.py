@@ -1,7 +1,7 @@
 """Notifications: Prefect posts Patchline's events as JSON to a webhook.
 
 Each notification is an automation, so the Prefect UI shows it. The functions expect that Prefect's
-settings name a server; `prefect_session.connected` takes care of that.
+settings name a server; `prefect_session.connect` takes care of that.
 
 The action is `SendNotification` with a custom webhook block, not `CallWebhook` with a webhook
 block. In Prefect 3.8 all webhook blocks share one connection pool, and each call closes the pool
@@ -26,7 +26,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.types import SecretDict
 
 from patchline.flows.notifications import events
-from patchline.flows.prefect_api.prefect_client import asking
+from patchline.flows.prefect_api.prefect_client import open_client
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system.tools import tools
@@ -68,7 +68,7 @@ def check_name(name: str) -> None:
         )
 
 
-def chosen_events(on: Sequence[str] | None) -> list[str]:
+def choose_events(on: Sequence[str] | None) -> list[str]:
     """Return the full, sorted event names for what `--on` was given, or the default events.
 
     Raises:
@@ -154,8 +154,8 @@ def create(name: str, webhook: str, on: Sequence[str] | None) -> Notification:
     check_name(name)
     shown = scheme_and_host(webhook)
     environment_variables.check_proxy(webhook)
-    chosen = chosen_events(on)
-    with asking() as client:
+    chosen = choose_events(on)
+    with open_client() as client:
         automation = _automation(name, chosen, _save_block(name, webhook))
         existing = _find(client, name)
         if existing is None:
@@ -173,8 +173,8 @@ def read_all() -> list[Notification]:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
-        return [_described(client, automation) for automation in _all(client)]
+    with open_client() as client:
+        return [_describe(client, automation) for automation in _all(client)]
 
 
 def remove(name: str) -> None:
@@ -184,7 +184,7 @@ def remove(name: str) -> None:
         ConfigError: if there is none with this name.
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
+    with open_client() as client:
         existing = _find(client, name)
         if existing is None:
             names = [automation.name.removeprefix(_TITLE) for automation in _all(client)]
@@ -236,18 +236,18 @@ def _block_id(automation: Automation) -> UUID | None:
     return ids[0] if ids else None
 
 
-def _described(client: SyncPrefectClient, automation: Automation) -> Notification:
+def _describe(client: SyncPrefectClient, automation: Automation) -> Notification:
     trigger = automation.trigger
     expected = sorted(trigger.expect) if isinstance(trigger, EventTrigger) else []
     return Notification(
         name=automation.name.removeprefix(_TITLE),
         events=short_names(expected),
-        webhook=_shown_webhook(client, automation),
+        webhook=_read_shown_webhook(client, automation),
         enabled=automation.enabled,
     )
 
 
-def _shown_webhook(client: SyncPrefectClient, automation: Automation) -> str | None:
+def _read_shown_webhook(client: SyncPrefectClient, automation: Automation) -> str | None:
     block_id = _block_id(automation)
     if block_id is None:
         return None

@@ -43,7 +43,7 @@ RETRYING: _Retrying = {
 """Arguments for `@task(name=..., **RETRYING)`: retry failures of a disk or a server."""
 
 
-def failed(error: Exception) -> State[Any]:
+def build_failed_state(error: Exception) -> State[Any]:
     """Return the final state of a flow that fails with an error for the user.
 
     Prefect raises the error in the caller of the flow. Raised by the flow itself, it would be shown

@@ -167,7 +167,7 @@ def one_at_a_time(address: str) -> Iterator[None]:
     of = _split(address)
     with contextlib.closing(asyncio.new_event_loop()) as loop:
         try:
-            connection = loop.run_until_complete(_locked(of))
+            connection = loop.run_until_complete(_lock(of))
         except Exception as error:
             raise _unusable(of, error) from error
         try:
@@ -178,7 +178,7 @@ def one_at_a_time(address: str) -> Iterator[None]:
 
 
 async def _create_schemas(of: Database) -> None:
-    connection = await _locked(of)
+    connection = await _lock(of)
     try:
         for schema in (MLFLOW_SCHEMA, PREFECT_SCHEMA):
             # An existing one needs no right to create it, unlike with IF NOT EXISTS.
@@ -188,7 +188,7 @@ async def _create_schemas(of: Database) -> None:
         await connection.close(timeout=_CONNECT_SECONDS)
 
 
-async def _locked(of: Database) -> Connection:
+async def _lock(of: Database) -> Connection:
     """Return a connection that holds the lock until it is closed."""
     import asyncpg
 

@@ -23,18 +23,18 @@ Listed = TypeVar("Listed")
 
 
 @contextmanager
-def asking() -> Iterator[SyncPrefectClient]:
+def open_client() -> Iterator[SyncPrefectClient]:
     """Yield a client of the server in Prefect's settings.
 
     Raises:
         OrchestrationError: if the server does not answer, refuses, or finds nothing.
     """
-    with asking_prefect(), get_client(sync_client=True) as client:
+    with translate_prefect_errors(), get_client(sync_client=True) as client:
         yield client
 
 
 @contextmanager
-def asking_prefect() -> Iterator[None]:
+def translate_prefect_errors() -> Iterator[None]:
     """Translate errors of any Prefect client in the block into a readable message.
 
     Raises:
@@ -43,10 +43,10 @@ def asking_prefect() -> Iterator[None]:
     try:
         yield
     except ObjectNotFound as error:
-        raise _gone() from error
+        raise _make_missing_error() from error
     except PrefectHTTPStatusError as error:
         if error.response.status_code == HTTPStatus.NOT_FOUND:
-            raise _gone() from error
+            raise _make_missing_error() from error
         raise OrchestrationError(
             f"The Prefect server refused the request ({error.response.status_code}: "
             f"{_detail(error.response)}). {_remedy(error.response)}"
@@ -91,7 +91,7 @@ def flow_runs(
     )
 
 
-def _gone() -> OrchestrationError:
+def _make_missing_error() -> OrchestrationError:
     return OrchestrationError(
         "The object no longer exists on the Prefect server. Run `patchline schedule list` to see "
         "what does."

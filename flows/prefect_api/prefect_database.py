@@ -16,7 +16,7 @@ from pathlib import Path
 from patchline.flows.prefect_api import postgres, prefect_schema
 from patchline.pipeline.errors import OrchestrationError, first_line
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_private_text
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.file_locks import hold_lock
 from patchline.pipeline.workspace.files.paths import sqlite_path, sqlite_uri
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_private_file
 
@@ -35,7 +35,7 @@ def key_environment(database: Path) -> dict[str, str]:
     """
     key_file = database.with_suffix(".key")
     make_private_file(database.with_suffix(".key.lock"))
-    with locked(database.with_suffix(".key.lock")):
+    with hold_lock(database.with_suffix(".key.lock")):
         is_new = not database.exists() or database.stat().st_size == 0
         make_private_file(database)
         for companion in (f"{database.name}-wal", f"{database.name}-shm"):
@@ -76,7 +76,7 @@ def environment() -> dict[str, str]:
     """
     patient = {"PREFECT_SERVER_DATABASE_TIMEOUT": _BUSY_SECONDS}
     if _is_chosen():
-        return {**patient, **_chosen()}
+        return {**patient, **_read_user_settings()}
     file = (WORKSPACE / "prefect.db").resolve()
     with storage_errors(file):
         key = key_environment(file)
@@ -107,7 +107,7 @@ def upgrade() -> None:
             with postgres.one_at_a_time(address):
                 asyncio.run(interface.create_db())
         else:
-            with storage_errors(lock), locked(lock):
+            with storage_errors(lock), hold_lock(lock):
                 by_migrations = not (file.exists() and file.stat().st_size)
                 if by_migrations:
                     with contextlib.suppress(sqlite3.Error):  # the migrations tell the reason
@@ -128,7 +128,7 @@ def upgrade() -> None:
         ) from error
 
 
-def _chosen() -> dict[str, str]:
+def _read_user_settings() -> dict[str, str]:
     """Return what the user has configured, as variables: the server reads no file of theirs."""
     from prefect.settings import get_current_settings
 

@@ -16,7 +16,7 @@ from patchline.pipeline.workspace.files.kept_schema import KeptSchema
 KEPT_SCHEMA = KeptSchema("prefect")
 
 
-def migrated(folder: Path) -> Path:
+def create_migrated_database(folder: Path) -> Path:
     """Create an empty database in a folder by Prefect's own migrations, and return its file."""
     file = folder / "migrated.db"
     program = (
@@ -34,4 +34,4 @@ def migrated(folder: Path) -> Path:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        KEPT_SCHEMA.keep(migrated(Path(place)))
+        KEPT_SCHEMA.keep(create_migrated_database(Path(place)))

@@ -16,7 +16,7 @@ from typing import Any
 from patchline.pipeline import quiet_libraries
 from patchline.pipeline.errors import ConfigError, OrchestrationError, PipelineError, first_line
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.workers.host import environment_variables
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace.files.atomic_files import full_disk
@@ -76,8 +76,9 @@ def check_server(url: str) -> None:
     reason = _reason()
     if reason:
         raise OrchestrationError(
-            f"The Prefect server {redacted(url)}, which Prefect's settings name, does not answer "
-            f"({reason}). Start it, or unset {URL_VARIABLE} to let Patchline start one; {_WHERE}."
+            f"The Prefect server {redact_text(url)}, which Prefect's settings name, does not "
+            f"answer ({reason}). Start it, or unset {URL_VARIABLE} to let Patchline start one; "
+            f"{_WHERE}."
         )
 
 
@@ -129,13 +130,13 @@ def sentence(error: BaseException) -> ConfigError | None:
         return None
     told = " ".join(str(error).partition("For further information")[0].split())
     return ConfigError(
-        f"Prefect cannot read its settings ({redacted(told) or type(error).__name__}). Correct "
+        f"Prefect cannot read its settings ({redact_text(told) or type(error).__name__}). Correct "
         f"the variables PREFECT_..., .env, prefect.toml or pyproject.toml in {Path.cwd()}, or "
         "profiles.toml in PREFECT_HOME (~/.prefect)."
     )
 
 
-def explained(error: BaseException) -> PipelineError | None:
+def explain_error(error: BaseException) -> PipelineError | None:
     """Return the error to report; None for one that neither Patchline nor the machine explains.
 
     What fails at run time does not say that the disk is full.

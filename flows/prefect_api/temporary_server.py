@@ -33,7 +33,7 @@ from patchline.pipeline.web import gate
 from patchline.pipeline.web.gate import Guarded, Limited
 from patchline.pipeline.web.request_headers import App
 from patchline.pipeline.workers import supervised_process
-from patchline.pipeline.workers.worker_start import ending, stop_group
+from patchline.pipeline.workers.worker_start import describe_ending, stop_group
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
@@ -209,7 +209,9 @@ class TemporaryServer:
                 self._process = self._started()
             pause = min(2 * pause, _LONGEST_PAUSE)
             if self._say:
-                self._say(f"the temporary Prefect server {ending(code)} and was started again")
+                self._say(
+                    f"the temporary Prefect server {describe_ending(code)} and was started again"
+                )
 
     def _read_errors(self, process: subprocess.Popen[bytes]) -> None:
         for line in process.stderr or ():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.registry.browsing.notebook import NotebookLines, is_notebook
 from patchline.pipeline.terminal_words import visible
 
@@ -70,7 +70,7 @@ class PlainLines:
 
     def note(self, text: str) -> None:
         """Write the text."""
-        self._line(f"  {visible(redacted(text))}")
+        self._line(f"  {visible(redact_text(text))}")
 
     def advance(
         self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
@@ -81,7 +81,7 @@ class PlainLines:
         self._done = done
         if time.monotonic() - self._last_line >= _PLAIN_SECONDS:
             left = self._time_left(done, total)
-            self._line(f"  {_counted(label, done, total, unit)}{left}{_after(beside)}")
+            self._line(f"  {_format_progress(label, done, total, unit)}{left}{_after(beside)}")
 
     def _time_left(self, done: int, total: int) -> str:
         """Return the seconds left at the pace so far; nothing as long as there is no pace."""
@@ -121,7 +121,7 @@ class TerminalBars:
         from rich.padding import Padding
         from rich.text import Text
 
-        shown = Padding(Text(visible(redacted(text)), style="dim"), (0, 0, 0, _INDENT))
+        shown = Padding(Text(visible(redact_text(text)), style="dim"), (0, 0, 0, _INDENT))
         self._progress.console.print(shown)
 
     def advance(
@@ -174,7 +174,7 @@ class MirroredDisplay:
         self._display.advance(label, done, total, beside, unit=unit)
         artifact = prefect_progress.artifact()
         if artifact:
-            words = f"{_counted(label, done, total, unit)}{_after(beside)}"
+            words = f"{_format_progress(label, done, total, unit)}{_after(beside)}"
             percent = 100 * done / max(1, total)
             artifact.show(percent, words, at_once=label == _TRAINING)
 
@@ -184,7 +184,7 @@ class MirroredDisplay:
         prefect_progress.log(text)
 
 
-def _counted(label: str, done: int, total: int, unit: str) -> str:
+def _format_progress(label: str, done: int, total: int, unit: str) -> str:
     return f"{label}: {done:,} of {total:,} {unit}".rstrip()
 
 
@@ -202,7 +202,7 @@ def display() -> Display:
 
 
 @contextmanager
-def shown(stream: TextIO | None = None) -> Iterator[None]:
+def show_progress(stream: TextIO | None = None) -> Iterator[None]:
     """Show progress while the block runs, on the stream: a notebook's output or standard error."""
     global _current  # noqa: PLW0603 - one process has one terminal
     notebook = NotebookLines() if stream is None and is_notebook() else None

@@ -61,7 +61,7 @@ def session(writes: str = "") -> Iterator[None]:
     """
     interpreter.check()
     with ExitStack() as stack:
-        for kept in (_one_at_a_time, _environment(), _logging(), _hooks(), _no_running_loop()):
+        for kept in (_one_at_a_time, _environment(), _keep_logging(), _hooks(), _no_running_loop()):
             stack.enter_context(kept)
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, unused here
@@ -70,13 +70,13 @@ def session(writes: str = "") -> Iterator[None]:
         redaction.install()
         workspace_folder.tighten()
         _use_the_store_of_the_caller()
-        stack.enter_context(workspace_folder.removed_if_nothing_is_in_it())
+        stack.enter_context(workspace_folder.remove_if_unused())
         with _errors():
             stack.enter_context(_workspace(writes))
             yield
 
 
-def checked(section: type[_Section], given: Mapping[str, Any], name: str = "") -> _Section:
+def check_section(section: type[_Section], given: Mapping[str, Any], name: str = "") -> _Section:
     """Return a section of settings.
 
     Args:
@@ -114,7 +114,7 @@ def _errors() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise RunError(f"The call exited early with code {error.code}. Try again.") from error
     except Exception as error:
-        known = prefect_settings.explained(error)
+        known = prefect_settings.explain_error(error)
         if known is None or known is error:
             raise
         raise known from error
@@ -135,7 +135,7 @@ def _workspace(writes: str) -> Iterator[None]:
     """Let a moved or copied workspace use its own files; read one that is read-only."""
     if workspace_folder.is_read_only():
         if writes:
-            raise read_only.refused(writes)
+            raise read_only.make_read_only_error(writes)
         print(read_only.enter(), file=sys.stderr)
     elif not workspace_folder.is_at_home() and (said := following.follow()):
         print(said, file=sys.stderr)
@@ -147,7 +147,7 @@ def _workspace(writes: str) -> Iterator[None]:
 
 def _say_what_is_left_out() -> None:
     """Say once in a process which of the user's variables have no effect."""
-    for sentence in quiet_libraries.left_out():
+    for sentence in quiet_libraries.explain_left_out():
         if sentence not in _said:
             _said.add(sentence)
             print(visible(sentence), file=sys.stderr)
@@ -156,14 +156,14 @@ def _say_what_is_left_out() -> None:
 @contextmanager
 def _environment() -> Iterator[None]:
     try:
-        with environment_variables.restored_variables(_VARIABLES):
+        with environment_variables.restore_variables(_VARIABLES):
             yield
     finally:
         quiet_libraries.forget()
 
 
 @contextmanager
-def _logging() -> Iterator[None]:
+def _keep_logging() -> Iterator[None]:
     """Keep levels, the root's handlers and the record factory; Prefect replaces the handlers."""
     root = logging.getLogger()
     loggers = [root, *map(logging.getLogger, _LOGGERS)]
@@ -258,11 +258,11 @@ def new_run(
     Raises:
         ConfigError: for a setting that is unknown or has a bad value.
     """
-    from patchline.pipeline.config_files import requested
+    from patchline.pipeline.config_files import build_config
 
     name = None if data is None else os.fspath(data)
     file = None if config is None else Path(config)
-    return requested(name, preset_name=preset, file=file, flags=plain(settings))
+    return build_config(name, preset_name=preset, file=file, flags=plain(settings))
 
 
 def extension(reference: str, settings: Mapping[str, Any]) -> RunConfig:
@@ -274,4 +274,6 @@ def extension(reference: str, settings: Mapping[str, Any]) -> RunConfig:
     from patchline.pipeline.training import extended_run
     from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 
-    return extended_run.requested(reference, plain(settings), WORKSPACE.resolve() / "runs")
+    return extended_run.build_extended_config(
+        reference, plain(settings), WORKSPACE.resolve() / "runs"
+    )

@@ -1,6 +1,6 @@
 """Patchline's deployments in Prefect, and their runs: what a time, an event or a person may start.
 
-The functions here expect that Prefect's settings name a server; `prefect_session.connected` takes
+The functions here expect that Prefect's settings name a server; `prefect_session.connect` takes
 care of that. Labels identify a deployment: its kind, its folder (`folder_labels`) and its name.
 
 A worker may start a run at any moment, so each is read again before it is cancelled. A retried flow
@@ -45,7 +45,7 @@ from prefect.utilities.urls import url_for
 
 from patchline.flows.prefect_api import folder_labels
 from patchline.flows.prefect_api.failures import was_interrupted
-from patchline.flows.prefect_api.prefect_client import all_pages, asking, flow_runs
+from patchline.flows.prefect_api.prefect_client import all_pages, flow_runs, open_client
 from patchline.flows.schedules import work_pools
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
@@ -111,7 +111,7 @@ def deploy(
     work_pools.ensure(pool)
     # The workers of a team's pool have the workspace under a path of their own.
     place = {} if work_pool else {"working_dir": folder[folder_labels.FOLDER]}
-    with asking() as client:
+    with open_client() as client:
         flow_id = client.create_flow_from_name(flow.name)
         existing = _existing(client, name, labels[KIND])
         request = DeploymentCreate(
@@ -157,7 +157,7 @@ def deployments(kind: str | None = None) -> list[DeploymentResponse]:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
+    with open_client() as client:
         own = [each for each in _read_all(client) if folder_labels.are_of(each.labels, Path())]
     return sorted((each for each in own if kind in (None, each.labels.get(KIND))), key=name_of)
 
@@ -169,7 +169,7 @@ def of_other_workspaces() -> list[str]:
         OrchestrationError: if the server does not answer.
     """
     path = folder_labels.of(Path())[folder_labels.FOLDER]
-    with asking() as client:
+    with open_client() as client:
         here = [
             each
             for each in _read_all(client)
@@ -201,7 +201,7 @@ def start(
     Raises:
         OrchestrationError: if there is no such deployment, or it refuses the parameters.
     """
-    with asking() as client:
+    with open_client() as client:
         return client.create_flow_run_from_deployment(
             deployment_id,
             parameters=dict(parameters or {}),
@@ -216,7 +216,7 @@ def remove(deployment_id: UUID) -> None:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
+    with open_client() as client:
         _remove(client, deployment_id)
 
 
@@ -226,7 +226,7 @@ def set_paused(deployment: DeploymentResponse, *, paused: bool) -> None:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
+    with open_client() as client:
         if paused:
             client.pause_deployment(deployment.id)
             _cancel_due(client, deployment.id, "The schedule was paused.")
@@ -251,7 +251,7 @@ def active_run(deployment_id: UUID) -> FlowRun | None:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
+    with open_client() as client:
         return next(iter(active(client, deployment_id)), None)
 
 
@@ -261,7 +261,7 @@ def last_run(deployment_id: UUID) -> FlowRun | None:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
+    with open_client() as client:
         return newest(client, deployment_id)
 
 
@@ -330,7 +330,7 @@ def _environment() -> dict[str, str]:
         StorageError: if its store does not answer.
     """
     shared, files = chosen.address(), os.environ.get(FILES_VARIABLE)
-    chosen.shared()  # so that one that cannot be used is seen now
+    chosen.find_shared_files()  # so that one that cannot be used is seen now
     return {
         "PYTHONSAFEPATH": "1",
         **({FILES_VARIABLE: files} if files else {}),
@@ -389,7 +389,7 @@ def active(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
     return [each for state in states for each in flow_runs(client, {**own, "state": state})]
 
 
-def unfinished(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
+def find_unfinished(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
     """Return the runs that are active or wait for their turn, without postponed ones."""
     state = {"type": {"any_": [StateType.SCHEDULED, *_ACTIVE]}}
     soon = dt.datetime.now(dt.UTC) + _POSTPONED
@@ -488,7 +488,7 @@ def drop_missed() -> None:
         OrchestrationError: if the server does not answer.
     """
     all_deployments = deployments()  # before the runs, so that every slot's run is seen
-    with asking() as client:
+    with open_client() as client:
         missed: dict[UUID, list[FlowRun]] = {}
         scheduled = [each.id for each in all_deployments if each.schedules]
         for flow_run in due(client, scheduled):
@@ -515,7 +515,7 @@ def continue_interrupted() -> None:
         "state": {"type": {"any_": [StateType.CRASHED, StateType.FAILED]}},
         "end_time": {"after_": dt.datetime.now(dt.UTC) - _RESUMABLE},
     }
-    with asking() as client:
+    with open_client() as client:
         for flow_run in flow_runs(client, filters):
             if flow_run.state and was_interrupted(flow_run.state) and _is_last(client, flow_run):
                 retry_when_due(client, flow_run.id, was_interrupted)
@@ -524,18 +524,18 @@ def continue_interrupted() -> None:
 def _drop(client: SyncPrefectClient, deployment_id: UUID, missed: list[FlowRun]) -> None:
     """Cancel all but the newest, and the newest too if a run was started after it was due."""
     newest = missed[-1]
-    started = _started_since(client, deployment_id, newest)
+    started = _find_started_since(client, deployment_id, newest)
     replacement = started or newest
     for flow_run in missed if started else missed[:-1]:
         cancel(
             client,
             flow_run,
-            f"Missed: due at {_shown(flow_run)}, when the machine was asleep or no worker was "
-            f"free; replaced by the run due at {_shown(replacement)}.",
+            f"Missed: due at {_format_due_time(flow_run)}, when the machine was asleep or no "
+            f"worker was free; replaced by the run due at {_format_due_time(replacement)}.",
         )
 
 
-def _started_since(
+def _find_started_since(
     client: SyncPrefectClient, deployment_id: UUID, missed: FlowRun
 ) -> FlowRun | None:
     """Return a scheduled run that was started when the missed run was already due."""
@@ -579,6 +579,6 @@ def _since(flow_run: FlowRun) -> dt.datetime:
     return flow_run.state.timestamp if flow_run.state else _EPOCH
 
 
-def _shown(flow_run: FlowRun) -> str:
+def _format_due_time(flow_run: FlowRun) -> str:
     """Return when a run was due, in this machine's time zone."""
     return f"{_due(flow_run).astimezone():%Y-%m-%d %H:%M:%S}"

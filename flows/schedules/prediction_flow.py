@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import Field
 
-from patchline.flows.prefect_api.failures import failed
+from patchline.flows.prefect_api.failures import build_failed_state
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -69,7 +69,7 @@ def predict_flow(
                 return Completed(name=NOTHING, message=words)  # type: ignore[return-value]  # the same
             return _predict(model, Path(images), Path(out), top_k, probabilities=probabilities)
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
-            return failed(error)  # type: ignore[return-value]  # Prefect raises it
+            return build_failed_state(error)  # type: ignore[return-value]  # Prefect raises it
 
 
 def _predict(

@@ -66,14 +66,14 @@ def times(cron: str | None, interval: str | None, timezone: str | None) -> Times
             "Remove one of the two."
         )
     if cron is None:
-        return Times(None, checked_interval(str(interval)), "UTC")
-    zone = checked_timezone(timezone) if timezone is not None else own_timezone()
-    expression = checked_cron(cron)
+        return Times(None, check_interval(str(interval)), "UTC")
+    zone = check_timezone(timezone) if timezone is not None else own_timezone()
+    expression = check_cron(cron)
     _check_midnight(expression, zone, dt.datetime.now(ZoneInfo(zone)).date())
     return Times(expression, None, zone)
 
 
-def checked_interval(text: str) -> dt.timedelta:
+def check_interval(text: str) -> dt.timedelta:
     """Return an interval such as `90s`, `20m`, `2h` or `1d`.
 
     Raises:
@@ -103,7 +103,7 @@ def duration_words(interval: dt.timedelta) -> str:
     return f"{seconds:g}s"
 
 
-def checked_cron(text: str) -> str:
+def check_cron(text: str) -> str:
     """Return a five-field cron expression with single spaces.
 
     Raises:
@@ -112,7 +112,8 @@ def checked_cron(text: str) -> str:
     parts = text.split()
     if len(parts) != len(_FIELDS):
         raise ConfigError(
-            f"--cron is '{text}', which has {_counted(len(parts))}, but must have five: minute, "
+            f"--cron is '{text}', which has {_format_count(len(parts))}, but must have five: "
+            "minute, "
             'hour, day of the month, month, day of the week. "0 2 * * *" is every night at 02:00.'
         )
     for position, (part, field) in enumerate(zip(parts, _FIELDS, strict=True)):
@@ -144,7 +145,7 @@ def _check_midnight(cron: str, zone: str, today: dt.date) -> None:
             )
 
 
-def checked_timezone(name: str) -> str:
+def check_timezone(name: str) -> str:
     """Return the name of a time zone if it exists.
 
     Raises:
@@ -186,5 +187,5 @@ def invalid_cron(text: str, reason: str) -> ConfigError:
     )
 
 
-def _counted(fields: int) -> str:
+def _format_count(fields: int) -> str:
     return "1 field" if fields == 1 else f"{fields} fields"

@@ -62,7 +62,7 @@ class ScheduledWork:
     of_tool: OfTool | None = None
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """Return the name of a schedule.
 
     Raises:
@@ -73,7 +73,7 @@ def checked_name(name: str) -> str:
     return name
 
 
-def scheduled_work(
+def read_scheduled_work(
     options: ScheduleOptions,
     tool_work: Sequence[tuple[Tool, ToolWork, str]] = (),
     columns: Mapping[str, Any] | None = None,
@@ -148,7 +148,9 @@ def _training(file: Path) -> ScheduledWork:
     from patchline.pipeline.data import ingestion
 
     labels = config_labels(file)
-    config = config_files.validated(config_files.assemble(preset_name=None, file=file, flags={}))
+    config = config_files.validate_config(
+        config_files.assemble(preset_name=None, file=file, flags={})
+    )
     path = config.data.path
     if path is not None and Path(path).exists():
         data = config.data.model_copy(update={"path": str(Path(path).resolve())})

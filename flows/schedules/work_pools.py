@@ -18,7 +18,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
 from patchline.flows import prefect_session
 from patchline.flows.prefect_api import folder_labels, prefect_settings
-from patchline.flows.prefect_api.prefect_client import all_pages, asking
+from patchline.flows.prefect_api.prefect_client import all_pages, open_client
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError
 
@@ -32,7 +32,7 @@ def of_folder() -> str:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    if services := local_services.running():
+    if services := local_services.find_running():
         return services.pool
     if prefect_settings.server_url() and not prefect_session.is_temporary():
         return on_shared_server()
@@ -49,7 +49,7 @@ def on_shared_server() -> str:
         OrchestrationError: if the server does not answer.
     """
     in_common = WorkPoolFilter(name=WorkPoolFilterName(any_=[local_services.POOL]))
-    with asking() as client:
+    with open_client() as client:
         pages = all_pages(
             lambda limit, offset: client.read_deployments(
                 work_pool_filter=in_common, limit=limit, offset=offset
@@ -60,7 +60,7 @@ def on_shared_server() -> str:
     return local_services.pool_name(Path())
 
 
-def checked_name(pool: str) -> str:
+def check_name(pool: str) -> str:
     """Return the name of a team's pool.
 
     Raises:
@@ -90,7 +90,7 @@ def ensure(pool: str, *, served_here: bool = False) -> None:
         ConfigError: if it exists with another type, and is to be served here.
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
+    with open_client() as client:
         with contextlib.suppress(ObjectAlreadyExists):
             client.create_work_pool(WorkPoolCreate(name=pool, type=_TYPE))
         if not served_here:
@@ -109,14 +109,14 @@ def is_served(pool: str) -> bool:
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    with asking() as client:
+    with open_client() as client:
         try:
             return client.read_work_pool(pool).status == WorkPoolStatus.READY
         except ObjectNotFound:
             return False
 
 
-def unserved(pool: str) -> str:
+def explain_unserved(pool: str) -> str:
     """Return what to do if no worker serves a pool."""
     if pool == of_folder():
         return "No worker is running: schedules run only while `patchline up` does."

@@ -27,16 +27,16 @@ from patchline.pipeline.local_services import (
     POOL,
     Services,
     answers,
+    find_running,
     is_supervised,
     logs_folder,
     pool_name,
-    running,
-    running_soon,
     services_folder,
     state_file,
+    wait_until_running,
 )
 from patchline.pipeline.plugin_system.tools import tools
-from patchline.pipeline.redaction import redacted, without_credentials
+from patchline.pipeline.redaction import redact_text, without_credentials
 from patchline.pipeline.web import sign_in
 from patchline.pipeline.workers.host import environment_variables
 from patchline.pipeline.workers.supervised_process import LAST_PORT
@@ -44,7 +44,7 @@ from patchline.pipeline.workspace.files.atomic_files import (
     full_disk,
     storage_errors,
 )
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.file_locks import hold_lock
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.tracking import team_stores
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores
@@ -85,17 +85,17 @@ def start(
         OrchestrationError: if a server does not start.
     """
     _check(options, of_tools)
-    if services := running(folder):
+    if services := find_running(folder):
         _check_stores_are(folder, flags, config)
         _check_run(services, of_tools)
         return False
     with one_at_a_time(folder):
-        if services := running_soon(folder):
+        if services := wait_until_running(folder):
             _check_stores_are(folder, flags, config)
             _check_run(services, of_tools)
             return False
         service_processes.clear(folder, _ORPHAN_SECONDS)
-        stores, notes = store_choice.chosen(folder, flags, config)
+        stores, notes = store_choice.choose_stores(folder, flags, config)
         plan = _with_stores(folder, _plan(options, of_tools), stores, notes)
         plan.to_file(plan_file(folder), is_private=True)
         failure_file(folder).unlink(missing_ok=True)
@@ -114,7 +114,7 @@ def _check_stores_are(folder: Path, flags: TeamStores, config: Path | None) -> N
     if not flags.model_fields_set and config is None:
         return
     used = team_stores.recall(folder)
-    stores, _ = store_choice.chosen(folder, flags, config)
+    stores, _ = store_choice.choose_stores(folder, flags, config)
     if stores != used:
         raise OrchestrationError(
             "The servers are already running with other stores "
@@ -191,7 +191,7 @@ def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
     """
     with storage_errors(logs_folder(folder)):
         make_folder(logs_folder(folder))
-    return locked(services_folder(folder) / "starting.lock")
+    return hold_lock(services_folder(folder) / "starting.lock")
 
 
 def check_port(flag: str, port: int) -> None:
@@ -235,16 +235,16 @@ def _plan(options: ServerOptions, of_tools: Sequence[PlannedService]) -> Startup
     if prefect:
         prefect_settings.check_server(prefect)
         pool = _pool_on_shared_server()
-        notes.append(f"Using the Prefect server {redacted(prefect)} of Prefect's settings.")
+        notes.append(f"Using the Prefect server {redact_text(prefect)} of Prefect's settings.")
     store = absolute_store(os.environ.get(_MLFLOW) or "")
     mlflow = without_login(store).rstrip("/") if _REMOTE.match(store) else None
     if mlflow:
-        notes.append(f"Using the MLflow server {redacted(mlflow)}, which {_MLFLOW} names.")
+        notes.append(f"Using the MLflow server {redact_text(mlflow)}, which {_MLFLOW} names.")
         if mlflow.startswith("http"):
             environment_variables.check_proxy(mlflow)
         if mlflow.startswith("http") and not answers(f"{mlflow}/health"):
             raise OrchestrationError(
-                f"The MLflow server {redacted(mlflow)} that {_MLFLOW} names does not answer. "
+                f"The MLflow server {redact_text(mlflow)} that {_MLFLOW} names does not answer. "
                 f"Start it, or unset {_MLFLOW} to let `patchline up` start one."
             )
     return StartupPlan(
@@ -262,7 +262,7 @@ def _pool_on_shared_server() -> str:
     """Return the pool of the working directory on the server that Prefect's settings name."""
     from patchline.flows.schedules import work_pools
 
-    with prefect_session.connected():
+    with prefect_session.connect():
         return work_pools.on_shared_server()
 
 
@@ -286,7 +286,7 @@ def _supervise(folder: Path, plan: StartupPlan, say: Say) -> None:
             env=environment,
         )
     try:
-        while running(folder) is None:
+        while find_running(folder) is None:
             if supervisor.poll() is not None:
                 raise _failure(folder, log)  # noqa: TRY301 - the handler below is for every error
             read = _pass_on(log, read, say)
@@ -325,7 +325,7 @@ def _failure(folder: Path, log: Path) -> Exception:
     )
 
 
-def described(services: Services) -> list[str]:
+def describe_services(services: Services) -> list[str]:
     """Return lines with links that sign in to the running servers, and the folder of the logs."""
     logs = os.path.relpath(logs_folder(services.folder))
     titles = {each.key: each.title for _, each in tools().services()}

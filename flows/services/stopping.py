@@ -17,10 +17,10 @@ from patchline.pipeline.errors import OrchestrationError
 from patchline.pipeline.local_services import (
     Services,
     is_supervised,
-    running_soon,
     services_folder,
     state_file,
     supervisor_lock,
+    wait_until_running,
 )
 from patchline.pipeline.waiting import wait_until
 from patchline.pipeline.workspace.files.file_locks import is_held, try_lock
@@ -59,12 +59,12 @@ class Supervised:
         return cls(services.pid, dt.datetime.fromisoformat(services.started_at).timestamp())
 
 
-def supervised(folder: Path) -> Supervised | None:
+def find_supervisor(folder: Path) -> Supervised | None:
     """Return the supervisor of a folder: by the state, or by its process if the state is damaged.
 
     None if no supervisor is alive.
     """
-    if services := running_soon(folder):
+    if services := wait_until_running(folder):
         return Supervised.of(services)
     return supervisor_process(folder)
 
@@ -101,7 +101,7 @@ def stop(folder: Path, supervisor: Supervised, *, now: bool, say: Say) -> int:
     Raises:
         OrchestrationError: if another call is already waiting, or a process cannot be ended.
     """
-    with _draining(folder, now=now):
+    with _drain(folder, now=now):
         stopped = _end_runs(folder, supervisor, say) if now else 0
         _wait_for_runs(folder, supervisor, say)
         _end_supervisor(folder)
@@ -128,7 +128,7 @@ def active_runs(folder: Path, supervisor: Supervised) -> list[ActiveRun]:
 
 
 @contextmanager
-def _draining(folder: Path, *, now: bool) -> Iterator[None]:
+def _drain(folder: Path, *, now: bool) -> Iterator[None]:
     with try_lock(_draining_lock(folder), _LOOK_SECONDS) as locked:
         if not locked and not now:
             raise OrchestrationError(

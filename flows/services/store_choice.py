@@ -23,7 +23,9 @@ LOCAL = "local"
 _OTHERS = 0o077
 
 
-def chosen(folder: Path, flags: TeamStores, config: Path | None) -> tuple[TeamStores, list[str]]:
+def choose_stores(
+    folder: Path, flags: TeamStores, config: Path | None
+) -> tuple[TeamStores, list[str]]:
     """Return the stores to use, and notes for the user; put the password into the environment.
 
     The servers inherit the environment; nothing that is returned contains a password.
@@ -89,7 +91,7 @@ def _without_password(stores: TeamStores, named_by: str) -> TeamStores:
         os.environ.update(named.variables)
         update["database"] = named.address
     if stores.artifacts:
-        update["artifacts"] = _checked_artifacts(stores.artifacts)
+        update["artifacts"] = _check_artifacts(stores.artifacts)
     return stores.model_copy(update=update)
 
 
@@ -108,7 +110,7 @@ def _first_line(file: Path) -> str:
     return line
 
 
-def _checked_artifacts(place: str) -> str:
+def _check_artifacts(place: str) -> str:
     if place.startswith("s3://"):
         bucket, _, _ = place.removeprefix("s3://").partition("/")
         if "@" in bucket or not bucket:

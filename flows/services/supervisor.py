@@ -51,7 +51,7 @@ def announce() -> None:
     from patchline.flows.notifications import events
     from patchline.pipeline import local_services
 
-    services = local_services.running()
+    services = local_services.find_running()
     if services is None or not local_services.answers(f"{services.prefect_api_url}/health"):
         return  # events that are sent now would be lost
     for file in sorted((services_folder() / _FOLDER).glob("*.json")):

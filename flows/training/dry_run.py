@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from patchline.flows.progress.progress_display import display
-from patchline.flows.training.chosen_launcher import chosen_launcher, reporting
+from patchline.flows.training.chosen_launcher import build_reporting, use_chosen_launcher
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
@@ -24,7 +24,7 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.unlabelled_images import few_unlabelled
-from patchline.pipeline.evaluation.cost import predicting_seconds
+from patchline.pipeline.evaluation.cost import estimate_predicting_seconds
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.planning.published import FEATURES
@@ -71,9 +71,9 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     """
     stages = line_of(config).stages
     stages = stages[: stages.index(Decode)]
-    memory = SharedStageMemory(workspace, shared=chosen.shared())
-    context = Context(config, memory, reporting(), workspace, remembers=False)
-    with chosen_launcher(config.launcher):
+    memory = SharedStageMemory(workspace, shared=chosen.find_shared_files())
+    context = Context(config, memory, build_reporting(), workspace, remembers=False)
+    with use_chosen_launcher(config.launcher):
         engine.prewarm_at_start(stages, config)
         list(engine.check(stages, config, workspace))
         engine.run_stages(stages, context)
@@ -118,8 +118,8 @@ def rehearse(config: RunConfig) -> Rehearsal:
     began, workspace = time.monotonic(), WORKSPACE.resolve()
     make_folder(workspace)
     with (
-        worker_start.prepared_workers(),
-        chosen_launcher(config.launcher),
+        worker_start.allow_prepared_workers(),
+        use_chosen_launcher(config.launcher),
         tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as scratch,
     ):
         stages = [stage for stage in line_of(config).stages if stage.rehearsal is not None]
@@ -134,7 +134,7 @@ def rehearse(config: RunConfig) -> Rehearsal:
         context.put(few)
         context.put(TrackedRun("rehearsal", "0", folder))
         engine.run_stages(stages, context)
-    training, seconds = _estimated(whole, few, context)
+    training, seconds = _estimate(whole, few, context)
     return Rehearsal(
         seconds=time.monotonic() - began, run_seconds=seconds, training_seconds=training
     )
@@ -172,21 +172,21 @@ def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData
     return data.model_copy(update={**changes, "counts": counts})
 
 
-def _estimated(whole: DryRun, few: IngestedData, context: Context) -> tuple[float, float]:
+def _estimate(whole: DryRun, few: IngestedData, context: Context) -> tuple[float, float]:
     """Return how long training and the whole run would take, in seconds."""
     config, data, seconds = whole.config, whole.data, context.seconds
     rate = (whole.plan or context.get(TrainResult)).images_per_second
     training = _training_seconds(config, data, rate)
     training += whole.plan.seconds_before if whole.plan else 0.0
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
-    tested = _testing_seconds(whole, rate)
+    tested = _estimate_testing_seconds(whole, rate)
     rest = seconds["read"] + seconds["evaluate"] + 2 * (seconds["package"] + seconds["register"])
     return training, training + decoding + tested + rest
 
 
 def _training_seconds(config: RunConfig, data: IngestedData, rate: float) -> float:
     """Return how long training and its validation take, at so many training images per second."""
-    predicted = predicting_seconds(config, data.counts["validation"], rate)
+    predicted = estimate_predicting_seconds(config, data.counts["validation"], rate)
     epoch = sum(images / rate + predicted for images in images_of_parts(config, data))
     training = config.training
     if training.trainable == "head":
@@ -198,7 +198,7 @@ def _training_seconds(config: RunConfig, data: IngestedData, rate: float) -> flo
     return training.epochs_without_limit * epoch
 
 
-def _testing_seconds(whole: DryRun, rate: float) -> float:
+def _estimate_testing_seconds(whole: DryRun, rate: float) -> float:
     """Return how long the evaluation predicts images."""
     config, counts = whole.config, whole.data.counts
     if config.training.trainable == "head":  # whose training computes the features of these, too
@@ -206,4 +206,4 @@ def _testing_seconds(whole: DryRun, rate: float) -> float:
     images = counts["validation"] + counts["test"]
     if whole.plan and (passes := whole.plan.facts.speed_of(FEATURES).images_per_second):
         return images / passes
-    return predicting_seconds(config, images, rate)
+    return estimate_predicting_seconds(config, images, rate)

@@ -83,22 +83,22 @@ def flow_process(what: str) -> Iterator[None]:
     quiet_libraries.apply()  # a worker starts the flow without the command line
     redaction.install()
     alive = live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), what)
-    with alive, worker_start.prepared_workers():
+    with alive, worker_start.allow_prepared_workers():
         yield
 
 
-def reopened(
+def reopen(
     interrupted: InterruptedRun, line: Pipeline, context: Context, **tags: str
 ) -> AbstractContextManager[TrackedRun]:
     """Return the MLflow run of an interrupted run, which this flow run continues."""
     tags |= engine.early_tags(line.before_run, context)
     tags[tracked_run.FLOW_RUNS_TAG] = f"{interrupted.flow_runs},{flow_run.id}"
     params = context.config.flat()
-    return tracked_run.continued_run(interrupted.run_id, interrupted.folder, params, tags)
+    return tracked_run.continue_run(interrupted.run_id, interrupted.folder, params, tags)
 
 
 @contextmanager
-def entered(
+def enter_run(
     opened: AbstractContextManager[TrackedRun],
     line: Pipeline,
     context: Context,
@@ -242,7 +242,7 @@ def announce(context: Context, result: FrozenModel) -> str:
         metrics = {} if reached is None else {"accuracy": reached}
         emit(events.MODEL_REGISTERED, f"model.{result.name}", **made, **metrics)
     elif isinstance(result, Promoted):
-        return _decided(context, result)
+        return _announce_decision(context, result)
     return ""
 
 
@@ -277,7 +277,7 @@ def emit(event: str, resource: str, **payload: Any) -> None:
     events.emit(event, f"patchline.{resource}", payload)
 
 
-def _decided(context: Context, promoted: Promoted) -> str:
+def _announce_decision(context: Context, promoted: Promoted) -> str:
     """Emit the decision, and request an approval where the config asks for one."""
     if promoted.promotion:
         events.emit_decision(promoted.promotion)

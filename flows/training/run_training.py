@@ -1,8 +1,8 @@
 """Train from a script, a notebook or the command line: a config in, a summary out.
 
 Nothing here parses arguments or prints; whoever calls it chooses how progress is shown
-(`patchline.flows.progress.progress_display.shown`). Prefect is imported inside the functions, after
-the first message.
+(`patchline.flows.progress.progress_display.show_progress`). Prefect is imported inside the
+functions, after the first message.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from patchline.flows.progress.progress_display import display
-from patchline.flows.training.chosen_launcher import chosen_launcher
+from patchline.flows.training.chosen_launcher import use_chosen_launcher
 from patchline.pipeline import local_services
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.machine import MODULE, resources_of
 from patchline.pipeline.workers import worker_start
@@ -36,7 +36,7 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     """Run the training flow, on a temporary Prefect server unless another one is configured.
 
     Args:
-        config: what to compute; `patchline.pipeline.config_files.requested` assembles and checks
+        config: what to compute; `patchline.pipeline.config_files.build_config` assembles and checks
             it.
         fresh: compute every stage instead of reusing results of earlier runs.
 
@@ -66,7 +66,7 @@ def begin(
         PipelineError: the reason why the run failed.
     """
     enter_workspace()
-    with worker_start.prepared_workers(), chosen_launcher(config.launcher) as launcher:
+    with worker_start.allow_prepared_workers(), use_chosen_launcher(config.launcher) as launcher:
         resources = resources_of(config.training)
         launcher.prepare(MODULE, resources)  # its imports take as long as those of this process
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
@@ -120,14 +120,14 @@ def resume(interrupted: InterruptedRun, call_flow: Callable[[], Summary]) -> Sum
     config = interrupted.request.config
     files = [*map(Path, interrupted.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
-    with worker_start.prepared_workers(), chosen_launcher(config.launcher) as launcher:
+    with worker_start.allow_prepared_workers(), use_chosen_launcher(config.launcher) as launcher:
         launcher.prepare(MODULE, resources_of(config.training))
         return _in_prefect(call_flow)
 
 
 def _in_prefect(call_flow: Callable[[], Summary]) -> Summary:
     """Call a flow, on a temporary Prefect server unless another one is configured."""
-    up = local_services.running() is not None
+    up = local_services.find_running() is not None
     display().stage(f"{'Connecting to' if up else 'Starting'} Prefect and MLflow")
     from patchline.flows import prefect_session
 
@@ -155,7 +155,7 @@ def enter_workspace() -> None:
         StorageError: if it does not answer, or may not be written.
     """
     chosen.tell(lambda sentence: display().note(sentence))
-    if shared := chosen.shared():
+    if shared := chosen.find_shared_files():
         shared.check_writable()
         display().note(f"workspace {shared.uri}, cached in {WORKSPACE}")
     _shrink_cache()
@@ -185,7 +185,7 @@ def _say_where_runs_are_tracked() -> None:
     store = use_store()
     if store.startswith("sqlite") and not chosen.is_local():
         display().note(
-            f"runs are tracked in {redacted(store)} on this machine: other machines reuse the "
+            f"runs are tracked in {redact_text(store)} on this machine: other machines reuse the "
             "results of this workspace, but can neither list nor resume its runs; set "
             "MLFLOW_TRACKING_URI to a server for that"
         )

@@ -20,7 +20,7 @@ from prefect.states import Completed
 from prefect.utilities.annotations import opaque, quote
 
 from patchline.flows.prefect_api.failures import RETRYING
-from patchline.flows.prefect_api.prefect_client import asking
+from patchline.flows.prefect_api.prefect_client import open_client
 from patchline.flows.progress.progress_display import display
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import OrchestrationError
@@ -39,7 +39,7 @@ _FIRST_SECONDS, _SECONDS = 5.0, 60.0
 """Until the first look, and between two of them."""
 
 
-def watched_slots(tags: Iterable[str]) -> Periodic:
+def watch_slots(tags: Iterable[str]) -> Periodic:
     """Say within the context, now and then, what the task waits for, until it has begun.
 
     Args:
@@ -64,7 +64,7 @@ def full_limits(tags: Iterable[str]) -> list[str]:
     A server that does not answer leaves it to the task to say so.
     """
     sentences = []
-    with contextlib.suppress(OrchestrationError), asking() as prefect:
+    with contextlib.suppress(OrchestrationError), open_client() as prefect:
         for tag in tags:
             with contextlib.suppress(ObjectNotFound):
                 limit = prefect.read_concurrency_limit_by_tag(tag)
@@ -99,7 +99,7 @@ def as_task(computation: Computation) -> FrozenModel:
         tags=tags,
         **retrying,
     )
-    with watched_slots(tags) as begun:
+    with watch_slots(tags) as begun:
         result: FrozenModel | State[FrozenModel] = run(_function_of(stage, begun))(
             quote(computation), opaque(_first_input(computation))
         )

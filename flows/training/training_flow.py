@@ -14,10 +14,10 @@ from prefect.runtime import flow_run
 
 from patchline.flows.closing import close_runs
 from patchline.flows.notifications import events
-from patchline.flows.prefect_api.failures import failed
+from patchline.flows.prefect_api.failures import build_failed_state
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages
-from patchline.flows.training.chosen_launcher import chosen_launcher, reporting
+from patchline.flows.training.chosen_launcher import build_reporting, use_chosen_launcher
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
 from patchline.flows.training.stage_tasks import as_task
 from patchline.pipeline.config import RunConfig
@@ -73,26 +73,28 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
             )
             if interrupted and interrupted.finished:  # Prefect missed its end
                 return RunSummary.from_file(interrupted.folder / SUMMARY_FILE)
-            with interrupted_runs.resuming(interrupted) if interrupted else nullcontext():
+            with interrupted_runs.resume_alone(interrupted) if interrupted else nullcontext():
                 new = _new_run(config, fresh=fresh)
-                run = _continued(interrupted, new, by_hand=bool(resume)) if interrupted else new
-                with chosen_launcher(run.context.config.launcher):
+                run = _continue_run(interrupted, new, by_hand=bool(resume)) if interrupted else new
+                with use_chosen_launcher(run.context.config.launcher):
                     engine.prewarm_at_start(run.line.stages, run.context.config)
                     return run.finish()
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
-            return failed(error)  # type: ignore[return-value]  # Prefect raises it
+            return build_failed_state(error)  # type: ignore[return-value]  # Prefect raises it
 
 
 def _new_run(config: RunConfig, *, fresh: bool) -> _Run:
-    checked = plugin_settings.checked_plugins(config)
+    checked = plugin_settings.check_plugins(config)
     workspace = WORKSPACE.resolve()
     note = display().note
-    memory = SharedStageMemory(workspace, fresh=fresh, on_note=note, shared=chosen.shared())
+    memory = SharedStageMemory(
+        workspace, fresh=fresh, on_note=note, shared=chosen.find_shared_files()
+    )
     tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
-    return _Run(line_of(checked), Context(checked, memory, reporting(), workspace, tags=tags))
+    return _Run(line_of(checked), Context(checked, memory, build_reporting(), workspace, tags=tags))
 
 
-def _continued(interrupted: InterruptedRun, new: _Run, *, by_hand: bool) -> _Run:
+def _continue_run(interrupted: InterruptedRun, new: _Run, *, by_hand: bool) -> _Run:
     """Return the run to continue; only a retry may fall back to a new one."""
     display().note(f"resuming run {interrupted.run_id[:8]}")
     run = _new_run(interrupted.request.config, fresh=interrupted.request.fresh)
@@ -126,7 +128,7 @@ class _Run:
             engine.run_stages(self.line.before_run, self.context, as_task, self._after)
             opened = self._reopened(self.interrupted) if self.interrupted else self._new()
             context = self.context
-            with outcome_pages.entered(
+            with outcome_pages.enter_run(
                 opened, self.line, context, recipe(context.config), events.RUN_STARTED
             ) as run:
                 engine.run_stages(self.line.in_run, self.context, as_task, self._after)
@@ -184,11 +186,11 @@ class _Run:
         tags = engine.early_tags(self.line.before_run, context)
         runs = context.workspace / "runs"
         text = request.model_dump_json(indent=2)
-        return tracked_run.owned_run(context.config, runs, tags, text)
+        return tracked_run.open_owned_run(context.config, runs, tags, text)
 
     def _reopened(self, interrupted: InterruptedRun) -> AbstractContextManager[TrackedRun]:
         tags = {}
         if before := interrupted.request.processes_before:
             numbers = (*before, interrupted.request.config.training.processes)
             tags[_PROCESSES_TAG] = ", ".join(map(str, numbers))
-        return outcome_pages.reopened(interrupted, self.line, self.context, **tags)
+        return outcome_pages.reopen(interrupted, self.line, self.context, **tags)

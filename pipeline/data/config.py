@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from patchline.pipeline.data.labels.reading_rules import ReadingRules
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.files.data_kinds import DataKind, found_kind
+from patchline.pipeline.workspace.files.data_kinds import DataKind, find_kind
 
 _SOURCES: dict[DataKind, str] = {
     "folder": "image_folder",
@@ -237,5 +237,5 @@ def source_of(path: str) -> str:
     remote_data = importlib.import_module("patchline.pipeline.workspace.remote_data")
     kind: DataKind = remote_data.kind(path)
     if kind == "unknown":
-        raise DataError(found_kind(path).reason or f"{path} cannot be read. Check the path.")
+        raise DataError(find_kind(path).reason or f"{path} cannot be read. Check the path.")
     return _SOURCES[kind]

@@ -31,8 +31,12 @@ from patchline.pipeline.data.manifests import earlier_manifests, left_out, scann
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, no_labels, one_class
 from patchline.pipeline.data.manifests.describing import OnImage
-from patchline.pipeline.data.manifests.earlier_manifests import EarlierData, earlier_data, repeated
-from patchline.pipeline.data.manifests.manifest import check_slices, listed_columns
+from patchline.pipeline.data.manifests.earlier_manifests import (
+    EarlierData,
+    earlier_data,
+    reuse_manifest,
+)
+from patchline.pipeline.data.manifests.manifest import check_slices, list_columns
 from patchline.pipeline.data.manifests.scanning import Facts, ScanMemory
 from patchline.pipeline.data.manifests.source_listing import listing_of, task_of, uses_labels
 from patchline.pipeline.data.near_duplicates.grouping import with_near_groups
@@ -51,12 +55,12 @@ from patchline.pipeline.data.store import prepared_store
 from patchline.pipeline.data.store.channel_statistics import channel_statistics
 from patchline.pipeline.data.store.scan_draft import ScanDraft
 from patchline.pipeline.data.symmetry.assumed_symmetries import (
-    unmeasured_symmetries,
+    describe_unmeasured_symmetries,
 )
 from patchline.pipeline.data.symmetry.mirror_probe import with_one_label
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
 from patchline.pipeline.data.unlabelled_images import with_unlabelled
-from patchline.pipeline.data.value_ranges.data_values import DataValues, chosen_values
+from patchline.pipeline.data.value_ranges.data_values import DataValues, decide_values
 from patchline.pipeline.data.value_ranges.range_choice import notes_on_change
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
@@ -117,7 +121,7 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
     if trains and len(labels) == 1 and not listing.is_multi_label:
         raise one_class(listing.root, labels, (image.path for image in listing.images))
     if trains and config.data.manifest is None:
-        check_slices(config.evaluation.slices, listed_columns(listing))
+        check_slices(config.evaluation.slices, list_columns(listing))
     return SourceCounts(files=len(listing.images), classes=len(labels), task=task_of(listing))
 
 
@@ -140,10 +144,10 @@ def scan(
     """
     listing = _listing(config, workspace)
     labelled = uses_labels(config)
-    reading = _labelled(on_progress, "Reading images")
+    reading = _add_label(on_progress, "Reading images")
     memory = ScanMemory(listing.root, workspace)
     manifest = scanning.scan(listing, reading, labelled=labelled, on_image=on_image, memory=memory)
-    values = chosen_values(manifest, listing.root, config.data, on_image)
+    values = decide_values(manifest, listing.root, config.data, on_image)
     return ScannedData(
         name=listing.name,
         root=listing.root,
@@ -187,7 +191,7 @@ def ingest(
     recalled = memory.recall() if memory else None
     if recalled is None:
         source = _ListedSource(config, listing, scan_memory, facts)
-        recalled, splits, lasting = _ingested(source, on_progress, remember=remember)
+        recalled, splits, lasting = _ingest(source, on_progress, remember=remember)
         if memory and remember and lasting:
             memory.keep(recalled, splits)
     return with_unlabelled(recalled, config, workspace, on_progress, fresh=fresh)
@@ -196,7 +200,7 @@ def ingest(
 def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     """List the source; by then the workspace says whether it is the cache of a shared one."""
     with contextlib.suppress(StorageError):  # what a store that is away has kept is done again
-        chosen.shared()
+        chosen.find_shared_files()
     return listing_of(config, workspace)
 
 
@@ -210,7 +214,7 @@ class _ListedSource(NamedTuple):
     """None if the manifest of an earlier run says what the files are."""
 
 
-def _ingested(
+def _ingest(
     source: _ListedSource, on_progress: StageProgress | None, *, remember: bool
 ) -> tuple[IngestedData, Path | None, bool]:
     """Describe every file, split, and save the manifest.
@@ -276,7 +280,11 @@ def _ingested(
             *notes_on_size(rows),
             *(notes_on_held_out(rows, fractions, task) if labelled else ()),
             *(each.sentence for each in (dominant_groups(rows, task) if labelled else ())),
-            *([assumed] if labelled and (assumed := unmeasured_symmetries(config)) else []),
+            *(
+                [assumed]
+                if labelled and (assumed := describe_unmeasured_symmetries(config))
+                else []
+            ),
             *([mirror.said] if mirror.said else []),
         ),
         split_origin=f"as in {earlier.words}" if earlier else split_origin,
@@ -307,7 +315,7 @@ def _read(
         if earlier
         else scanning.scan(
             listing,
-            _labelled(on_progress, "Reading images"),
+            _add_label(on_progress, "Reading images"),
             labelled=labelled,
             on_image=on_image,
             memory=scan_memory,
@@ -315,18 +323,18 @@ def _read(
             draft=draft,
         )
     )
-    manifest, more, exclude = left_out.applied(
+    manifest, more, exclude = left_out.apply_exclusion(
         data.exclude, manifest, workspace, alone=data.unlabelled is None
     )
     if earlier:
-        checking = _labelled(on_progress, "Checking images")
+        checking = _add_label(on_progress, "Checking images")
         rest = earlier._replace(manifest=manifest)
-        manifest, notes = repeated(config, rest, listing.root, workspace, checking)
+        manifest, notes = reuse_manifest(config, rest, listing.root, workspace, checking)
     else:
         notes = _notes(manifest, listing, labelled=labelled)
     task = earlier.task if earlier else task_of(listing)
     check_images(manifest, listing.root, labelled=labelled, task=task)
-    values = chosen_values(manifest, listing.root, data, on_image, only_usable=True)
+    values = decide_values(manifest, listing.root, data, on_image, only_usable=True)
     notes = [*notes, *more, *values.notes, *values.frames]
     if thumbnails is not None:
         compared = SearchMemory(listing.root, workspace, fresh=scan_memory.fresh)
@@ -382,7 +390,7 @@ def assign_splits(
     while True:
         with (
             contextlib.suppress(ConflictError),  # another machine was faster: heed its entries
-            split_memory.opened(workspace, fractions, seed, earlier, data_name) as memory,
+            split_memory.open_memory(workspace, fractions, seed, earlier, data_name) as memory,
         ):
             assigned, notes = assign(remembered=memory.table, scope=data_name)
             any_new = remember and memory.remember(assigned[movable])
@@ -457,7 +465,7 @@ def prepare(
         raise DataError("The image size is unknown. Resolve the config first.")
     spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, data.mapping)
 
-    shared = chosen.shared() if streams(config, data) else None
+    shared = chosen.find_shared_files() if streams(config, data) else None
 
     def decode(rows: pd.DataFrame, root: Path, label: str) -> tuple[Path, bool]:
         return prepared_store.prepare(
@@ -465,7 +473,7 @@ def prepare(
             root,
             spec,
             workspace / "prepared",
-            _labelled(on_progress, label),
+            _add_label(on_progress, label),
             kind=config.data.store,
             fresh=fresh,
             shared=shared,
@@ -502,10 +510,10 @@ def streams(config: RunConfig, data: IngestedData) -> bool:
         data: the run's data, as ingested.
     """
     shared = workspace_of(data.manifest_file).uri
-    return bool(shared) and decoded_bytes(config, data) > cache_limit.limit()
+    return bool(shared) and count_decoded_bytes(config, data) > cache_limit.limit()
 
 
-def decoded_bytes(config: RunConfig, data: IngestedData) -> int:
+def count_decoded_bytes(config: RunConfig, data: IngestedData) -> int:
     """Return the bytes of all decoded images."""
     side, channels = config.data.image_size or 0, config.data.channels or 0
     return sum(data.counts.values()) * side * side * channels
@@ -515,7 +523,7 @@ def _absolute(path: str | None) -> str | None:
     return str(Path(path).resolve()) if path is not None and Path(path).exists() else path
 
 
-def _labelled(on_progress: StageProgress | None, label: str) -> Callable[[int, int], None] | None:
+def _add_label(on_progress: StageProgress | None, label: str) -> Callable[[int, int], None] | None:
     if on_progress is None:
         return None
     return lambda done, total: on_progress(label, done, total)

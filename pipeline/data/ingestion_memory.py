@@ -21,8 +21,8 @@ from patchline.pipeline.data.manifests.source_listing import is_labelled, uses_l
 from patchline.pipeline.data.near_duplicates import search_memory
 from patchline.pipeline.data.splits import split
 from patchline.pipeline.data.symmetry.assumed_symmetries import (
-    mirroring_settings,
-    unmeasured_symmetries,
+    describe_unmeasured_symmetries,
+    find_mirroring_settings,
 )
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.files.sealed_files import digest_of
@@ -134,8 +134,8 @@ def _settings(config: RunConfig) -> str:
     data = config.data.model_dump(mode="json", exclude={"path", "unlabelled"})
     if config.data.group_near_duplicates:
         data["search"] = search_memory.version()
-    slices, mirroring = list(config.evaluation.slices), mirroring_settings(config)
-    assumed = unmeasured_symmetries(config)
+    slices, mirroring = list(config.evaluation.slices), find_mirroring_settings(config)
+    assumed = describe_unmeasured_symmetries(config)
     record = [data, config.objective.name, slices, mirroring, assumed]
     return json.dumps(record, sort_keys=True)
 

@@ -14,10 +14,10 @@ from patchline.pipeline.data.labels.label_sets import (
     LabelPairs,
     Task,
     by_task,
-    decoded,
+    decode_labels,
     label_pairs,
 )
-from patchline.pipeline.data.manifests.left_out import left_out, note
+from patchline.pipeline.data.manifests.left_out import list_left_out, note
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, units_of
 from patchline.pipeline.data.manifests.source_listing import task_of
 from patchline.pipeline.terminal_words import by_number, counted, few_names
@@ -38,7 +38,7 @@ _FEW_OF_ONE = 3
 def notes_on_files(manifest: pd.DataFrame) -> list[str]:
     """Name the files that are left out, a line for each cause."""
     notes = []
-    for part in left_out(manifest):
+    for part in list_left_out(manifest):
         for path, reason in zip(part.rows["path"], part.rows["reason"], strict=True):
             logger.debug("left out %s: %s", path, reason)
         notes.append(note(part, _NAMED_FILES))
@@ -182,7 +182,7 @@ def notes_on_sets(rows: pd.DataFrame, pairs: LabelPairs) -> list[str]:
 
 def set_words(text: str) -> str:
     """Return a set of labels as a person reads it: `circle + red`."""
-    return " + ".join(decoded(text)) or "no label"
+    return " + ".join(decode_labels(text)) or "no label"
 
 
 def few_positives(pairs: LabelPairs, images: int) -> Rare | None:

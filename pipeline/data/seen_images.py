@@ -7,7 +7,7 @@ from pathlib import Path
 
 from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.models.provenance import CONTENT, Provenance, unused_words
+from patchline.pipeline.models.provenance import CONTENT, Provenance, describe_unused
 from patchline.pipeline.terminal_words import by_number
 
 
@@ -46,13 +46,13 @@ def with_seen_images(data: IngestedData, before: SeenBefore) -> IngestedData:
 
     They take the place of notes on the initial weights alone.
     """
-    replaced = set(seen_images_notes(data.seen_before, data.counts))
+    replaced = set(describe_seen_images(data.seen_before, data.counts))
     kept = [note for note in data.notes if note not in replaced]
-    notes = (*kept, *seen_images_notes(before, data.counts))
+    notes = (*kept, *describe_seen_images(before, data.counts))
     return data.model_copy(update={"seen_before": before, "notes": notes})
 
 
-def seen_images_notes(before: SeenBefore, counts: Mapping[str, int]) -> list[str]:
+def describe_seen_images(before: SeenBefore, counts: Mapping[str, int]) -> list[str]:
     """Return how many images were seen, and what that means for the metrics.
 
     Args:
@@ -74,8 +74,8 @@ def seen_images_notes(before: SeenBefore, counts: Mapping[str, int]) -> list[str
     if before.related:
         notes.append(
             f"{before.related:,} {'other ' if before.counts.get('test') else ''}test "
-            f"{_related(before)}: the test metrics may be optimistic; `patchline evaluate` "
-            "leaves such images out"
+            f"{_describe_related(before)}: the test metrics may be optimistic; `patchline "
+            "evaluate` leaves such images out"
         )
     caveat = before.provenance.caveat(before.weights, "validation or test images")
     return [*notes, caveat] if caveat else notes
@@ -84,11 +84,11 @@ def seen_images_notes(before: SeenBefore, counts: Mapping[str, int]) -> list[str
 def about_test_images(before: SeenBefore) -> str:
     """Return what the test images were used for before, as far as it is known."""
     provenance = before.provenance
-    unused = f"{'were' if provenance.is_known else 'are'} {unused_words(provenance)}"
+    unused = f"{'were' if provenance.is_known else 'are'} {describe_unused(provenance)}"
     caveat = provenance.caveat(before.weights, "these images")
     more = f" {caveat[:1].upper()}{caveat[1:]}." if caveat else ""
     if before.related:
-        more = f" {before.related:,} of these {_related(before)}.{more}"
+        more = f" {before.related:,} of these {_describe_related(before)}.{more}"
     if count := before.counts.get("test", 0):
         return (
             f"{count:,} of these images {by_number(count, 'was', 'were')} used to train or select "
@@ -103,7 +103,7 @@ def caveat_on_test_images(before: SeenBefore) -> str:
     return "" if is_clean else about_test_images(before)
 
 
-def _related(before: SeenBefore) -> str:
+def _describe_related(before: SeenBefore) -> str:
     """Return what is said of images whose groups the weights know."""
     subject = by_number(before.related, "image is in a group", "images are in groups")
     have = "has" if before.weights.endswith("teacher") else "have"

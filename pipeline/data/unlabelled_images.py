@@ -27,7 +27,7 @@ from patchline.pipeline.data.manifests.earlier_manifests import (
     UNLABELLED_FOLDER,
     EarlierData,
     manifest_of_run,
-    repeated,
+    reuse_manifest,
 )
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
 from patchline.pipeline.data.manifests.scanning import ScanMemory, scan
@@ -37,10 +37,10 @@ from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.image_root import exists
-from patchline.pipeline.data.value_ranges.data_values import decoded_each, with_unfit_damaged
+from patchline.pipeline.data.value_ranges.data_values import decode_each, with_unfit_damaged
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.terminal_words import by_number, counted, few_names
-from patchline.pipeline.workspace.files.paths import expanded
+from patchline.pipeline.workspace.files.paths import expand_user
 from patchline.plugin_api import ImageListing
 
 Array = np.ndarray[Any, Any]
@@ -104,14 +104,14 @@ def without_copies(
     return result
 
 
-def left_out_copies(manifest: pd.DataFrame) -> dict[str, list[str]]:
+def list_left_out_copies(manifest: pd.DataFrame) -> dict[str, list[str]]:
     """Return the paths of the unlabelled images that `without_copies` has excluded, by reason."""
     excluded = manifest[manifest["status"] == left_out.STATUS]
     paths = {why: list(excluded.loc[excluded["reason"] == why, "path"]) for why in _REASONS}
     return {reason: found for reason, found in paths.items() if found}
 
 
-def copied_held_out(manifest: pd.DataFrame, labelled: pd.DataFrame) -> list[str]:
+def find_held_out_copies(manifest: pd.DataFrame, labelled: pd.DataFrame) -> list[str]:
     """Return the paths of the validation and test images that are among the unlabelled ones.
 
     Args:
@@ -201,9 +201,9 @@ def with_unlabelled(
     before = _of_repeated_run(data, config)
     if before is not None:
         excluded = config.data.exclude
-        rest, _ = left_out.excluded_unlabelled(before.manifest, labelled, excluded)
+        rest, _ = left_out.exclude_unlabelled(before.manifest, labelled, excluded)
         before = before._replace(manifest=rest)
-        manifest, more = repeated(config, before, root, workspace)
+        manifest, more = reuse_manifest(config, before, root, workspace)
         notes = more[:1] if (manifest["status"] != before.manifest["status"]).any() else []
     rows = manifests.usable(manifest)
     if rows.empty:
@@ -218,7 +218,7 @@ def with_unlabelled(
         fingerprint=file.stem,
         root=root,
         count=len(rows),
-        left_out={why: len(paths) for why, paths in left_out_copies(manifest).items()},
+        left_out={why: len(paths) for why, paths in list_left_out_copies(manifest).items()},
     )
     return data.model_copy(
         update={
@@ -270,7 +270,7 @@ def read_unlabelled(
     memory = ScanMemory(listing.root, workspace, fresh=fresh)
     manifest = scan(listing, reading, labelled=False, memory=memory)
     manifest = with_unfit_damaged(manifest, mapping)
-    manifest, more = left_out.excluded_unlabelled(manifest, labelled, config.data.exclude)
+    manifest, more = left_out.exclude_unlabelled(manifest, labelled, config.data.exclude)
     notes += more
     near = None
     if config.data.group_near_duplicates:
@@ -286,7 +286,7 @@ def read_unlabelled(
 
 def _notes(manifest: pd.DataFrame, listing: ImageListing, *, searched: bool) -> list[str]:
     of_files = [f"{_SETTING}: {note}" for note in (*listing.notes, *notes_on_files(manifest))]
-    notes = [*of_files, *notes_on_copies(left_out_copies(manifest))]
+    notes = [*of_files, *notes_on_copies(list_left_out_copies(manifest))]
     if not searched:
         notes.append(
             f"{_SETTING}: whether near duplicates of validation or test images are among its "
@@ -298,7 +298,7 @@ def _notes(manifest: pd.DataFrame, listing: ImageListing, *, searched: bool) -> 
 
 def _listing(config: RunConfig, workspace: Path) -> tuple[ImageListing, list[str]]:
     """Return what the source of the unlabelled images lists, and notes on the settings."""
-    path = expanded(str(config.data.unlabelled), _SETTING)
+    path = expand_user(str(config.data.unlabelled), _SETTING)
     if not exists(path) and not any(sign in str(path) for sign in "*{?["):
         raise DataError(f"{_SETTING} is {path}, but there is no such folder or file. Check it.")
     plain = type(config.data)()
@@ -354,7 +354,7 @@ def _near(
         def collect(path: str, data: bytes, image_HWC: Array, mark: str = mark) -> None:
             collector.add(f"{mark} {path}", data, image_HWC)
 
-        for _ in decoded_each(place, paths, mapping, collect):
+        for _ in decode_each(place, paths, mapping, collect):
             done += 1
             if on_progress:
                 on_progress("Reading images to compare", done, every)

@@ -34,18 +34,18 @@ from patchline.pipeline.evaluation.prediction_job import (
 from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, image_groups, save
 from patchline.pipeline.evaluation.robustness import (
     AnyRobustness,
-    sampled_rows,
+    sample_rows,
 )
 from patchline.pipeline.evaluation.tasks import TASKS
 from patchline.pipeline.evaluation.test_time_averaging import (
     TestTimeAveraging,
     averaging_copy,
-    decided,
+    decide,
 )
 from patchline.pipeline.evaluation.visual_guide.attention_maps import (
     attention_maps,
-    covering_test,
     label_maps,
+    run_covering_test,
 )
 from patchline.pipeline.evaluation.visual_guide.explaining import (
     ImageToExplain,
@@ -55,7 +55,7 @@ from patchline.pipeline.evaluation.visual_guide.explaining import (
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_description import ModelDescription, load_description
 from patchline.pipeline.models.model_files import load_model
-from patchline.pipeline.models.probing.chosen_features import ChosenFeatures, chosen_rows
+from patchline.pipeline.models.probing.chosen_features import ChosenFeatures, choose_rows
 from patchline.pipeline.models.stored_features import save_features
 from patchline.pipeline.models.stored_logits import logits_of
 from patchline.pipeline.workers.event_log import EventWriter
@@ -81,7 +81,7 @@ def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
     total, began = sum(len(rows) for _, rows in parts), time.monotonic()
     tables: list[pd.DataFrame] = []
     kept = [*FROM_MANIFEST, *job.columns]
-    features = ChosenFeatures(chosen_rows(table, job.seed))
+    features = ChosenFeatures(choose_rows(table, job.seed))
     for model, rows in parts:
         before = sum(len(part) for part in tables)
         report = partial(_report, events, before, total)
@@ -93,8 +93,8 @@ def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
     averaging, folder = None, job.model_folder
     if job.tries_averaging:
         averaged = averaging_copy(job.model_folder, job.file.with_name("averaged"))
-        both = ChosenFeatures(chosen_rows(table, job.seed))
-        table_of_both, averaging = _averaged(job, chosen, averaged, images, devices, both)
+        both = ChosenFeatures(choose_rows(table, job.seed))
+        table_of_both, averaging = _try_averaging(job, chosen, averaged, images, devices, both)
         if averaging.is_on:
             chosen, folder, features = table_of_both, averaged, both
     seconds = time.monotonic() - began
@@ -121,7 +121,7 @@ def devices_of(job: EvaluationJob) -> list[torch.device]:
     return [torch.device("cuda", number) for number in range(count)]
 
 
-def _averaged(
+def _try_averaging(
     job: EvaluationJob,
     plain: pd.DataFrame,
     folder: Path,
@@ -145,7 +145,7 @@ def _averaged(
     description = load_description(folder)
     alone_NK = np.stack(list(plain["logits"]))
     averaged_NK = alone_NK.copy()
-    task, fit = TASKS[description.task], _unbalanced(job, plain, description)
+    task, fit = TASKS[description.task], _fit_unbalancing(job, plain, description)
 
     def compared(split: str) -> TestTimeAveraging:
         of_split = np.flatnonzero(plain["split"] == split)
@@ -153,7 +153,7 @@ def _averaged(
         averaged_NK[of_split] = logits_of(folder, images, rows, devices, features=features)
         labels = task.labels(list(plain["label"].iloc[of_split]), description.classes)
         alone, averaged = (fit.logits(each[of_split]) for each in (alone_NK, averaged_NK))
-        return decided(task.paired(labels, alone, averaged, image_groups(plain.iloc[of_split])))
+        return decide(task.paired(labels, alone, averaged, image_groups(plain.iloc[of_split])))
 
     decision = compared("validation")
     if not decision.is_on:
@@ -162,7 +162,9 @@ def _averaged(
     return plain.assign(logits=list(averaged_NK)), decision
 
 
-def _unbalanced(job: EvaluationJob, logits: pd.DataFrame, description: ModelDescription) -> Any:
+def _fit_unbalancing(
+    job: EvaluationJob, logits: pd.DataFrame, description: ModelDescription
+) -> Any:
     """Return what takes from logits what balancing the classes has added, if anything."""
     if job.ensemble or not job.class_images:
         return UNRECORDED
@@ -207,7 +209,7 @@ def explain_predictions(
         last, most = len(test) - 1, _TESTED_IMAGES_LARGE if large else _TESTED_IMAGES
         spread = np.unique(np.linspace(0, last, min(most, len(test))).astype(int))
         pixels = [np.array(images[row]) for row in test["row"].iloc[spread]]
-        covering = covering_test(model, description, pixels, job.seed)
+        covering = run_covering_test(model, description, pixels, job.seed)
         explanations = explanations.model_copy(update={"test": covering})
     except Exception:  # a plugin's model may do anything; the report goes without
         logger.warning("The maps of where the model looked could not be computed", exc_info=True)
@@ -281,11 +283,11 @@ def _robustness(
     if not job.corrupted:
         return None
     tested = logits[logits["split"] == "test"]
-    sample = tested.iloc[sampled_rows(len(tested), job.corrupted, job.seed)]
+    sample = tested.iloc[sample_rows(len(tested), job.corrupted, job.seed)]
     model, description = load_model(folder)
     device = torch.device(job.device)
     model = model.to(device)
-    task, fit = TASKS[description.task], _unbalanced(job, logits, description)
+    task, fit = TASKS[description.task], _fit_unbalancing(job, logits, description)
 
     def scores(images_BHWC: Array) -> Array:
         rows = np.arange(len(images_BHWC))

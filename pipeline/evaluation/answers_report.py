@@ -221,7 +221,7 @@ def qualities(images: Any) -> ImageQuality:
     return ImageQuality(*columns)
 
 
-def checked_answers(
+def check_answers(
     rules: AnswerRules,
     predictions: Predictions,
     measured: MeasuredImages,
@@ -236,8 +236,8 @@ def checked_answers(
     groups = groups_of(predictions.table)
     return AnswersReport(
         rules=rules,
-        sets=tuple(_checked_set(each, predictions) for each in rules.thresholds),
-        warnings=tuple(_checked_warnings(rules, predictions, measured)),
+        sets=tuple(_check_set(each, predictions) for each in rules.thresholds),
+        warnings=tuple(_check_warnings(rules, predictions, measured)),
         groups=0 if groups is None else len(set(groups)),
     )
 
@@ -253,7 +253,7 @@ def save_reference(reference: ReferenceFeatures, file: Path) -> None:
         )
 
 
-def _checked_set(threshold: SetThreshold, predictions: Predictions) -> SetCheck:
+def _check_set(threshold: SetThreshold, predictions: Predictions) -> SetCheck:
     if threshold.least_probability is None:
         return SetCheck(coverage=threshold.coverage, covered=None, unknown=threshold.unknown)
     labels_N, groups = predictions.labels, predictions.groups
@@ -283,7 +283,7 @@ def _by_class(
     return tuple(sorted(classes, key=lambda each: each.covered.value))
 
 
-def _checked_warnings(
+def _check_warnings(
     rules: AnswerRules, predictions: Predictions, measured: MeasuredImages
 ) -> Iterator[WarningCheck]:
     fault = np.array(faults(measured.quality, QualityLimits(rules.dark, rules.blurred)), object)
@@ -361,7 +361,7 @@ class HeldOutImages:
         return "validation" if self.unseen is self.predictions else "test"
 
 
-def fitted_rules(
+def fit_rules(
     held: HeldOutImages, config: EvaluationConfig
 ) -> tuple[AnswerRules, ReferenceFeatures | None]:
     """Return the rules, and the reference for the distance if it is known.

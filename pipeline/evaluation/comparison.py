@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, LabelWords, by_task
-from patchline.pipeline.data.manifests.same_images import content_numbers, united
+from patchline.pipeline.data.manifests.same_images import content_numbers, unite
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.evaluation.metrics.intervals import (
     ImageGroups,
@@ -24,8 +24,8 @@ from patchline.pipeline.evaluation.metrics.intervals import (
 )
 from patchline.pipeline.evaluation.metrics.paired_test import (
     PairedDifference,
+    compute_paired_difference,
     difference,
-    paired_difference,
 )
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.provenance import (
@@ -33,7 +33,7 @@ from patchline.pipeline.models.provenance import (
     UNKNOWN,
     ProvenanceSummary,
     SeenImages,
-    unused_words,
+    describe_unused,
 )
 from patchline.pipeline.terminal_words import counted
 
@@ -145,7 +145,7 @@ class ComparedModels(ComparedImages, ABC):
     @property
     def unused(self) -> str:
         """What can be said about the compared images: that neither model used them, or less."""
-        return unused_words(self.champion_provenance, self.challenger_provenance)
+        return describe_unused(self.champion_provenance, self.challenger_provenance)
 
     @property
     def caveat(self) -> str:
@@ -395,7 +395,7 @@ def comparable_images(
         SEEN_BY_CHALLENGER: content.isin(by_challenger),
         SEEN_GROUP: content.isin(of_seen_group),
         CONTRADICTING: tests["label"].groupby(content).transform("nunique") > 1,
-        NOT_RANDOM: random_draws.chosen(challengers)[tests.index],
+        NOT_RANDOM: random_draws.find_chosen(challengers)[tests.index],
         COPY: content.duplicated(),
     }
     remaining = pd.Series(data=True, index=tests.index)
@@ -423,7 +423,7 @@ def _common_groups(
     if compared.empty:
         return np.empty(0, np.int64)
     there = numbers.isin(compared)
-    united_M = united(numbers[there].astype(str), groups[there])
+    united_M = unite(numbers[there].astype(str), groups[there])
     group_of = dict(zip(numbers[there], united_M, strict=True))
     return np.array([group_of[number] for number in compared], np.int64)
 
@@ -491,7 +491,7 @@ def compare(
         **models.fields(len(paths), groups),
         champion_accuracy=share(a.right_N, groups),
         challenger_accuracy=share(b.right_N, groups),
-        paired=paired_difference(a.right_N, b.right_N, groups),
+        paired=compute_paired_difference(a.right_N, b.right_N, groups),
         by_class=_class_changes(images, a, b, groups),
         newly_right=_flips(images, a, b, b.right_N & ~a.right_N),
         newly_wrong=_flips(images, a, b, a.right_N & ~b.right_N),

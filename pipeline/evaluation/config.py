@@ -43,7 +43,7 @@ def meaning_of(column: str) -> str:
     return SLICE_COLUMNS.get(column, _OF_TABLE)
 
 
-def _known_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
+def _check_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
     for column in columns:
         if column not in SLICE_COLUMNS and not column.startswith(OWN_COLUMN):
             close = difflib.get_close_matches(column, SLICE_COLUMNS, n=1, cutoff=0.5)
@@ -58,7 +58,7 @@ def _known_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
 class EvaluationConfig(FrozenModel):
     """Contents of the report besides the metrics."""
 
-    slices: Annotated[tuple[str, ...], AfterValidator(_known_columns)] = ("group", "mode", "size")
+    slices: Annotated[tuple[str, ...], AfterValidator(_check_columns)] = ("group", "mode", "size")
     """Columns of the manifest to slice the images by; each slice gets its own accuracy: group,
     folder, label, mode, size (the shorter side), width, height, bytes; or column:NAME, a further
     column of a table."""

@@ -31,22 +31,22 @@ def scale_of(values_HWC: Array) -> float:
     return float(min(values_HWC.shape[:2]) / PAPER_SIDE)
 
 
-def convolved(values_HWC: Array, kernel: Array) -> Array:
+def convolve(values_HWC: Array, kernel: Array) -> Array:
     """Return the image convolved with a kernel, mirrored at its borders."""
-    return shaped(
+    return reshape_like(
         cv2.filter2D(values_HWC, -1, kernel, borderType=cv2.BORDER_REFLECT_101), values_HWC
     )
 
 
-def blurred(values_HWC: Array, sigma: float) -> Array:
+def blur(values_HWC: Array, sigma: float) -> Array:
     """Return the image blurred by a Gaussian of so many pixels."""
     if sigma <= 0:
         return values_HWC
     size = 2 * math.ceil(3 * sigma) + 1
-    return shaped(cv2.GaussianBlur(values_HWC, (size, size), sigma), values_HWC)
+    return reshape_like(cv2.GaussianBlur(values_HWC, (size, size), sigma), values_HWC)
 
 
-def zoomed(values_HWC: Array, factor: float) -> Array:
+def zoom(values_HWC: Array, factor: float) -> Array:
     """Return the centre of the image, enlarged to its size."""
     height, width = values_HWC.shape[:2]
     matrix = np.array(
@@ -55,10 +55,10 @@ def zoomed(values_HWC: Array, factor: float) -> Array:
             [0, factor, (1 - factor) * (height - 1) / 2],
         ]
     )
-    return warped(values_HWC, matrix)
+    return warp(values_HWC, matrix)
 
 
-def warped(values_HWC: Array, matrix_23: Array) -> Array:
+def warp(values_HWC: Array, matrix_23: Array) -> Array:
     """Return the image under an affine map, mirrored at its borders."""
     height, width = values_HWC.shape[:2]
     result = cv2.warpAffine(
@@ -68,7 +68,7 @@ def warped(values_HWC: Array, matrix_23: Array) -> Array:
         flags=cv2.INTER_LINEAR,
         borderMode=cv2.BORDER_REFLECT_101,
     )
-    return shaped(result, values_HWC)
+    return reshape_like(result, values_HWC)
 
 
 def line_kernel(length: float, sigma: float, degrees: float) -> Array:
@@ -100,7 +100,7 @@ def grey(values_HWC: Array) -> Array:
     return mean
 
 
-def shaped(result: Array, like_HWC: Array) -> Array:
+def reshape_like(result: Array, like_HWC: Array) -> Array:
     """Return a result of OpenCV, which drops the axis of a single channel, with that axis."""
     return result.reshape(like_HWC.shape)
 
@@ -112,17 +112,17 @@ def jpeg_compression(values_HWC: Array, severity: int, random: np.random.Generat
     channels = values_HWC.shape[2]
     pixels_HWC = np.clip(values_HWC * 255, 0, 255).astype(np.uint8)
     if channels in (1, 3):
-        return _compressed(pixels_HWC, quality)
-    parts = [_compressed(pixels_HWC[:, :, [number]], quality) for number in range(channels)]
+        return _compress(pixels_HWC, quality)
+    parts = [_compress(pixels_HWC[:, :, [number]], quality) for number in range(channels)]
     return np.concatenate(parts, axis=2)
 
 
-def _compressed(pixels_HWC: Array, quality: int) -> Array:
+def _compress(pixels_HWC: Array, quality: int) -> Array:
     is_grey = pixels_HWC.shape[2] == 1
     given = pixels_HWC if is_grey else np.ascontiguousarray(pixels_HWC[:, :, ::-1])
     _, encoded = cv2.imencode(".jpg", given, [cv2.IMWRITE_JPEG_QUALITY, quality])
     flags = cv2.IMREAD_GRAYSCALE if is_grey else cv2.IMREAD_COLOR
-    decoded = shaped(np.asarray(cv2.imdecode(encoded, flags)), pixels_HWC)
+    decoded = reshape_like(np.asarray(cv2.imdecode(encoded, flags)), pixels_HWC)
     return (decoded if is_grey else decoded[:, :, ::-1]).astype(np.float32) / 255
 
 
@@ -142,13 +142,13 @@ def elastic_transform(values_HWC: Array, severity: int, random: np.random.Genera
         [centre + third, [centre[0] + third, centre[1] - third], centre - third], np.float32
     )
     shift = random.uniform(-moved * side, moved * side, corners.shape).astype(np.float32)
-    values = warped(values_HWC, cv2.getAffineTransform(corners, corners + shift))
+    values = warp(values_HWC, cv2.getAffineTransform(corners, corners + shift))
     field = random.uniform(-1, 1, (2, height, width, 1)).astype(np.float32)
-    moves = [strength * side * blurred(each, sigma * side)[:, :, 0] for each in field]
+    moves = [strength * side * blur(each, sigma * side)[:, :, 0] for each in field]
     columns = (np.arange(width, dtype=np.float32)[None] + moves[0]).astype(np.float32)
     rows = (np.arange(height, dtype=np.float32)[:, None] + moves[1]).astype(np.float32)
     result = cv2.remap(values, columns, rows, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT_101)
-    return shaped(result, values_HWC)
+    return reshape_like(result, values_HWC)
 
 
 def snow(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
@@ -162,10 +162,10 @@ def snow(values_HWC: Array, severity: int, random: np.random.Generator) -> Array
     )[severity]
     scale = scale_of(values_HWC)
     layer = random.normal(mean, deviation, (*values_HWC.shape[:2], 1)).astype(np.float32)
-    layer = zoomed(layer, size)
+    layer = zoom(layer, size)
     layer[layer < least] = 0
     direction = random.uniform(-135, -45)
-    layer = convolved(
+    layer = convolve(
         np.clip(layer, 0, 1), line_kernel(2 * length * scale, sigma * scale, direction)
     )
     whitened = np.maximum(values_HWC, grey(values_HWC) * 1.5 + 0.5)
@@ -230,8 +230,8 @@ def defocus_blur(values_HWC: Array, severity: int, random: np.random.Generator) 
     places = (np.arange(size) + 0.5) / fine - (reach + 0.5)
     disk = (places[:, None] ** 2 + places[None] ** 2 <= radius**2).astype(np.float32)
     kernel = disk.reshape(2 * reach + 1, fine, 2 * reach + 1, fine).mean(axis=(1, 3))
-    kernel = blurred(kernel[:, :, None], softness * scale_of(values_HWC))[:, :, 0]
-    return convolved(values_HWC, kernel / kernel.sum())
+    kernel = blur(kernel[:, :, None], softness * scale_of(values_HWC))[:, :, 0]
+    return convolve(values_HWC, kernel / kernel.sum())
 
 
 def glass_blur(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
@@ -242,7 +242,7 @@ def glass_blur(values_HWC: Array, severity: int, random: np.random.Generator) ->
     sigma, shift, rounds = ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))[severity]
     scale = scale_of(values_HWC)
     height, width = values_HWC.shape[:2]
-    values = blurred(values_HWC, sigma * scale)
+    values = blur(values_HWC, sigma * scale)
     for _ in range(rounds):
         moved = random.uniform(-shift, shift, (2, height, width)) * scale
         rows = np.arange(height)[:, None] + moved[0]
@@ -251,7 +251,7 @@ def glass_blur(values_HWC: Array, severity: int, random: np.random.Generator) ->
             np.clip(np.rint(rows).astype(int), 0, height - 1),
             np.clip(np.rint(columns).astype(int), 0, width - 1),
         ]
-    return blurred(values, sigma * scale)
+    return blur(values, sigma * scale)
 
 
 def motion_blur(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
@@ -259,7 +259,7 @@ def motion_blur(values_HWC: Array, severity: int, random: np.random.Generator) -
     radius, sigma = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))[severity]
     scale = scale_of(values_HWC)
     kernel = line_kernel(2 * radius * scale, sigma * scale, random.uniform(-45, 45))
-    return convolved(values_HWC, kernel)
+    return convolve(values_HWC, kernel)
 
 
 def zoom_blur(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
@@ -269,7 +269,7 @@ def zoom_blur(values_HWC: Array, severity: int, random: np.random.Generator) -> 
     factors = np.arange(1, most, step)
     total = values_HWC.copy()
     for factor in factors:
-        total += zoomed(values_HWC, float(factor))
+        total += zoom(values_HWC, float(factor))
     return total / (len(factors) + 1)
 
 
@@ -324,7 +324,7 @@ CORRUPTIONS: dict[str, Corrupt] = {
 }
 
 
-def corrupted(pixels_HWC: Array, name: str, severity: int, seed: int) -> Array:
+def corrupt(pixels_HWC: Array, name: str, severity: int, seed: int) -> Array:
     """Return a corrupted image: uint8 (H, W, C).
 
     Args:

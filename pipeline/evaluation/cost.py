@@ -14,7 +14,7 @@ _HALF_IS_FASTER = 1.6
 """bfloat16 than float32, in which images are predicted; measured on two cores with AMX."""
 
 
-def predicting_seconds(config: RunConfig, images: int, images_per_second: float) -> float:
+def estimate_predicting_seconds(config: RunConfig, images: int, images_per_second: float) -> float:
     """Return about how long predicting takes, from the speed of training in float32."""
     views = 2 if config.model.settings.get("test_time_flip") else 1
     return views * images / max(1e-9, images_per_second) / _PREDICTING_IS_FASTER
@@ -38,16 +38,16 @@ def evaluation_seconds(
     if training.initial_image_scale < 1:  # most images were smaller
         small = FULL_SIZE_FROM * (1 - training.initial_image_scale**2)
         rate *= 1 - small
-    images = predicted_images(data, trained) + corrupted_images(config, data) + mirrored
-    return predicting_seconds(config, images, rate)
+    images = count_predicted_images(data, trained) + count_corrupted_images(config, data) + mirrored
+    return estimate_predicting_seconds(config, images, rate)
 
 
-def corrupted_images(config: RunConfig, data: IngestedData) -> int:
+def count_corrupted_images(config: RunConfig, data: IngestedData) -> int:
     """Return how many corrupted versions of test images, and these themselves, are predicted."""
     return min(config.evaluation.corruptions, data.counts["test"]) * (VERSIONS + 1)
 
 
-def predicted_images(data: IngestedData, trained: TrainResult) -> int:
+def count_predicted_images(data: IngestedData, trained: TrainResult) -> int:
     """Return how many images the evaluation predicts, counted once for each model that does."""
     counts = data.counts
     held_out = counts["validation"]

@@ -25,10 +25,10 @@ from patchline.pipeline.evaluation.answers_report import (
     REFERENCE_FILE,
     HeldOutImages,
     PredictedImages,
-    fitted_rules,
+    fit_rules,
     save_reference,
 )
-from patchline.pipeline.evaluation.cost import corrupted_images
+from patchline.pipeline.evaluation.cost import count_corrupted_images
 from patchline.pipeline.evaluation.galleries import EXPLANATIONS
 from patchline.pipeline.evaluation.html_report import ReportContents, ReportPage, write_report
 from patchline.pipeline.evaluation.prediction_job import (
@@ -92,7 +92,9 @@ class Evaluated(FrozenModel):
 
 def ingredients(run: TrainedRun) -> Ingredients:
     """Return everything that determines the report; it lists all settings, so it depends on all."""
-    held_out = [file for each in _held_out(run) for file in result_files(each.model_folder)]
+    held_out = [
+        file for each in _find_held_out_models(run) for file in result_files(each.model_folder)
+    ]
     own: Ingredients = {}
     if columns := own_columns(run.config.evaluation.slices):  # which the data's digest lacks
         values = pd.read_parquet(run.data.manifest_file, columns=columns)
@@ -136,8 +138,8 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
     validated, tested = (
         task.predictions(part, classes) for part in (table[~is_test], table[is_test])
     )
-    held = _held_out_images(run, validated, tested, measured)
-    rules, reference = fitted_rules(held, config.evaluation)
+    held = _collect_held_out_images(run, validated, tested, measured)
+    rules, reference = fit_rules(held, config.evaluation)
     for note in _unknown_rules(rules):
         on_event({"kind": "note", "message": note})
     if reference is not None:
@@ -254,7 +256,7 @@ def _unknown_rules(rules: AnswerRules) -> Iterator[str]:
         yield f"images unlike those that the model has seen get no warning: {why}"
 
 
-def _held_out_images(
+def _collect_held_out_images(
     run: TrainedRun,
     held: Predictions,
     tested: Predictions,
@@ -306,7 +308,7 @@ def _held_out_images(
     )
 
 
-def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
+def _find_held_out_models(run: TrainedRun) -> tuple[HeldOut, ...]:
     """Return models for the rules, if the final one was trained on the validation images.
 
     The models of an ensemble are calibrated already, each on its own fold.
@@ -345,7 +347,7 @@ def _job(run: TrainedRun, folder: Path) -> EvaluationJob:
         splits=("validation", "test") if alone else ("test",),
         columns=tuple(own_columns(run.config.evaluation.slices)),
         seed=run.config.seed,
-        held_out=_held_out(run),
+        held_out=_find_held_out_models(run),
         device=trained.device,
         processes=_devices(run),
         file=folder.parent / "prediction" / "logits.parquet",
@@ -376,14 +378,14 @@ def _devices(run: TrainedRun) -> int:
     return max(1, run.config.training.processes // worker_start.current_launcher().machines)
 
 
-def mirrored_images(config: RunConfig, data: IngestedData, trained: TrainResult) -> int:
+def count_mirrored_images(config: RunConfig, data: IngestedData, trained: TrainResult) -> int:
     """Return how many images are predicted as mirror images too, if that proves to be better.
 
     The validation images always are when test-time averaging is tried; they decide.
     """
     if config.evaluation.test_time_averaging == "off" or _why_not_averaged(config, data, trained):
         return 0
-    return data.counts["validation"] + data.counts["test"] + corrupted_images(config, data)
+    return data.counts["validation"] + data.counts["test"] + count_corrupted_images(config, data)
 
 
 def _why_not_averaged(config: RunConfig, data: IngestedData, trained: TrainResult) -> str:

@@ -179,19 +179,19 @@ class LabelSetImage(FrozenModel):
 def false_positives(predictions: Predictions) -> Pairs:
     """Return predicted labels that an image does not have, the most probable first."""
     wrong = (predictions.predicted > 0) & (predictions.labels == 0)
-    return _ranked(wrong, -predictions.probabilities_NK)
+    return _rank(wrong, -predictions.probabilities_NK)
 
 
 def true_positives(predictions: Predictions) -> Pairs:
     """Return predicted labels that an image has, the most probable first."""
     right = (predictions.predicted > 0) & (predictions.labels > 0)
-    return _ranked(right, -predictions.probabilities_NK)
+    return _rank(right, -predictions.probabilities_NK)
 
 
 def false_negatives(predictions: Predictions) -> Pairs:
     """Return labels of an image that are not predicted, the least probable first."""
     missed = (predictions.predicted == 0) & (predictions.labels > 0)
-    return _ranked(missed, predictions.probabilities_NK)
+    return _rank(missed, predictions.probabilities_NK)
 
 
 def missing_labels(predictions: Predictions) -> Pairs:
@@ -206,16 +206,16 @@ def missing_labels(predictions: Predictions) -> Pairs:
     images_K = has.sum(axis=0)
     means_K = (probabilities * has).sum(axis=0) / np.maximum(images_K, 1)
     usual_K = np.where(images_K > 0, np.maximum(means_K, 0.5), np.inf)
-    return _ranked(~has & (probabilities >= usual_K), -probabilities)
+    return _rank(~has & (probabilities >= usual_K), -probabilities)
 
 
-def _ranked(chosen_NK: Array, keys_NK: Array) -> Pairs:
+def _rank(chosen_NK: Array, keys_NK: Array) -> Pairs:
     images_M, labels_M = np.nonzero(chosen_NK)
     order = np.argsort(keys_NK[images_M, labels_M], kind="stable")
     return Pairs(images_M[order], labels_M[order])
 
 
-def described(
+def describe_images(
     predictions: Predictions,
     classes: Sequence[str],
     thresholds: Sequence[float],
@@ -265,7 +265,7 @@ class ChosenImage(FrozenModel):
     """Number of the image in the prepared store."""
 
 
-def chosen_images(table: pd.DataFrame, _classes: tuple[str, ...]) -> tuple[ChosenImage, ...]:
+def choose_images(table: pd.DataFrame, _classes: tuple[str, ...]) -> tuple[ChosenImage, ...]:
     """Return the right test image with the highest probability, and the wrong one."""
     test = table[table["split"] == "test"]
     right = test["label"] == test["predicted"]
@@ -273,11 +273,11 @@ def chosen_images(table: pd.DataFrame, _classes: tuple[str, ...]) -> tuple[Chose
     for page, rows in zip(TITLES, (test[right], test[~right]), strict=True):
         if len(rows):
             surest = rows.sort_values("probability").iloc[-1]
-            chosen.append(_chosen(page, surest, str(surest["label"])))
+            chosen.append(_make_chosen_image(page, surest, str(surest["label"])))
     return tuple(chosen)
 
 
-def chosen_labels(table: pd.DataFrame, labels: tuple[str, ...]) -> tuple[ChosenImage, ...]:
+def choose_labels(table: pd.DataFrame, labels: tuple[str, ...]) -> tuple[ChosenImage, ...]:
     """Return the test images of the most probable label that is right, and of one that is not."""
     predictions = Predictions.of_label_sets(table[table["split"] == "test"], labels)
     chosen = []
@@ -285,9 +285,9 @@ def chosen_labels(table: pd.DataFrame, labels: tuple[str, ...]) -> tuple[ChosenI
     for page, found in zip(TITLES, pairs, strict=True):
         if len(found.images_M):
             row = predictions.table.iloc[int(found.images_M[0])]
-            chosen.append(_chosen(page, row, labels[int(found.labels_M[0])]))
+            chosen.append(_make_chosen_image(page, row, labels[int(found.labels_M[0])]))
     return tuple(chosen)
 
 
-def _chosen(page: str, row: pd.Series[Any], label: str) -> ChosenImage:
+def _make_chosen_image(page: str, row: pd.Series[Any], label: str) -> ChosenImage:
     return ChosenImage(page=page, path=str(row["path"]), label=label, row=int(row["row"]))

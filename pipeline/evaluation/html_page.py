@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
-from patchline.pipeline.evaluation.visual_guide.pictures import coloured
+from patchline.pipeline.evaluation.visual_guide.pictures import map_to_colors
 from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def thumbnail(pixels_HWC: Array) -> str:
     return _data_uri("jpeg", _jpeg(pixels))
 
 
-def tinted(map_hw: Array, pixels_HWC: Array) -> Array:
+def tint(map_hw: Array, pixels_HWC: Array) -> Array:
     """Return an image under the colours of a map, from its lowest value (dark) to its highest.
 
     Args:
@@ -92,7 +92,7 @@ def tinted(map_hw: Array, pixels_HWC: Array) -> Array:
 
     height, width = pixels_HWC.shape[:2]
     span = float(np.ptp(map_hw)) or 1.0
-    colours_hwC = coloured((map_hw - map_hw.min()) / span)
+    colours_hwC = map_to_colors((map_hw - map_hw.min()) / span)
     colours_HWC = cv2.resize(colours_hwC, (width, height), interpolation=cv2.INTER_NEAREST)
     mixed: Array = _TINT * colours_HWC + (1 - _TINT) * pixels_HWC.astype(np.float64)
     return np.round(mixed).astype(np.uint8)

@@ -21,11 +21,14 @@ from patchline.pipeline.evaluation.html_page import (
     picture,
     render,
     thumbnail,
-    tinted,
+    tint,
     vector_graphic,
 )
 from patchline.pipeline.evaluation.metrics.classification import ClassMetrics
-from patchline.pipeline.evaluation.metrics.confusion_matrix import confused_pairs, shown_matrix
+from patchline.pipeline.evaluation.metrics.confusion_matrix import (
+    build_shown_matrix,
+    find_confused_pairs,
+)
 from patchline.pipeline.evaluation.metrics.names import METRICS, MetricName
 from patchline.pipeline.evaluation.plots import (
     CONFUSION,
@@ -145,8 +148,8 @@ def parts_of_classes(
         OF_ONE_LABEL,
         ("loss", "accuracy"),
         {
-            "pairs": confused_pairs(report.cells, report.classes),
-            "matrix": shown_matrix(report.cells, report.classes),
+            "pairs": find_confused_pairs(report.cells, report.classes),
+            "matrix": build_shown_matrix(report.cells, report.classes),
             "class_numbers": numbers_without_font(report.classes),
             "mean_confidence": confidence / report.images,
         },
@@ -238,7 +241,7 @@ def write_report(
     indent = 2 if len(report.classes) <= _MOST_INDENTED_CLASSES else None
     report.to_file(folder / "report.json", indent=indent)
     html = folder / "report.html"
-    looked = _looked(contents.explanations, folder)
+    looked = _describe_explanations(contents.explanations, folder)
     parts = parts_of(report, contents.page, looked)
     save_figure(reliability_diagram(report, parts.diagram), folder / RELIABILITY)
     for each in parts.galleries:
@@ -250,7 +253,7 @@ def write_report(
     return html
 
 
-def _looked(explanations: Explanations, folder: Path) -> WhereItLooked:
+def _describe_explanations(explanations: Explanations, folder: Path) -> WhereItLooked:
     """Return what the page shows of the explanations; the maps are in it afterwards."""
     maps = explanations.maps()
     if explanations.maps_file is not None:
@@ -291,7 +294,9 @@ def write_html(
         worst=parts.rows[: parts.open_rows],
         others=parts.rows[parts.open_rows : _MOST_LISTED],
         unlisted=max(0, len(parts.rows) - _MOST_LISTED),
-        galleries=[_pictured(each, contents, looked) for each in parts.galleries if each.images],
+        galleries=[
+            _add_pictures(each, contents, looked) for each in parts.galleries if each.images
+        ],
         open_images=_OPEN_IMAGES,
         explained=looked.pages,
         reliability=vector_graphic(reliability_diagram(report, parts.diagram)),
@@ -307,13 +312,13 @@ def write_html(
     write_text(file, text)
 
 
-def _pictured(gallery: Gallery, contents: ReportContents, looked: WhereItLooked) -> Gallery:
+def _add_pictures(gallery: Gallery, contents: ReportContents, looked: WhereItLooked) -> Gallery:
     """Return it with the data URI of each image, and of the map over it, which may be empty."""
     shown = []
     for image in gallery.images:
         pixels = contents.pixels_of(image.position)
         seen_hw = looked.maps.get(image.position) if gallery.is_mapped else None
-        over = "" if seen_hw is None else thumbnail(tinted(seen_hw, pixels))
+        over = "" if seen_hw is None else thumbnail(tint(seen_hw, pixels))
         shown.append((image, thumbnail(pixels), over))
     return gallery._replace(images=shown)
 

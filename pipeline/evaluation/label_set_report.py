@@ -43,10 +43,10 @@ from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import 
     PairedMetric,
     ThresholdedScores,
     by_label,
+    compare_metrics,
     exact_matches,
     groups_of_pairs,
     multi_label_metrics,
-    paired_metrics,
     pairs,
     samples_f1,
 )
@@ -62,10 +62,10 @@ from patchline.pipeline.evaluation.report import (
     ImageSubset,
     ModelReport,
     ReportSubject,
+    build_shared_fields,
     check_images,
     groups_within,
-    measured_parts,
-    shared_fields,
+    measure_parts,
 )
 from patchline.pipeline.evaluation.robustness import LabelSetRobustness
 from patchline.pipeline.frozen_model import FrozenModel
@@ -101,7 +101,7 @@ class LabelPair(FrozenModel):
     """Number of images for which both are predicted."""
 
 
-def confused_labels(
+def find_confused_labels(
     labels_NK: Array, predicted_NK: Array, classes: Sequence[str]
 ) -> tuple[ConfusedLabels, ...]:
     """Return the pairs of a missed label and one predicted in its place, most images first."""
@@ -297,10 +297,10 @@ def evaluate_label_sets(
 
     def shown(pairs_M: galleries.Pairs) -> tuple[LabelSetImage, ...]:
         chosen = pairs_M.of_one_image_each(GALLERY_SIZE)
-        return galleries.described(predictions, classes, thresholds.values, chosen)
+        return galleries.describe_images(predictions, classes, thresholds.values, chosen)
 
     return MultiLabelReport(
-        **shared_fields(
+        **build_shared_fields(
             predictions,
             subject,
             config,
@@ -314,7 +314,7 @@ def evaluate_label_sets(
         unlabelled=int((labels.sum(axis=1) == 0).sum()),
         labels_per_image=float(labels.sum() / images),
         predicted_per_image=float(predicted.sum() / images),
-        confused=confused_labels(labels, predicted, classes),
+        confused=find_confused_labels(labels, predicted, classes),
         together=label_pairs(labels, predicted, classes),
         false_positives=len(wrong.images_M),
         false_negatives=len(missed.images_M),
@@ -344,7 +344,7 @@ def _slices(predictions: Predictions, config: EvaluationConfig) -> tuple[LabelSe
             samples_f1=estimate,
             exact_match=share(right_N[chosen_N], groups_within(chosen_N, groups)),
         )
-        for part, estimate, chosen_N in measured_parts(predictions.table, config, f1, overall)
+        for part, estimate, chosen_N in measure_parts(predictions.table, config, f1, overall)
     )
 
 
@@ -460,7 +460,7 @@ def compare_label_sets(
     groups = ImageGroups.of(models.groups_N)
     return LabelSetComparison(
         **models.fields(len(labels_NK), groups),
-        paired=paired_metrics(labels_NK, before, now, groups=groups),
+        paired=compare_metrics(labels_NK, before, now, groups=groups),
         by_label=tuple(
             ChangedMetric(
                 name=name,

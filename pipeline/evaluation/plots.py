@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.evaluation.galleries import GalleryImage, LabelSetImage
-from patchline.pipeline.evaluation.metrics.confusion_matrix import shown_matrix
+from patchline.pipeline.evaluation.metrics.confusion_matrix import build_shown_matrix
 from patchline.pipeline.evaluation.report import EvaluationReport, ModelReport
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.fonts import families_showing, font_showing
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool 
     With more than 30 classes, only those of the most confused pairs are shown. The numbers are
     images, or percent of the true class with `shares`.
     """
-    matrix = shown_matrix(report.cells, report.classes)
+    matrix = build_shown_matrix(report.cells, report.classes)
     rows, columns = len(matrix.rows), len(matrix.columns)
     figure = new_figure(min(12.5, 3.8 + 0.42 * columns), min(12.0, 3.2 + 0.42 * rows))
     axes = figure.add_subplot()
@@ -222,6 +222,6 @@ def _short(name: str, limit: int = 14) -> str:
 
 def save_figure(figure: Figure, file: Path) -> Path:
     """Write a figure as PNG, atomically."""
-    with replacing(file) as temporary:
+    with replace_file(file) as temporary:
         figure.savefig(temporary, format="png", dpi=130)
     return file

@@ -6,7 +6,7 @@ data itself that `evaluation.slices` names follow. The table of a run also has r
 store) and logits (K numbers, uncalibrated).
 
 The table of a multi-label model has the same columns without label_index. Its label is the set of
-true labels as `label_sets.encoded` writes it, predicted those at or above their thresholds,
+true labels as `label_sets.encode_labels` writes it, predicted those at or above their thresholds,
 likewise, and probability that of the most probable label.
 
 Shapes: N images, K classes or labels.
@@ -33,7 +33,7 @@ from patchline.pipeline.data.manifests.manifest import own_columns
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelThresholds, listed
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 
 Array = np.ndarray[Any, Any]
 
@@ -67,7 +67,7 @@ class Predictions:
         if len(rows) * (len(rows.iloc[0]) if len(rows) else 0) > _MOST_PRECISE:
             probabilities = np.stack(list(rows))
         else:
-            probabilities = stacked(rows)
+            probabilities = stack_rows(rows)
             # float32 in the file: normalise the sums to 1 again
             probabilities = probabilities / probabilities.sum(axis=1, keepdims=True)
         answers_N = probabilities.argmax(axis=1) if len(rows) else labels_N
@@ -79,7 +79,7 @@ class Predictions:
         labels_NK, predicted_NK = (
             label_matrix(list(table[column]), classes) for column in ("label", "predicted")
         )
-        probabilities_NK = stacked(table["probabilities"]).reshape(labels_NK.shape)
+        probabilities_NK = stack_rows(table["probabilities"]).reshape(labels_NK.shape)
         return cls(table, labels_NK, probabilities_NK, predicted_NK)
 
     @property
@@ -93,7 +93,7 @@ class Predictions:
         return self.table.index.to_numpy(np.int64)
 
 
-def stacked(rows: pd.Series[Any]) -> Array:
+def stack_rows(rows: pd.Series[Any]) -> Array:
     """Return a column of N lists of K numbers as float64 (N, K)."""
     if len(rows) == 0:
         return np.zeros((0, 0))
@@ -180,7 +180,7 @@ def with_label_sets(
     """
     probabilities = probabilities_NK.astype(np.float32, copy=False)
     predicted = [
-        label_sets.encoded(classes[k] for k in np.flatnonzero(row).tolist())
+        label_sets.encode_labels(classes[k] for k in np.flatnonzero(row).tolist())
         for row in thresholds.predicted(probabilities.astype(np.float64))
     ]
     return _as_table(rows, probabilities, predicted)
@@ -206,7 +206,7 @@ def _as_table(
 
 def save(table: pd.DataFrame, file: Path) -> None:
     """Write the table atomically."""
-    with replacing(file) as temporary:
+    with replace_file(file) as temporary:
         numbers = len(table["logits" if "logits" in table else "probabilities"].iloc[0])
         if numbers > _MANY_NUMBERS:
             _write_in_groups(table, temporary)

@@ -94,7 +94,7 @@ def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, .
     def accuracy(chosen_N: Array) -> MetricEstimate:
         return share(right_N[chosen_N], groups_within(chosen_N, groups))
 
-    measured = measured_parts(predictions.table, config, accuracy, float(right_N.mean()))
+    measured = measure_parts(predictions.table, config, accuracy, float(right_N.mean()))
     return tuple(Slice(**part, accuracy=estimate) for part, estimate, _ in measured)
 
 
@@ -107,7 +107,7 @@ def groups_within(chosen_N: Array, groups: ImageGroups | None) -> ImageGroups | 
     return own if own is not None and own.count > 1 else None
 
 
-def measured_parts(
+def measure_parts(
     table: pd.DataFrame,
     config: EvaluationConfig,
     metric: Callable[[Array], MetricEstimate],
@@ -140,7 +140,7 @@ def measured_parts(
             )
 
 
-def undivided(table: pd.DataFrame, config: EvaluationConfig) -> dict[str, str]:
+def find_undivided(table: pd.DataFrame, config: EvaluationConfig) -> dict[str, str]:
     """Return the chosen columns that have one value for all images, with that value."""
     reasons = {}
     for column in config.slices:
@@ -309,7 +309,7 @@ def check_images(predictions: Predictions, split: str) -> None:
         )
 
 
-def shared_fields(
+def build_shared_fields(
     predictions: Predictions,
     subject: ReportSubject,
     config: EvaluationConfig,
@@ -346,7 +346,7 @@ def shared_fields(
         "reliability": reliability_of(now, groups=groups),
         "uncalibrated_reliability": reliability_of(before, groups=groups),
         "uncalibrated_ece": calibration_error_of(before, groups),
-        "undivided": undivided(table, config),
+        "undivided": find_undivided(table, config),
         "config": config,
     }
 
@@ -485,7 +485,7 @@ def evaluate(
         return galleries.gallery(predictions, classes, places[:GALLERY_SIZE])
 
     return EvaluationReport(
-        **shared_fields(
+        **build_shared_fields(
             predictions,
             subject,
             config,

@@ -18,7 +18,7 @@ import numpy as np
 from patchline.pipeline.evaluation.corruptions import (
     CORRUPTIONS,
     SEVERITIES,
-    corrupted,
+    corrupt,
 )
 from patchline.pipeline.evaluation.metrics.intervals import (
     ImageGroups,
@@ -26,18 +26,21 @@ from patchline.pipeline.evaluation.metrics.intervals import (
     mean_of_repeats,
     share,
 )
-from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.mean_average_precision import find_ranked_labels
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     label_set_map,
     p_value_of,
 )
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     Sample,
-    drawn_map,
+    compute_drawn_map,
     draws_for,
     rankings_of,
 )
-from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
+from patchline.pipeline.evaluation.metrics.paired_test import (
+    PairedDifference,
+    compute_paired_difference,
+)
 from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
@@ -118,13 +121,13 @@ class LabelSetRobustness(MeasuredRobustness[CorruptedMap]):
 AnyRobustness = Robustness | LabelSetRobustness
 
 
-def sampled_rows(count: int, most: int, seed: int) -> Array:
+def sample_rows(count: int, most: int, seed: int) -> Array:
     """Return which of some images are corrupted: at most so many, in order."""
     random = np.random.default_rng([seed, 1903])
     return np.sort(random.permutation(count)[:most])
 
 
-def measured_robustness(
+def measure_robustness(
     scores: Scores,
     images_NHWC: Array,
     labels_N: Array,
@@ -154,7 +157,7 @@ def measured_robustness(
             corruption=name,
             severity=severity,
             accuracy=share(right_N, groups),
-            difference=paired_difference(clean_N, right_N, groups),
+            difference=compute_paired_difference(clean_N, right_N, groups),
         )
         for (name, severity), right_N in zip(_VERSIONS, hits_VN[1:], strict=True)
     ]
@@ -162,13 +165,13 @@ def measured_robustness(
     def estimate(_value: float, values_N: Array, least: float = 0.0) -> MetricEstimate:
         return _mean(values_N, (least, 1.0), groups)
 
-    values = _averaged(hits_VN.mean(axis=1), hits_VN, estimate)
+    values = _average(hits_VN.mean(axis=1), hits_VN, estimate)
     return Robustness(
         images=len(images_NHWC), clean=share(clean_N, groups), cells=tuple(cells), **values
     )
 
 
-def _averaged(
+def _average(
     values_V: Array, samples_VS: Array, estimate: Callable[..., MetricEstimate]
 ) -> dict[str, Any]:
     """Return `mean`, `loss` and `by_corruption` of a metric.
@@ -207,15 +210,15 @@ def scores_of_versions(
         on_progress: called with the number of predicted images, and of all.
     """
     count = len(images_NHWC)
-    yield _scored(scores, images_NHWC)
+    yield _score(scores, images_NHWC)
     for version, (name, severity) in enumerate(_VERSIONS, 2):
-        versions = np.stack([corrupted(each, name, severity, seed) for each in images_NHWC])
-        yield _scored(scores, versions)
+        versions = np.stack([corrupt(each, name, severity, seed) for each in images_NHWC])
+        yield _score(scores, versions)
         if on_progress:
             on_progress(count * version, count * (VERSIONS + 1))
 
 
-def _scored(scores: Scores, images_NHWC: Array) -> Array:
+def _score(scores: Scores, images_NHWC: Array) -> Array:
     parts = [
         scores(images_NHWC[start : start + _BATCH]) for start in range(0, len(images_NHWC), _BATCH)
     ]
@@ -254,14 +257,14 @@ def label_set_robustness(
         None if no label is on some of the images and not on others, so that mAP is unknown.
     """
     count, num_labels = labels_NK.shape
-    if not ranked_labels(labels_NK).any():
+    if not find_ranked_labels(labels_NK).any():
         return None
     versions = list(scores_of_versions(scores, images_NHWC, seed, on_progress))
     rankings = [rankings_of(version_NK, labels_NK) for version_NK in versions]
     sample = Sample(groups, draws_for(count, num_labels * len(versions)), seed)
     drawn_VR = np.concatenate(
         [
-            np.stack([drawn_map(version, counts_NR) for version in rankings])
+            np.stack([compute_drawn_map(version, counts_NR) for version in rankings])
             for counts_NR in sample.drawn(count)
         ],
         axis=1,
@@ -294,7 +297,7 @@ def label_set_robustness(
         images=count,
         clean=label_set_map(versions[0], labels_NK, groups=groups, seed=seed),
         cells=tuple(cells),
-        **_averaged(values_V, drawn_VR, estimate),
+        **_average(values_V, drawn_VR, estimate),
     )
 
 

@@ -21,11 +21,11 @@ from patchline.pipeline.evaluation import galleries
 from patchline.pipeline.evaluation.answers_report import (
     PredictedImages,
     ReferenceFeatures,
-    checked_answers,
+    check_answers,
 )
 from patchline.pipeline.evaluation.comparison import Comparison, compare
 from patchline.pipeline.evaluation.config import EvaluationConfig
-from patchline.pipeline.evaluation.galleries import ChosenImage, chosen_images, chosen_labels
+from patchline.pipeline.evaluation.galleries import ChosenImage, choose_images, choose_labels
 from patchline.pipeline.evaluation.html_report import PartsOf, parts_of_classes
 from patchline.pipeline.evaluation.label_set_report import (
     LabelSetComparison,
@@ -48,27 +48,30 @@ from patchline.pipeline.evaluation.metrics.label_calibration import (
     fit_label_calibration,
     fit_label_thresholds,
 )
-from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.mean_average_precision import find_ranked_labels
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     PairedMetric,
     ThresholdedScores,
+    compare_map,
     label_set_map,
-    paired_map,
 )
-from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
+from patchline.pipeline.evaluation.metrics.paired_test import (
+    PairedDifference,
+    compute_paired_difference,
+)
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.evaluation.metrics.temperature import (
     TemperatureFit,
     by_member,
     fit_temperature,
-    recorded,
+    read_recorded_fit,
 )
 from patchline.pipeline.evaluation.predictions import (
     Predictions,
     class_numbers,
     image_groups,
     label_matrix,
-    stacked,
+    stack_rows,
     with_label_sets,
     with_probabilities,
 )
@@ -76,7 +79,7 @@ from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject
 from patchline.pipeline.evaluation.robustness import (
     AnyRobustness,
     label_set_robustness,
-    measured_robustness,
+    measure_robustness,
 )
 from patchline.pipeline.models.model_description import AnswerRules
 from patchline.pipeline.training.train_result import EnsembleResult, TrainResult
@@ -174,11 +177,13 @@ class Task(Generic[Fit]):
         )
         probabilities_NK = np.empty((len(logits), len(classes)), np.float32)
         for rows in row_slices(probabilities_NK.shape):
-            probabilities_NK[rows] = self.probabilities(fit, stacked(logits["logits"].iloc[rows]))
+            probabilities_NK[rows] = self.probabilities(
+                fit, stack_rows(logits["logits"].iloc[rows])
+            )
         return self.table(logits, classes, probabilities_NK, fit), fit
 
 
-def _fitted_temperature(
+def _fit_temperature(
     held_out: pd.DataFrame, classes: tuple[str, ...], class_images: Sequence[int]
 ) -> TemperatureFit:
     """Fit the temperature.
@@ -213,7 +218,7 @@ def _accuracy_interval(accuracy: float, images: int, validated: pd.DataFrame) ->
     return with_effective_size(accuracy, n=images, effective_n=effective_n)
 
 
-def _validated_accuracy(
+def _describe_validation_accuracy(
     trained: TrainResult, table: pd.DataFrame, _classes: tuple[str, ...]
 ) -> str:
     """Return the validation accuracy with its interval; if it is not float32, that in float32 too.
@@ -239,7 +244,7 @@ def _validated_accuracy(
     return words
 
 
-def _fitted_labels(
+def _fit_labels(
     held_out: pd.DataFrame, classes: tuple[str, ...], _class_images: Sequence[int]
 ) -> LabelFit:
     """Fit calibration and thresholds.
@@ -256,7 +261,7 @@ def _fitted_labels(
         count = len(classes)
         return LabelFit(LabelCalibration.none(count), LabelThresholds.neutral(count))
     labels_NK = label_matrix(list(held_out["label"]), classes)
-    logits_NK = stacked(held_out["logits"])
+    logits_NK = stack_rows(held_out["logits"])
     calibration = fit_label_calibration(logits_NK, labels_NK)
     probabilities_NK = calibration.probabilities(logits_NK)
     return LabelFit(calibration, fit_label_thresholds(probabilities_NK, labels_NK))
@@ -269,7 +274,7 @@ def _labels_by_members(ensemble: EnsembleResult) -> LabelFit:
     return LabelFit(calibration, ensemble.thresholds or neutral)
 
 
-def _recorded_labels(package: Any) -> LabelFit:
+def _read_recorded_labels(package: Any) -> LabelFit:
     """Return what a `PackagedModel` holds."""
     calibration = LabelCalibration.none(len(package.classes))
     if package.label_calibration:
@@ -287,10 +292,12 @@ def _label_answers(
     return ThresholdedScores(exact_NK, (exact_NK >= thresholds_K).astype(np.uint8))
 
 
-def _validated_map(_trained: TrainResult, table: pd.DataFrame, classes: tuple[str, ...]) -> str:
+def _describe_validation_map(
+    _trained: TrainResult, table: pd.DataFrame, classes: tuple[str, ...]
+) -> str:
     """Return the mAP on the validation images in words, given all predictions."""
     own = Predictions.of_label_sets(table[table["split"] == "validation"], classes)
-    if not ranked_labels(own.labels).any():
+    if not find_ranked_labels(own.labels).any():
         return "validation mAP unknown: no label is on some validation images and not on others"
     found = label_set_map(own.probabilities_NK, own.labels, groups=own.groups)
     return (
@@ -311,28 +318,28 @@ SINGLE = Task[TemperatureFit](
     ),
     labels=class_numbers,
     class_images=class_images,
-    fitted=_fitted_temperature,
+    fitted=_fit_temperature,
     by_members=lambda ensemble: by_member(ensemble.calibrations),
-    recorded=lambda package: recorded(package.calibration, package.temperature),
+    recorded=lambda package: read_recorded_fit(package.calibration, package.temperature),
     described=lambda fit: {"temperature": fit.temperature, "calibration": fit},
     probabilities=lambda fit, logits_NK: softmax(fit.logits(logits_NK)),
     table=lambda rows, classes, chances_NK, _: with_probabilities(rows, classes, chances_NK),
     predictions=lambda table, _: Predictions.of(table),
     has_sets=True,
     checked=lambda rules, tested, images, reference: {
-        "answers": checked_answers(rules, tested, images.of(tested, reference, rules.far_split))
+        "answers": check_answers(rules, tested, images.of(tested, reference, rules.far_split))
     },
     report=evaluate,
     parts=parts_of_classes,
-    robustness=measured_robustness,
-    paired=lambda labels_N, a_NK, b_NK, groups: paired_difference(
+    robustness=measure_robustness,
+    paired=lambda labels_N, a_NK, b_NK, groups: compute_paired_difference(
         a_NK.argmax(axis=1) == labels_N, b_NK.argmax(axis=1) == labels_N, groups
     ),
     answers=lambda _package, probabilities_NK, _classes: probabilities_NK,
     compare=compare,
-    validated=_validated_accuracy,
+    validated=_describe_validation_accuracy,
     worst=lambda predictions, most: (galleries.confident_errors(predictions)[:most], None),
-    chosen=chosen_images,
+    chosen=choose_images,
 )
 """One label for each image."""
 SEVERAL = Task[LabelFit](
@@ -346,9 +353,9 @@ SEVERAL = Task[LabelFit](
     ),
     labels=label_matrix,
     class_images=lambda *_: (),
-    fitted=_fitted_labels,
+    fitted=_fit_labels,
     by_members=_labels_by_members,
-    recorded=_recorded_labels,
+    recorded=_read_recorded_labels,
     described=LabelFit._asdict,
     probabilities=lambda fit, logits_NK: fit.label_calibration.probabilities(logits_NK),
     table=lambda rows, classes, chances_NK, fit: with_label_sets(
@@ -360,12 +367,12 @@ SEVERAL = Task[LabelFit](
     report=evaluate_label_sets,
     parts=parts_of_labels,
     robustness=label_set_robustness,
-    paired=lambda labels, a, b, groups: paired_map(labels, a, b, groups=groups),
+    paired=lambda labels, a, b, groups: compare_map(labels, a, b, groups=groups),
     answers=_label_answers,
     compare=compare_label_sets,
-    validated=_validated_map,
+    validated=_describe_validation_map,
     worst=lambda predictions, most: galleries.false_positives(predictions).of_one_image_each(most),
-    chosen=chosen_labels,
+    chosen=choose_labels,
 )
 """A set of labels for each image."""
 TASKS: dict[str, Task[Any]] = {SINGLE_LABEL: SINGLE, MULTI_LABEL: SEVERAL}

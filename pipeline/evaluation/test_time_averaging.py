@@ -50,13 +50,13 @@ class TestTimeAveraging(FrozenModel):
         """Return the decision with its numbers, as a clause."""
         if self.validation is None:
             return f"not tried, because {self.why}"
-        words = f"{self.state}: {_compared(self.validation, 'validation')}"
+        words = f"{self.state}: {_describe_comparison(self.validation, 'validation')}"
         if self.test is not None:
-            words += f"; {_compared(self.test, 'test')}"
+            words += f"; {_describe_comparison(self.test, 'test')}"
         return words
 
 
-def decided(pair: PairedDifference | PairedMetric) -> TestTimeAveraging:
+def decide(pair: PairedDifference | PairedMetric) -> TestTimeAveraging:
     """Return whether averaging is worth its cost.
 
     Args:
@@ -87,7 +87,7 @@ def averaging_copy(folder: Path, target: Path) -> Path:
     return target
 
 
-def _compared(pair: PairedDifference | PairedMetric, split: str) -> str:
+def _describe_comparison(pair: PairedDifference | PairedMetric, split: str) -> str:
     images = f"{pair.difference.n:,} {split} images"
     if pair.groups is not None:
         images += f" in {counted(pair.groups, 'group')}"

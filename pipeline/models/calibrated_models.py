@@ -26,13 +26,13 @@ def class_probabilities(
             other a softmax.
         dim: the axis K by its number, which is the last one.
     """
-    scaled = calibrated_logits(logits, calibration)
+    scaled = calibrate_logits(logits, calibration)
     if isinstance(calibration, LabelCalibration):
         return torch.sigmoid(scaled)
     return torch.softmax(scaled, dim=dim)
 
 
-def calibrated_logits(logits: torch.Tensor, calibration: Calibration) -> torch.Tensor:
+def calibrate_logits(logits: torch.Tensor, calibration: Calibration) -> torch.Tensor:
     """Return the logits (…, K) whose softmax, or sigmoids, are the calibrated probabilities."""
     scales, shifts = calibration.scaling(logits.shape[-1])
     scales_K = torch.tensor(scales, dtype=torch.float32, device=logits.device)
@@ -54,7 +54,7 @@ class CalibratedModel(nn.Module):
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the calibrated logits."""
-        return calibrated_logits(self.model(images_BCHW), self.calibration)
+        return calibrate_logits(self.model(images_BCHW), self.calibration)
 
 
 class Ensemble(nn.Module):
@@ -107,7 +107,7 @@ class Ensemble(nn.Module):
         return with_label - without
 
 
-def scaled_by_class(weights: dict[str, torch.Tensor], num_classes: int) -> None:
+def scale_by_class(weights: dict[str, torch.Tensor], num_classes: int) -> None:
     """Replace the temperature of each member, as older packages have it, by a scale per class."""
     temperatures_M = weights.pop("temperatures_M", None)
     if temperatures_M is not None:

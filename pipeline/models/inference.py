@@ -24,7 +24,7 @@ from patchline.plugin_api import ImageSpec
 Result = TypeVar("Result")
 
 
-def fitting_batches(
+def compute_fitting_batches(
     count: int, batch_size: int, compute: Callable[[slice], Result]
 ) -> Iterator[tuple[int, Result]]:
     """Compute in batches; one that does not fit is halved, and so are the next ones.
@@ -64,7 +64,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None)
 
 
-def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
+def normalize(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
     """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W), channels last.
 
     Tokens, which are floating-point numbers, are not normalised: they become float32.
@@ -73,7 +73,7 @@ def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
         return images_BHWC.float()
     device = images_BHWC.device
     # On an accelerator, creating the tensors again would wait for it in each training step.
-    statistics = _statistics if device.type == "cpu" else _kept_statistics
+    statistics = _statistics if device.type == "cpu" else _keep_statistics
     mean_C, std_C = statistics(image, device)
     return ((images_BHWC.float() - mean_C) / std_C).permute(0, 3, 1, 2)
 
@@ -85,7 +85,7 @@ def _statistics(image: ImageSpec, device: torch.device) -> tuple[torch.Tensor, t
 
 
 @functools.lru_cache(maxsize=8)
-def _kept_statistics(image: ImageSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _keep_statistics(image: ImageSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.inference_mode(mode=False):  # training uses them too
         return _statistics(image, device)
 
@@ -102,7 +102,7 @@ def logits_of_batch(
         precision: float32, bfloat16 or float16.
     """
     with autocast(images_BHWC.device, precision):
-        logits_BK: torch.Tensor = model(normalised(images_BHWC, image))
+        logits_BK: torch.Tensor = model(normalize(images_BHWC, image))
     return logits_BK
 
 
@@ -225,7 +225,7 @@ def predict_logits(
 
     logits = []
     with exact:
-        for done, logits_BK in fitting_batches(len(rows), batch_size, compute):
+        for done, logits_BK in compute_fitting_batches(len(rows), batch_size, compute):
             logits.append(logits_BK)
             if on_progress:
                 on_progress(done, len(rows))

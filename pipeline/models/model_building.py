@@ -10,7 +10,7 @@ from torch import nn
 from patchline.pipeline.config import ModelChoice, PatchEmbeddingChoice
 from patchline.pipeline.errors import PluginError
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding, settings_of
+from patchline.pipeline.plugin_system.plugin_settings import name_patch_embedding, settings_of
 from patchline.plugin_api import (
     NO_PATCH_EMBEDDING,
     ImageSpec,
@@ -31,7 +31,7 @@ def build_model(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.M
     Raises:
         PluginError: if a plugin fails to build, or builds something that is not a module.
     """
-    embedding = named_patch_embedding(choice)
+    embedding = name_patch_embedding(choice)
 
     def patch_embedding(embed_dim: int) -> nn.Module:
         if embedding.name == NO_PATCH_EMBEDDING:
@@ -44,7 +44,7 @@ def build_model(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.M
     settings = settings_of("model", choice, "model")
     plugin = plugin_loader.load_model(choice.name)
     context = ModelContext(image, max(1, num_classes), patch_embedding)
-    return _built(lambda: plugin.build(settings, context), "model", choice.name)
+    return _build(lambda: plugin.build(settings, context), "model", choice.name)
 
 
 def build_patch_embedding(
@@ -58,7 +58,7 @@ def build_patch_embedding(
     settings = settings_of("patch_embedding", choice, "model.patch_embedding")
     context = PatchEmbeddingContext(image.channels, image.height, image.width, embed_dim)
     plugin = plugin_loader.load_patch_embedding(choice.name)
-    embedding = _built(lambda: plugin.build(settings, context), "patch_embedding", choice.name)
+    embedding = _build(lambda: plugin.build(settings, context), "patch_embedding", choice.name)
     if not hasattr(embedding, "grid"):
         raise PluginError(
             f"{plugin_loader.origin_of('patch_embedding', choice.name)} has no attribute 'grid'. "
@@ -73,7 +73,7 @@ def build_on_meta(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn
         return build_model(choice, image, num_classes)
 
 
-def _built(build: Callable[[], object], kind: plugin_loader.Kind, name: str) -> nn.Module:
+def _build(build: Callable[[], object], kind: plugin_loader.Kind, name: str) -> nn.Module:
     with plugin_loader.plugin_errors(kind, name, "failed to build"):
         built = build()
     if not isinstance(built, nn.Module):

@@ -19,7 +19,7 @@ from patchline.pipeline.errors import PluginError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_building import build_model, build_on_meta
 from patchline.pipeline.plugin_system.plugin_loader import Kind, plugin_errors
-from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding, settings_of
+from patchline.pipeline.plugin_system.plugin_settings import name_patch_embedding, settings_of
 from patchline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, ImageSpec, PluginConfig
 
 NUM_CLASSES = 1000
@@ -53,7 +53,7 @@ class ModelCost(FrozenModel):
         ]
 
 
-def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
+def resolve_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
     """Return the choice with every setting filled in for images of a size.
 
     Raises:
@@ -68,7 +68,7 @@ def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
         return chosen.with_settings(settings.model_dump())
 
     model: ModelChoice = resolved("model", choice, "model")
-    embedding: PatchEmbeddingChoice = named_patch_embedding(choice)
+    embedding: PatchEmbeddingChoice = name_patch_embedding(choice)
     if embedding.name != NO_PATCH_EMBEDDING:
         embedding = resolved("patch_embedding", embedding, "model.patch_embedding")
     return model.model_copy(update={"patch_embedding": embedding})
@@ -86,17 +86,17 @@ def model_cost(choice: ModelChoice, image_size: int) -> ModelCost:
         resize="crop",
     )  # fmt: skip
     traits = DataTraits(3, image_size, image_size, NUM_CLASSES, mirror_symmetric=True)
-    resolved = resolved_choice(choice, traits)
-    model = _built(resolved, image, NUM_CLASSES)
+    resolved = resolve_choice(choice, traits)
+    model = _build(resolved, image, NUM_CLASSES)
     parameters = _parameters(model)
-    for_a_class = (parameters - _parameters(_built(resolved, image, _OTHER_NUM_CLASSES))) / (
+    for_a_class = (parameters - _parameters(_build(resolved, image, _OTHER_NUM_CLASSES))) / (
         NUM_CLASSES - _OTHER_NUM_CLASSES
     )
     try:
-        tokens, macs, activation_bytes = _counted(model.eval(), image_size)
+        tokens, macs, activation_bytes = _count(model.eval(), image_size)
         with contextlib.suppress(ValueError, DataDependentOutputException):
             # Batch norm over one value, or a draw in training: what is kept without either.
-            _, _, activation_bytes = _counted(model.train(), image_size)
+            _, _, activation_bytes = _count(model.train(), image_size)
     except Exception as error:
         raise PluginError(
             f"The model plugin '{choice.name}' fails on a {image_size}x{image_size} image: "
@@ -111,7 +111,7 @@ def model_cost(choice: ModelChoice, image_size: int) -> ModelCost:
     )
 
 
-def _built(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.Module:
+def _build(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.Module:
     """Build without memory; with it where a library computes with real numbers while it builds."""
     try:
         return build_on_meta(choice, image, num_classes)
@@ -126,7 +126,7 @@ def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _counted(model: nn.Module, image_size: int) -> tuple[int, int, int]:
+def _count(model: nn.Module, image_size: int) -> tuple[int, int, int]:
     """Return tokens, multiply-accumulates and saved bytes of one image in training."""
     tokens: list[int] = []
 

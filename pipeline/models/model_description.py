@@ -17,7 +17,7 @@ from patchline.pipeline.evaluation.metrics.label_calibration import (
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED, TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.plugin_system.plugin_settings import name_patch_embedding
 from patchline.plugin_api import NO_PATCH_EMBEDDING, ImageSpec
 
 VALIDATION = "the validation images"
@@ -157,7 +157,7 @@ class ModelDescription(FrozenModel):
 def describe_plugins(choice: ModelChoice) -> tuple[PluginRecord, ...]:
     """Return the records of the plugins that a model is made of."""
     chosen: list[tuple[plugin_loader.Kind, str]] = [("model", choice.name)]
-    embedding = named_patch_embedding(choice).name
+    embedding = name_patch_embedding(choice).name
     if embedding != NO_PATCH_EMBEDDING:
         chosen.append(("patch_embedding", embedding))
     entries = [plugin_loader.find(kind, name) for kind, name in chosen]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from patchline.pipeline.models.calibrated_models import Ensemble, scaled_by_class
+from patchline.pipeline.models.calibrated_models import Ensemble, scale_by_class
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import (
     DESCRIPTION_FILE,
@@ -53,7 +53,7 @@ def load_model(folder: Path) -> tuple[nn.Module, ModelDescription]:
     model = built[0]
     if len(built) > 1:
         count = len(description.classes)
-        scaled_by_class(weights, count)
+        scale_by_class(weights, count)
         model = Ensemble(built, [description.logit_calibration] * len(built), count)
     model.load_state_dict(weights)
     return model.eval(), description

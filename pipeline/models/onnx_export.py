@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import PackagingError, first_line
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # torch colours its errors
 
@@ -39,7 +39,7 @@ def write_onnx(
         PackagingError: if torch cannot export it.
     """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), replacing(file) as temporary:
+    with warnings.catch_warnings(), replace_file(file) as temporary:
         warnings.simplefilter("ignore")
         try:
             torch.onnx.export(

@@ -112,7 +112,7 @@ class SeenImages:
         return is_contained
 
 
-def united(sets: Iterable[SeenImages]) -> SeenImages:
+def unite(sets: Iterable[SeenImages]) -> SeenImages:
     """Return the images that any of the sets holds."""
     every = list(sets)
     trained = [each.trained_N for each in every]
@@ -212,7 +212,7 @@ KNOWN = ProvenanceSummary(state="known")
 UNKNOWN = ProvenanceSummary(state="unknown", unknown=(NO_RECORD,))
 
 
-def unused_words(*summaries: ProvenanceSummary) -> str:
+def describe_unused(*summaries: ProvenanceSummary) -> str:
     """Return what can be said about images that are not in the records of some models."""
     return UNUSED if all(summary.is_known for summary in summaries) else _NOT_RECORDED
 
@@ -241,7 +241,7 @@ class Provenance:
     @property
     def images(self) -> SeenImages:
         """All images that are recorded."""
-        return united([self.own, self.inherited]) if self.inherited else self.own
+        return unite([self.own, self.inherited]) if self.inherited else self.own
 
     def from_initial(self, initial: Provenance) -> Provenance:
         """Return the provenance of a training run that started from weights."""
@@ -274,8 +274,8 @@ def together(parts: Iterable[Provenance]) -> Provenance:
     every = list(parts)
     published = {each.sha256: each for part in every for each in part.published}
     return Provenance(
-        own=united(part.own for part in every),
-        inherited=united(part.inherited for part in every),
+        own=unite(part.own for part in every),
+        inherited=unite(part.inherited for part in every),
         published=tuple(published[key] for key in sorted(published)),
         unknown=tuple(dict.fromkeys(reason for part in every for reason in part.unknown)),
     )
@@ -314,7 +314,7 @@ def as_metadata(provenance: Provenance) -> dict[str, str]:
         unknown=provenance.unknown,
         digests=tuple(len(part) for part in parts),
     )
-    packed = {key: _packed(part) for key, part in zip(_PARTS, parts, strict=True)}
+    packed = {key: _pack(part) for key, part in zip(_PARTS, parts, strict=True)}
     return {_RECORD: record.model_dump_json(), **packed}
 
 
@@ -331,7 +331,7 @@ def from_metadata(metadata: Mapping[str, str], name: str) -> Provenance:
         )
     try:
         record = _Record.model_validate_json(metadata[_RECORD])
-        parts = [_unpacked(metadata[key]) for key in _PARTS]
+        parts = [_unpack(metadata[key]) for key in _PARTS]
     except (ValidationError, KeyError, ValueError, binascii.Error):
         return Provenance.without_record(f"the record of seen images of {name} cannot be read")
     if tuple(len(part) for part in parts) != record.digests:
@@ -370,12 +370,12 @@ def provenance_of(file: Path, name: str) -> Provenance:
     return from_metadata(metadata, name)
 
 
-def _packed(digests: Digests) -> str:
+def _pack(digests: Digests) -> str:
     whole = np.ascontiguousarray(digests, dtype="<u8").view(np.uint8).reshape(-1, _WHOLE_BYTES)
     return base64.b64encode(whole[:, :DIGEST_BYTES].tobytes()).decode()
 
 
-def _unpacked(text: str) -> Digests:
+def _unpack(text: str) -> Digests:
     packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     whole = np.zeros((len(packed) // DIGEST_BYTES, _WHOLE_BYTES), np.uint8)
     whole[:, :DIGEST_BYTES] = packed.reshape(-1, DIGEST_BYTES)

@@ -71,7 +71,7 @@ def save_logits(
         save_features(folder / _FEATURES_FILE, features)
 
 
-def kept_features(folder: Path) -> dict[int, Array]:
+def read_kept_features(folder: Path) -> dict[int, Array]:
     """Return the features that are kept beside a model's weights, by their row."""
     return load_features(folder / _FEATURES_FILE)
 
@@ -97,7 +97,7 @@ def logits_of(
     file = folder / _FILE
     if file.is_file():
         if features:
-            features.take_kept(kept_features(folder))
+            features.take_kept(read_kept_features(folder))
         return np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)[rows])
     model, description = load_model(folder)
     parts = whole_batches(len(rows), len(devices))

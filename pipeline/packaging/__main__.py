@@ -21,7 +21,7 @@ from patchline.pipeline.packaging.agreement import (
     TOLERANCE,
     inner_differences,
     largest_difference,
-    reported_difference,
+    measure_reported_difference,
 )
 from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel, export_onnx
 from patchline.pipeline.packaging.job import PACKAGING, Package, PackagingJob
@@ -73,7 +73,7 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
     if job.reference_images is not None:
         shutil.copyfile(job.reference_images, job.folder / REFERENCE_IMAGES_FILE)
     write_model_server(job.folder / SERVER_FILE)
-    difference, images = _compared(job, whole, onnx_file, events)
+    difference, images = _compare(job, whole, onnx_file, events)
     latency = _latency(job, onnx_file, events)
     outputs = "probabilities" if description.classes else "features"
     others = "the reported ones" if job.reported else "torch's"
@@ -128,7 +128,7 @@ def _check_inner_outputs(
     )
 
 
-def _compared(
+def _compare(
     job: PackagingJob,
     model: ProbabilityModel | FeatureModel,
     onnx_file: Path,
@@ -147,7 +147,7 @@ def _compared(
     wanted = ["path", "split", "row", "probabilities"]
     table = pd.read_parquet(job.reported, columns=wanted, filters=[("split", "==", "test")])
     classes = load_description(job.folder).classes
-    return reported_difference(onnx_file, images, table, classes, on_progress), len(table)
+    return measure_reported_difference(onnx_file, images, table, classes, on_progress), len(table)
 
 
 def _rehearse() -> str:

@@ -18,7 +18,7 @@ from patchline.pipeline.models.onnx_session import open_session
 from patchline.pipeline.packaging.calibrated_onnx import (
     FeatureModel,
     ProbabilityModel,
-    answering,
+    observe_model,
 )
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
@@ -46,7 +46,7 @@ class Difference(NamedTuple):
     """Number of images with a difference that is not allowed."""
 
 
-def reported_difference(
+def measure_reported_difference(
     file: Path,
     images: StoredImages,
     reported: pd.DataFrame,
@@ -142,7 +142,7 @@ def inner_differences(
     largest = dict.fromkeys(names, 0.0)
     if not names:
         return largest
-    with answering(model) as whole, torch.inference_mode():
+    with observe_model(model) as whole, torch.inference_mode():
         whole.names = tuple(names)
         for batch in _batches(len(rows), images.shape[1] * images.shape[2]):
             pixels_BHWC = np.ascontiguousarray(images[rows[batch]])

@@ -33,9 +33,9 @@ from torch import nn
 from patchline.pipeline.errors import ConfigError, PackagingError
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.models.calibrated_models import Ensemble, class_probabilities
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
-from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, recorded
+from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, record_values
 from patchline.pipeline.models.layers.pooling import (
     AveragePooling,
     ClassTokenPooling,
@@ -43,7 +43,7 @@ from patchline.pipeline.models.layers.pooling import (
 )
 from patchline.pipeline.models.model_description import Calibration, ModelDescription
 from patchline.pipeline.models.onnx_export import write_onnx
-from patchline.pipeline.models.probing.linear_head import classifying_head, linear_head
+from patchline.pipeline.models.probing.linear_head import find_classifying_head, linear_head
 from patchline.plugin_api import ImageSpec, PatchTokens
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class AnsweringModel(nn.Module):
 
 
 @contextmanager
-def answering(model: ProbabilityModel) -> Iterator[AnsweringModel]:
+def observe_model(model: ProbabilityModel) -> Iterator[AnsweringModel]:
     """Observe a model within the context, and return it with all inner values that it has."""
     classifier, image = model.model, model.image
     with torch.inference_mode():
@@ -121,7 +121,7 @@ def answering(model: ProbabilityModel) -> Iterator[AnsweringModel]:
     with ExitStack() as stack:
         try:
             for member in classifier.members if isinstance(classifier, Ensemble) else [classifier]:
-                captured = stack.enter_context(_observed(member, image, num_classes))
+                captured = stack.enter_context(_observe(member, image, num_classes))
                 whole.members.append((member, captured))
         except ConfigError:  # it does not end in a linear layer
             whole.members.clear()
@@ -156,7 +156,7 @@ def _names(whole: AnsweringModel) -> tuple[str, ...]:
 
 
 @contextmanager
-def _observed(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[_Captured]:
+def _observe(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[_Captured]:
     """Record the input of the head of one model and, of Patchline's layers, each block's values.
 
     Raises:
@@ -176,12 +176,12 @@ def _observed(model: nn.Module, image: ImageSpec, num_classes: int) -> Iterator[
             if isinstance(output, PatchTokens):
                 captured.grid = output.grid
 
-        watch(classifying_head(model, num_classes, image), keep_features, before=True)
+        watch(find_classifying_head(model, num_classes, image), keep_features, before=True)
         embedding = getattr(model, "patch_embedding", None)
         is_open = any(isinstance(module, MultiHeadSelfAttention) for module in model.modules())
         if isinstance(embedding, nn.Module) and is_open:
             watch(embedding, keep_grid, before=False)
-            captured.blocks = stack.enter_context(recorded(model))
+            captured.blocks = stack.enter_context(record_values(model))
         yield captured
 
 
@@ -263,7 +263,7 @@ class ProbabilityModel(nn.Module):
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return the probabilities."""
-        logits_BK = self.model(normalised(images_BHWC, self.image))
+        logits_BK = self.model(normalize(images_BHWC, self.image))
         return self.probabilities(logits_BK, dim=1)
 
     def probabilities(self, logits: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
@@ -280,7 +280,7 @@ class FeatureModel(nn.Module):
 
     def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return the features."""
-        features_BD: torch.Tensor = self.encoder(normalised(images_BHWC, self.image)).float()
+        features_BD: torch.Tensor = self.encoder(normalize(images_BHWC, self.image)).float()
         return features_BD
 
 
@@ -322,7 +322,7 @@ def export_onnx(
     if isinstance(model, FeatureModel):
         write_onnx(model, example, file, input_name="images", output_names=["features"])
         return ("features",)
-    with answering(model) as whole:
+    with observe_model(model) as whole:
         whole.names = tuple(name for name in whole.names if name not in without)
         names = ("probabilities", *whole.names)
         if whole.names:

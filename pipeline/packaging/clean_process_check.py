@@ -60,7 +60,7 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
     """
     damage = _damage(folder / "artifacts")
     if damage:
-        return _failed(damage)
+        return _report_failure(damage)
     with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
         images = _photographs(Path(scratch), max(package.mapping.bands, default=0))
         listed = Path(scratch) / "images.json"
@@ -83,12 +83,12 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return _failed(f"it did not finish within {_SECONDS} s")
+            return _report_failure(f"it did not finish within {_SECONDS} s")
         if done.returncode != 0:
             last = done.stderr.strip().splitlines() or ["no message"]
-            return _failed(f"it fails to load or to predict: {last[-1][:300]}")
+            return _report_failure(f"it fails to load or to predict: {last[-1][:300]}")
         answer = json.loads(done.stdout.splitlines()[-1])
-        return _judged(answer, package, images)
+        return _judge(answer, package, images)
 
 
 def _damage(artifacts: Path) -> str:
@@ -103,10 +103,10 @@ def _damage(artifacts: Path) -> str:
     return ""
 
 
-def _judged(answer: dict[str, Any], package: PackagedModel, images: list[Path]) -> PackageCheck:
+def _judge(answer: dict[str, Any], package: PackagedModel, images: list[Path]) -> PackageCheck:
     milliseconds = statistics.median(answer["milliseconds"])
     if answer["modules"]:
-        return _failed(
+        return _report_failure(
             f"it imports {', '.join(answer['modules'])}, which a package must not depend on"
         )
     here = package.answers(list(images), top_k=len(package.classes))
@@ -179,5 +179,5 @@ def _tiff(pixels_HWN: np.ndarray[Any, Any]) -> bytes:
     return head + struct.pack(f"<{bands}H", *[8] * bands) + pixels_HWN.tobytes()
 
 
-def _failed(finding: str) -> PackageCheck:
+def _report_failure(finding: str) -> PackageCheck:
     return PackageCheck(passed=False, largest_difference=None, milliseconds=None, finding=finding)

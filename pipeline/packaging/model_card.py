@@ -15,7 +15,7 @@ from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
-from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.plugin_system.plugin_settings import name_patch_embedding
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 
@@ -75,7 +75,7 @@ def model_card(
         provenance: whether all images that the weights have seen are recorded.
     """
     kind = "classifier" if description.classes else "encoder"
-    embedding = named_patch_embedding(description.model).name
+    embedding = name_patch_embedding(description.model).name
     return render_markdown(
         f"{'label_set' if description.is_multi_label else kind}_card.md.j2",
         __package__,

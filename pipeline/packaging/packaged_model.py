@@ -23,14 +23,18 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
     ValueFit,
     with_channels,
 )
-from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded, pillow_pixels
+from patchline.pipeline.data.reading.decoding import (
+    UndecodableImageError,
+    pillow_pixels,
+    reserve_and_decode,
+)
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, image_bytes, too_large
 from patchline.pipeline.data.reading.image_formats import (
     HEAD_BYTES,
+    find_refused_format,
     format_of,
-    refused_format,
 )
-from patchline.pipeline.data.reading.pillow_decoding import mapped_pixels
+from patchline.pipeline.data.reading.pillow_decoding import map_pixels
 from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.data.value_ranges.value_fit import RangeFits
 from patchline.pipeline.models.onnx_session import open_session
@@ -118,8 +122,8 @@ class PackagedModel:
             if isinstance(image, np.ndarray):
                 return self._resized(self._of_array(image))
             with (
-                _encoded(image, paths=paths) as data,
-                decoded(
+                _read_encoded(image, paths=paths) as data,
+                reserve_and_decode(
                     data, spec["channels"], mapping=self.mapping, on_fit=self.fits.note
                 ) as pixels,
             ):
@@ -156,7 +160,7 @@ class PackagedModel:
             self.fits.note(ValueFit())
             return with_channels(image, channels)
         colors = 3 if image.shape[2] == 3 else 1  # noqa: PLR2004 - RGB
-        return mapped_pixels(FileValues(image, colors), channels, self.mapping, self.fits.note)
+        return map_pixels(FileValues(image, colors), channels, self.mapping, self.fits.note)
 
     def _resized(self, pixels_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         spec = self.image
@@ -301,7 +305,7 @@ def images_of(tensor: np.ndarray[Any, Any]) -> list[bytes | np.ndarray[Any, Any]
 
 def _is_no_file(row: np.ndarray[Any, Any]) -> bool:
     head = row[:HEAD_BYTES].tobytes()
-    return format_of(head) is None and refused_format(head) is None
+    return format_of(head) is None and find_refused_format(head) is None
 
 
 def _check_shape(shape: tuple[int, ...], channels: int, *, has_bands: bool) -> None:
@@ -320,21 +324,21 @@ def _check_shape(shape: tuple[int, ...], channels: int, *, has_bands: bool) -> N
 
 
 @contextmanager
-def _encoded(image: object, *, paths: bool) -> Iterator[bytes]:
+def _read_encoded(image: object, *, paths: bool) -> Iterator[bytes]:
     """Yield the bytes of an image file from a path, bytes or base64 text."""
-    file = _named_file(image) if paths else None
+    file = _find_named_file(image) if paths else None
     if file is not None:
         with image_bytes(file) as data:
             yield data
         return
-    data = _given_bytes(image, paths=paths)
+    data = _read_given_bytes(image, paths=paths)
     if len(data) > MAX_FILE_BYTES:
         raise UndecodableImageError(too_large(len(data)))
     _check_decoded(data)
     yield data
 
 
-def _named_file(image: object) -> Path | None:
+def _find_named_file(image: object) -> Path | None:
     if isinstance(image, Path):
         return image
     if isinstance(image, str) and len(image) <= _LONGEST_PATH and _exists(Path(image)):
@@ -388,7 +392,7 @@ def _check_decoded(data: bytes) -> None:
         )
 
 
-def _given_bytes(image: object, *, paths: bool) -> bytes:
+def _read_given_bytes(image: object, *, paths: bool) -> bytes:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image)
     if not isinstance(image, str | dict):

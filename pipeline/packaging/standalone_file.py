@@ -23,7 +23,7 @@ _DISTRIBUTIONS = ("mlflow", "numpy", "onnxruntime", "opencv-python-headless", "p
 
 def write_model_server(file: Path) -> None:
     """Write `mlflow_classifier.py` with the modules it imports from Patchline inlined."""
-    text = _standing_alone("packaging.mlflow_classifier", set())
+    text = _inline_imports("packaging.mlflow_classifier", set())
     text = text.replace("import mlflow.pyfunc\n", "import mlflow.models\nimport mlflow.pyfunc\n", 1)
     write_text(file, f"{_FUTURE}\n{text}{_LAST_LINES}")
 
@@ -33,12 +33,12 @@ def requirements() -> list[str]:
     return [f"{name}=={metadata.version(name)}" for name in _DISTRIBUTIONS]
 
 
-def _standing_alone(module: str, written: set[str]) -> str:
+def _inline_imports(module: str, written: set[str]) -> str:
     """Return a module's source with the modules it imports inlined, each once."""
     if module in written:
         return ""
     written.add(module)
     file = PACKAGE.joinpath("pipeline", *module.split(".")).with_suffix(".py")
     text = file.read_text(encoding="utf-8").replace(_FUTURE, "")
-    inlined = _OWN_IMPORT.sub(lambda match: _standing_alone(match[1], written), text)
+    inlined = _OWN_IMPORT.sub(lambda match: _inline_imports(match[1], written), text)
     return f"# -- patchline.pipeline.{module} --\n{inlined}"

@@ -437,7 +437,9 @@ def batch_of_images(images: float) -> int:
     return max((b for b in _BATCHES if images >= b * _STEPS_PER_EPOCH), default=_BATCHES[0])
 
 
-def drafted(facts: PlanFacts, user_settings: Mapping[str, Any], start: Start = "random") -> Draft:
+def draft_plan(
+    facts: PlanFacts, user_settings: Mapping[str, Any], start: Start = "random"
+) -> Draft:
     """Return what a plan decides first.
 
     The training is repeated only if each fit has time for the same model and for enough updates.

@@ -30,7 +30,7 @@ from patchline.pipeline.models.inference import PREDICTED_TOGETHER, logits_of_ba
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing.features import suitable_batch_size
-from patchline.pipeline.models.probing.linear_head import evaluating
+from patchline.pipeline.models.probing.linear_head import use_evaluation_mode
 from patchline.pipeline.models.probing.stored_rows import Rows, seconds_per_image
 from patchline.pipeline.planning.draft import SMALLER, batch_of_images
 from patchline.pipeline.planning.facts import Speed
@@ -70,7 +70,7 @@ def numbers_of_threads(most: int) -> list[int]:
     return [most >> halvings for halvings in range(most.bit_length())]
 
 
-def measured_rates(
+def measure_rates(
     trial: Trial,
     numbers: list[int],
     images: int,
@@ -185,7 +185,7 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
             Speed(
                 candidate=candidate.name,
                 images_per_second=step.images / step.seconds,
-                loaded_per_second=0.0 if on_cpu else loaded_per_second(candidate),
+                loaded_per_second=0.0 if on_cpu else measure_loading(candidate),
                 validated_per_second=step.end.validated_per_second,
                 epoch_end_seconds=step.end.seconds,
                 smaller_step_share=step.smaller_share,
@@ -242,7 +242,7 @@ def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> None:
     if candidate.features_only:
         affordable = int(images * _BATCH_SECONDS / max(taken, 1e-9))
         images = max(images, min(suitable_batch_size(_image(candidate), _CPU), affordable))
-    rates = measured_rates(trial, numbers_of_threads(most), images, seconds)
+    rates = measure_rates(trial, numbers_of_threads(most), images, seconds)
     fastest = max(rates, key=lambda number: rates[number])
     if rates[fastest] >= WORTH_CHANGING * rates[most]:
         torch.set_num_threads(fastest)
@@ -286,7 +286,7 @@ class _Step(NamedTuple):
     """What the end of an epoch takes; not measured for features."""
 
 
-def loaded_per_second(candidate: MeasuredCandidate) -> float:
+def measure_loading(candidate: MeasuredCandidate) -> float:
     """Return how many images one core augments in a second, where each is augmented alone."""
     image = _image(candidate)
     augment = SeededAugmentation(candidate.config.augmentation, image, 0)
@@ -456,7 +456,7 @@ def _seconds_per_image(
         images_BHWC = torch.zeros(shape, dtype=torch.uint8).to(device)
         logits_of_batch(model, images_BHWC, image, precision).cpu()
 
-    with evaluating(model):
+    with use_evaluation_mode(model):
         return seconds_per_image(compute, np.arange(_BATCH), suitable_batch_size(image, device))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 
 from patchline.pipeline import config_files
-from patchline.pipeline.config import RunConfig, dotted
+from patchline.pipeline.config import RunConfig, flatten_settings
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.labels import label_sets
@@ -20,10 +20,10 @@ from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.source_listing import uses_labels
 from patchline.pipeline.data.splits.folds import folds_of
-from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
+from patchline.pipeline.data.symmetry.assumed_symmetries import describe_unmeasured_symmetries
 from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.evaluation.metrics.mean_average_precision import certain_positives
-from patchline.pipeline.planning.draft import FEW_FOR_A_CHOICE, FOLDS, Start, drafted
+from patchline.pipeline.planning.draft import FEW_FOR_A_CHOICE, FOLDS, Start, draft_plan
 from patchline.pipeline.planning.facts import (
     DataFacts,
     MachineFacts,
@@ -46,12 +46,12 @@ from patchline.pipeline.planning.weights_choice import (
     choose,
 )
 from patchline.pipeline.plugin_system.plugin_loader import Kind
-from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
+from patchline.pipeline.plugin_system.plugin_settings import check_plugins
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.distillation.teacher import teacher_folder
 from patchline.pipeline.training.initial_weights import local_weights, recipe
 from patchline.pipeline.training.initial_weights.record import InitialWeights
-from patchline.pipeline.training.machine import cached_machine, choose_device
+from patchline.pipeline.training.machine import choose_device, detect_cached_machine
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.host.processors import this_processor
 from patchline.pipeline.workers.launcher import Resources
@@ -74,7 +74,7 @@ _KEPT_OF_RECORD = ("average_last", "shuffle_window")
 OnNote = Callable[[str], None]
 
 
-def measured_apart(job: MeasuringJob, workspace: Path) -> Measurement:
+def measure_apart(job: MeasuringJob, workspace: Path) -> Measurement:
     """Measure in a process of its own."""
     make_folder(workspace)
     with tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as folder:
@@ -117,14 +117,14 @@ def choose_weights(config: RunConfig, data: IngestedData, workspace: Path) -> We
 
     def measure(follows: RunConfig) -> Measurement:
         facts = plan_facts(follows, data)
-        job = measuring_job(follows, data, facts, _start(follows, None))
-        return measured_apart(job, workspace)
+        job = build_measuring_job(follows, data, facts, _start(follows, None))
+        return measure_apart(job, workspace)
 
     request = WeightsRequest(config, data, plan_facts(config, data), user_settings(config))
     return choose(request, workspace, measure)
 
 
-def planned(
+def plan_run(
     config: RunConfig,
     data: IngestedData,
     workspace: Path,
@@ -151,14 +151,14 @@ def planned(
         if measured is None:
             sha256 = config.record.teacher_sha256
             teacher = teacher_folder(workspace, sha256).resolve() if sha256 else None
-            job = measuring_job(config, data, facts, begins, teacher)
-            measured = measured_apart(job, workspace)
+            job = build_measuring_job(config, data, facts, begins, teacher)
+            measured = measure_apart(job, workspace)
         facts = measured.added_to(facts)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
     made = plan(facts, user_settings(config), begins)
-    assumed = unmeasured_symmetries(with_plan(config, made))
-    changed = [assumed] * (assumed not in ("", unmeasured_symmetries(config)))
+    assumed = describe_unmeasured_symmetries(with_plan(config, made))
+    changed = [assumed] * (assumed not in ("", describe_unmeasured_symmetries(config)))
     first, others = (choice.reasons[:1], choice.reasons[1:]) if choice else ((), ())
     changes = {"summary": (*made.summary, *first), "reasons": (*others, *made.reasons, *changed)}
     return made.model_copy(update=changes)
@@ -195,7 +195,7 @@ def with_plan(config: RunConfig, made: Plan) -> RunConfig:
     """Return the config with the settings of its plan, and without its preset."""
     settings = config.model_dump(mode="json")
     settings["preset"] = None
-    planned = config_files.merged(settings, made.settings)
+    planned = config_files.merge_settings(settings, made.settings)
     # Another optimizer takes no settings of the one before, except those that the user has set.
     prefix = "optimizer."
     kept = {
@@ -203,7 +203,7 @@ def with_plan(config: RunConfig, made: Plan) -> RunConfig:
         for key, value in user_settings(config).items()
         if key.startswith(prefix)
     }
-    return config_files.validated({**planned, "optimizer": {**planned["optimizer"], **kept}})
+    return config_files.validate_config({**planned, "optimizer": {**planned["optimizer"], **kept}})
 
 
 def user_settings(config: RunConfig) -> dict[str, Any]:
@@ -218,8 +218,8 @@ def user_settings(config: RunConfig) -> dict[str, Any]:
         "model": {"name": config.model.name, "patch_embedding": embedding},
         "augmentation": {"name": config.augmentation.name},
     }
-    defaults = _flat(checked_plugins(RunConfig.model_validate(names)))
-    plain = _flat(checked_plugins(RunConfig()))
+    defaults = _flat(check_plugins(RunConfig.model_validate(names)))
+    plain = _flat(check_plugins(RunConfig()))
     listed = set(config.preset.keep if config.preset else ())
     chosen = {
         key
@@ -234,12 +234,12 @@ def _flat(config: RunConfig) -> dict[str, Any]:
     sections = {name: dump[name] for name in _KEPT_SECTIONS}
     sections["data"] = {key: dump["data"][key] for key in _KEPT_OF_DATA}
     sections["record"] = {key: dump["record"][key] for key in _KEPT_OF_RECORD}
-    return dotted(sections)
+    return flatten_settings(sections)
 
 
 def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
     """Return the facts that need no measurement."""
-    machine = cached_machine()
+    machine = detect_cached_machine()
     device = choose_device(config.training, machine)
     greyscale = config.data.channels == 1 if config.data.channels else data.greyscale
     memory = round(psutil.virtual_memory().total / 2**30, 1)
@@ -314,7 +314,7 @@ def ingredients(
     }
 
 
-def measuring_job(
+def build_measuring_job(
     config: RunConfig,
     data: IngestedData,
     facts: PlanFacts,
@@ -339,7 +339,10 @@ def measuring_job(
         name, others = FEATURES, {"training": alone, "record": record}
     to_measure = {name: others}
     if start not in ("published", "unlabelled"):
-        unmeasured, draft = plan(facts, settings, start).settings, drafted(facts, settings, start)
+        unmeasured, draft = (
+            plan(facts, settings, start).settings,
+            draft_plan(facts, settings, start),
+        )
         to_measure = {each.name: {**unmeasured, **each.settings} for each in draft.measured_first}
     limit = config.training.time_limit
     seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else _MOST_SECONDS
@@ -347,7 +350,7 @@ def measuring_job(
         candidates=tuple(
             MeasuredCandidate(
                 name=each,
-                config=_resolved(config, data, settings),
+                config=_resolve(config, data, settings),
                 features_only=each == FEATURES,
             )
             for each, settings in to_measure.items()
@@ -372,7 +375,9 @@ def _has_frozen_features(config: RunConfig) -> bool:
     return recipe.is_published(str(reference)) or config.training.trainable != "all"
 
 
-def _resolved(config: RunConfig, data: IngestedData, settings: dict[str, Any]) -> RunConfig:
+def _resolve(config: RunConfig, data: IngestedData, settings: dict[str, Any]) -> RunConfig:
     whole = config.model_dump(mode="json")
     whole["preset"] = None
-    return ingestion.resolve(config_files.validated(config_files.merged(whole, settings)), data)
+    return ingestion.resolve(
+        config_files.validate_config(config_files.merge_settings(whole, settings)), data
+    )

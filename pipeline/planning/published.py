@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from patchline.pipeline.config_files import Settings, merged
+from patchline.pipeline.config_files import Settings, merge_settings
 from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
 from patchline.pipeline.planning.facts import PlanFacts, UserSettings
 from patchline.pipeline.presets import PresetName
@@ -204,13 +204,13 @@ class Published:
         chosen: Settings = {"training": {"trainable": self.trainable}}
         if (part := self.part) is None:
             return chosen
-        chosen = merged(part.recipe, chosen)
+        chosen = merge_settings(part.recipe, chosen)
         if self.user.seconds:
-            return merged(chosen, {"training": {"epochs": part.most}})
+            return merge_settings(chosen, {"training": {"epochs": part.most}})
         if part.is_limited and not self.user.length_is_set:
             steps = max(1, round(part.updates))
             return {**chosen, "record": {"step_plan": [[0, 0.0, steps]]}}
-        return merged(chosen, {"training": {"epochs": max(1, round(part.epochs))}})
+        return merge_settings(chosen, {"training": {"epochs": max(1, round(part.epochs))}})
 
     @property
     def images_per_second(self) -> float:

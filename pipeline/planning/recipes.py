@@ -82,14 +82,14 @@ def optimizer(draft: Draft) -> Settings:
             rate *= _HELD_FACTOR
             forgotten = max(_LEAST_FORGOTTEN, _FORGOTTEN_PER_EPOCH * length.epochs)
             decay = min(forgotten, _MOST_FORGOTTEN) / (steps * user.get(RATE, rate))
-            common["weight_decay"] = min(_rounded(decay), _LARGEST_DECAY)
+            common["weight_decay"] = min(_round(decay), _LARGEST_DECAY)
         betas = {"momentum": 0.95, "beta1": 0.9, "beta2": 0.95}
-        return {**common, **betas, "learning_rate": _rounded(rate), "gradient_clip": None}
+        return {**common, **betas, "learning_rate": _round(rate), "gradient_clip": None}
     if name == "adamw":
-        rate = _rounded(tier.learning_rate * scale / math.sqrt(2))
+        rate = _round(tier.learning_rate * scale / math.sqrt(2))
         return {**common, "learning_rate": rate, "weight_decay": 0.05, "schedule": "cosine"}
     if name == "sgd":
-        rate = _rounded(_SGD_RATE * batch / REFERENCE_BATCH)
+        rate = _round(_SGD_RATE * batch / REFERENCE_BATCH)
         return {**common, "learning_rate": rate, "momentum": 0.9, "weight_decay": 5e-4}
     return {}  # another optimizer keeps its defaults
 
@@ -113,7 +113,7 @@ def _holds_norms(draft: Draft) -> bool:
     )
 
 
-def _rounded(rate: float) -> float:
+def _round(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 

@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from patchline.pipeline.config import RunConfig, dotted
-from patchline.pipeline.config_files import Settings, merged
+from patchline.pipeline.config import RunConfig, flatten_settings
+from patchline.pipeline.config_files import Settings, merge_settings
 from patchline.pipeline.planning import recipes, tiers
 from patchline.pipeline.planning.draft import (
     MOST_TRAINING_SHARE,
@@ -27,7 +27,7 @@ from patchline.pipeline.planning.draft import (
     SMALLER,
     Draft,
     Start,
-    drafted,
+    draft_plan,
 )
 from patchline.pipeline.planning.facts import Plan, PlanFacts
 from patchline.pipeline.planning.published import FEATURES, STEP, Published, shorter
@@ -82,14 +82,14 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any], start: Start = "ran
         user_settings: what the user has set, by dotted key; never changed.
         start: what the training starts from.
     """
-    draft = drafted(facts, user_settings, start)
+    draft = draft_plan(facts, user_settings, start)
     settings: Settings = {}
     reasons: list[str] = []
     for rule in RULES:
         if start in rule.starts and rule.when(draft):
             planned = rule.sets(draft)
             left = draft.own.without_set(planned)
-            settings = merged(left, settings)
+            settings = merge_settings(left, settings)
             reasons += [rule.why(draft)] * (bool(left) or not planned)
     published = draft.published if start == "published" else None
     return Plan(
@@ -127,7 +127,7 @@ def _loader(draft: Draft) -> tuple[int, float]:
     return tiers.workers_for(facts.machine, rate, loaded), loaded
 
 
-def _computed(draft: Draft) -> Settings:
+def _decide_measured_settings(draft: Draft) -> Settings:
     """Return the threads and the precision in which the speed was measured, unless they are set.
 
     They decide the last bits of the weights, so they are part of the plan, and the training
@@ -152,7 +152,7 @@ def _computed(draft: Draft) -> Settings:
 def _summary(draft: Draft, settings: Settings) -> tuple[str, ...]:
     """Return the plan in two lines, and whether the training is too short."""
     user, chosen = draft.user, draft.chosen
-    values = defaultdict(lambda: "default", {**dotted(settings), **user.values})
+    values = defaultdict(lambda: "default", {**flatten_settings(settings), **user.values})
     epochs, limit = epochs_in_words(draft.whole.epochs), user.get("training.time_limit")
     long = f"{limit}, about {epochs}" if limit else epochs
     if draft.start == "unlabelled":
@@ -322,7 +322,7 @@ def _why_mirrored(draft: Draft) -> str:
 
 
 def _why_computed(draft: Draft) -> str:
-    training = _computed(draft)["training"]
+    training = _decide_measured_settings(draft)["training"]
     threads = f" with {counted(training['threads'], 'thread')}" if "threads" in training else ""
     precision = f" in {training['precision']}" if "precision" in training else ""
     return f"computed{threads}{precision}, as in the measurement; --fresh measures again"
@@ -403,7 +403,7 @@ RULES = (
     Rule(sets=lambda d: {"optimizer": recipes.optimizer(d)}),
     Rule(sets=recipes.regularisation),
     Rule(sets=lambda d: {"training": {"batch_size": d.batch}}),
-    Rule(_computed, _computed, _why_computed, _ALL),
+    Rule(_decide_measured_settings, _decide_measured_settings, _why_computed, _ALL),
     Rule(
         lambda d: d.facts.data.labels_per_image is not None, why=_why_loss, starts=_OWN + _PUBLISHED
     ),

@@ -308,12 +308,12 @@ def images_per_second(facts: PlanFacts, tier: Tier, tiers: Sequence[Tier], name:
         tiers: all tiers that are compared, rising in size.
         name: the candidate's name.
     """
-    measured = {each.candidate: reached(facts.machine, each) for each in facts.speeds}
+    measured = {each.candidate: compute_reached_speed(facts.machine, each) for each in facts.speeds}
     if name in measured:
         return measured[name]
     measured_tiers = [each for each in tiers if measured.get(each.name)]
     if name == OWN or not measured_tiers:
-        return _guessed(tier, facts)
+        return _guess_speed(tier, facts)
     for below, above in pairwise(measured_tiers):
         if tiers.index(below) < tiers.index(tier) < tiers.index(above):
             works = [_work(each, facts) for each in (below, tier, above)]
@@ -335,7 +335,7 @@ def _between(works: Sequence[float], below: float, above: float) -> float:
     return math.exp((1 - share) * math.log(below) + share * math.log(above))
 
 
-def reached(machine: MachineFacts, measured: Speed) -> float:
+def compute_reached_speed(machine: MachineFacts, measured: Speed) -> float:
     """Return the speed that a training run reaches: with data-loader workers, if it needs them.
 
     Args:
@@ -393,7 +393,7 @@ def _alone(measured: Speed) -> float:
     return 1 / max(_LEAST_SHARE_OF_TIME * seconds, seconds - 1 / measured.loaded_per_second)
 
 
-def _guessed(tier: Tier, facts: PlanFacts) -> float:
+def _guess_speed(tier: Tier, facts: PlanFacts) -> float:
     """Return the speed of a tier on a machine where nothing was measured."""
     machine = facts.machine
     flops = _ACCELERATOR_FLOPS.get(machine.device, _THREAD_FLOPS * machine.threads)

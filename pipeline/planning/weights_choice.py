@@ -23,8 +23,14 @@ from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.initial_weights import local_weights
 from patchline.pipeline.training.initial_weights.local_weights import WeightsAtHand, WeightsSearch
-from patchline.pipeline.training.initial_weights.record import stored_provenance, weights_folder
-from patchline.pipeline.training.initial_weights.starting_point import StartingPoint, starting_point
+from patchline.pipeline.training.initial_weights.record import (
+    read_stored_provenance,
+    weights_folder,
+)
+from patchline.pipeline.training.initial_weights.starting_point import (
+    StartingPoint,
+    find_starting_point,
+)
 
 FEWEST_PIXELS = 32
 """Median side of images in which the features of photographs find something."""
@@ -188,7 +194,7 @@ def choose(request: WeightsRequest, workspace: Path, measure: Measure) -> Weight
     lost: list[str] = []
     measured = True
     for weights in worth_trying:
-        outcome = _tried(request, weights, workspace, measure)
+        outcome = _try_weights(request, weights, workspace, measure)
         if isinstance(outcome, _Declined):
             lost.append(outcome.why)
             measured = measured and not outcome.failed
@@ -198,7 +204,7 @@ def choose(request: WeightsRequest, workspace: Path, measure: Measure) -> Weight
             break
     if won:
         choice = min(won, key=lambda each: each[0].features)[1]
-    elif own := _registered(request, there, workspace, lost):
+    elif own := _find_registered(request, there, workspace, lost):
         choice = own
     else:
         without = () if there.weights else _what_would_help(facts.data)
@@ -206,7 +212,7 @@ def choose(request: WeightsRequest, workspace: Path, measure: Measure) -> Weight
     return choice.model_copy(update={"measured": measured})
 
 
-def _tried(
+def _try_weights(
     request: WeightsRequest, weights: WeightsAtHand, workspace: Path, measure: Measure
 ) -> tuple[Weighed, WeightsChoice] | _Declined:
     """Return the choice of a file, or why it is not taken."""
@@ -237,10 +243,10 @@ def _start(request: WeightsRequest, reference: str, workspace: Path) -> Starting
     """Find weights as for `model.init`, and return the settings that follow them."""
     config, data = request.config, request.data
     named = with_changes(config, model={"init": reference})
-    return starting_point(named, data.name, workspace, data.manifest_file, data.classes)
+    return find_starting_point(named, data.name, workspace, data.manifest_file, data.classes)
 
 
-def _registered(
+def _find_registered(
     request: WeightsRequest, there: WeightsSearch, workspace: Path, lost: list[str]
 ) -> WeightsChoice | None:
     """Return a registered version that was trained on many more images, if there is one.
@@ -268,7 +274,7 @@ def _registered(
         if found is None or not seen.provenance.is_known:
             continue
         suitable = found.channels == _CHANNELS and found.image_size <= data.median_side
-        recorded = stored_provenance(weights_folder(workspace, found.sha256)).images
+        recorded = read_stored_provenance(weights_folder(workspace, found.sha256)).images
         images = len(recorded.trained_N) // _DIGESTS_OF_AN_IMAGE
         if suitable and images >= _TIMES_MORE * data.training_images:
             why = (

@@ -58,7 +58,7 @@ def value_of_flag(arguments: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def composed_config(
+def compose_config(
     arguments: Sequence[str], settings: Settings, sections: Collection[str] = RunConfig.model_fields
 ) -> type[BaseModel]:
     """Return the class of the settings that can be set together with these arguments.
@@ -90,13 +90,15 @@ def composed_config(
         "model",
         model,
         ModelChoice,
-        patch_embedding=(embedding_class, _documented(ModelChoice, "patch_embedding", None)),
+        patch_embedding=(embedding_class, _document_field(ModelChoice, "patch_embedding", None)),
         init=_field_of(ModelChoice, "init"),
         download=_field_of(ModelChoice, "download", flags=("--model.download", "--download")),
     )
-    data_class = _replaced(DataConfig, DataConfig.model_fields, options=_options_class(source))
+    data_class = _replace_fields(
+        DataConfig, DataConfig.model_fields, options=_options_class(source)
+    )
     others: tuple[Kind, ...] = ("augmentation", "objective", "launcher")
-    return _replaced(
+    return _replace_fields(
         RunConfig,
         sections,
         data=data_class,
@@ -105,7 +107,7 @@ def composed_config(
     )
 
 
-def composed_launcher(arguments: Sequence[str]) -> type[BaseModel]:
+def compose_launcher(arguments: Sequence[str]) -> type[BaseModel]:
     """Return the class of the launcher's settings alone, for a command that trains nothing.
 
     Raises:
@@ -113,7 +115,7 @@ def composed_launcher(arguments: Sequence[str]) -> type[BaseModel]:
     """
     name = value_of_flag(arguments, "--launcher.name") or RunConfig().launcher.name
     chosen = _choice_class("launcher", name, PluginChoice)
-    field = (chosen, _documented(RunConfig, "launcher", None))
+    field = (chosen, _document_field(RunConfig, "launcher", None))
     return create_model("Launched", __base__=_FlagValues, launcher=field)
 
 
@@ -169,7 +171,7 @@ def _options_class(source: str) -> type[BaseModel]:
 
 def _embedding_class(name: str) -> type[BaseModel]:
     if name == NO_PATCH_EMBEDDING:
-        field = (str, _documented(PatchEmbeddingChoice, "name", name))
+        field = (str, _document_field(PatchEmbeddingChoice, "name", name))
         return create_model(PatchEmbeddingChoice.__name__, __base__=ComposedModel, name=field)
     return _choice_class("patch_embedding", name, PatchEmbeddingChoice)
 
@@ -179,7 +181,7 @@ def _choice_class(
 ) -> type[BaseModel]:
     """Return a plugin's config class with the plugin's name as an additional first field."""
     plugin_class = config_class(kind, name)
-    named = _documented(choice, "name", name)
+    named = _document_field(choice, "name", name)
     if choice is PluginChoice and named.description:
         named.description = named.description.replace("the plugin", f"the {kind} plugin")
     fields: dict[str, Any] = {"name": (str, named), **inner}
@@ -188,7 +190,7 @@ def _choice_class(
     return create_model(f"{name}_{kind}", __base__=ComposedModel, **fields)
 
 
-def _replaced(
+def _replace_fields(
     section: type[BaseModel], kept: Collection[str], **classes: type[BaseModel]
 ) -> type[BaseModel]:
     """Return the section with the kept fields, some of them replaced by other classes."""
@@ -200,7 +202,7 @@ def _replaced(
         if key in classes:
             # A plugin without settings has no flag.
             shown = Parameter(show=bool(classes[key].model_fields))
-            fields[key] = (Annotated[classes[key], shown], _documented(section, key, None))
+            fields[key] = (Annotated[classes[key], shown], _document_field(section, key, None))
         else:
             fields[key] = (_annotation(field), field)
     return create_model(section.__name__, __base__=_FlagValues, **fields)
@@ -219,7 +221,7 @@ def _annotation(field: FieldInfo) -> Any:
     return field.annotation
 
 
-def _documented(section: type[BaseModel], key: str, default: Any) -> FieldInfo:
+def _document_field(section: type[BaseModel], key: str, default: Any) -> FieldInfo:
     """Return a field with the help text of a section's field and the given default."""
     description = section.model_fields[key].description
     return FieldInfo(default=default, description=description, validate_default=False)

@@ -18,7 +18,7 @@ from patchline.pipeline.data.config import SHORT_OPTIONS
 from patchline.pipeline.errors import PluginError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.installation import checkout
-from patchline.pipeline.plugin_system.plugin_loader import Kind, config_class, installed
+from patchline.pipeline.plugin_system.plugin_loader import Kind, config_class, list_installed
 
 _SECTIONS: dict[Kind, str] = {
     "model": "model",
@@ -95,7 +95,7 @@ def settings_of_plugins() -> tuple[list[Setting], list[str]]:
     What several plugins have with the same meaning is one setting.
     """
     each, errors = list[Setting](), list[str]()
-    for entry in installed():
+    for entry in list_installed():
         if entry.kind not in _SECTIONS:
             continue
         try:
@@ -105,10 +105,10 @@ def settings_of_plugins() -> tuple[list[Setting], list[str]]:
         else:
             named = (f"{entry.kind} {entry.name}",)
             each += _fields(settings, f"{_SECTIONS[entry.kind]}.", named)
-    return joined(each), errors
+    return join_same(each), errors
 
 
-def joined(settings: Iterable[Setting]) -> list[Setting]:
+def join_same(settings: Iterable[Setting]) -> list[Setting]:
     """Return the settings, with those of the same name and meaning as one."""
     same: dict[tuple[str, str], Setting] = {}
     for setting in settings:

@@ -106,7 +106,7 @@ def use_plugin_files(files: list[Path]) -> None:
     os.environ[FILES_VARIABLE] = os.pathsep.join(dict.fromkeys(absolute))
 
 
-def installed(kind: Kind | None = None, name: str | None = None) -> list[PluginEntry]:
+def list_installed(kind: Kind | None = None, name: str | None = None) -> list[PluginEntry]:
     """Return the installed plugins, sorted by kind and name, without importing any."""
     entries: list[PluginEntry] = []
     points = _entry_points(tuple((folder, _last_change(folder)) for folder in sys.path))
@@ -206,7 +206,7 @@ def find(kind: Kind, name: str) -> PluginEntry:
     Raises:
         PluginError: if there is none, or more than one.
     """
-    matches = [entry for entry in installed(kind, name) if entry.name == name]
+    matches = [entry for entry in list_installed(kind, name) if entry.name == name]
     if len(matches) > 1:
         owners = " and ".join(match.distribution for match in matches)
         raise PluginError(
@@ -214,7 +214,7 @@ def find(kind: Kind, name: str) -> PluginEntry:
             "entry point."
         )
     if not matches:
-        names = sorted(entry.name for entry in installed(kind))
+        names = sorted(entry.name for entry in list_installed(kind))
         close = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         installed_names = f"Installed: {', '.join(names)}" if names else "None is installed"

@@ -37,7 +37,7 @@ Choice = TypeVar("Choice", bound=PluginChoice)
 _Change = Callable[[PluginConfig], PluginConfig]
 
 
-def checked_plugins(config: RunConfig) -> RunConfig:
+def check_plugins(config: RunConfig) -> RunConfig:
     """Check the plugins' settings and fill in their defaults.
 
     Raises:
@@ -82,7 +82,7 @@ def resolve_settings(config: RunConfig, traits: DataTraits) -> RunConfig:
     return _with_settings(config, lambda settings: settings.resolved_for(traits))
 
 
-def named_patch_embedding(model: ModelChoice) -> PatchEmbeddingChoice:
+def name_patch_embedding(model: ModelChoice) -> PatchEmbeddingChoice:
     """Return the model's patch embedding with its name instead of `auto`.
 
     Raises:
@@ -98,7 +98,7 @@ def named_patch_embedding(model: ModelChoice) -> PatchEmbeddingChoice:
     return chosen if name == chosen.name else chosen.model_copy(update={"name": name})
 
 
-def chosen_plugins(config: RunConfig) -> dict[Kind, str]:
+def list_chosen_plugins(config: RunConfig) -> dict[Kind, str]:
     """Return the names of the plugins that decide the results of a run, by kind.
 
     There is no patch embedding if the model takes none.
@@ -109,13 +109,13 @@ def chosen_plugins(config: RunConfig) -> dict[Kind, str]:
         "objective": config.objective.name,
         "model": config.model.name,
     }
-    embedding = named_patch_embedding(config.model).name
+    embedding = name_patch_embedding(config.model).name
     return chosen if embedding == NO_PATCH_EMBEDDING else {**chosen, "patch_embedding": embedding}
 
 
 def settings_of(kind: Kind, choice: PluginChoice, prefix: str) -> PluginConfig:
     """Return a plugin's settings as an instance of its config class."""
-    return _parsed(kind, choice.name, choice.settings, prefix)
+    return _parse(kind, choice.name, choice.settings, prefix)
 
 
 def patch_embedding_name(model: str, chosen: str) -> str:
@@ -145,7 +145,7 @@ def patch_embedding_name(model: str, chosen: str) -> str:
     return chosen
 
 
-def built_launcher(choice: PluginChoice, workspace: Path) -> Launcher:
+def build_launcher(choice: PluginChoice, workspace: Path) -> Launcher:
     """Return the launcher of a config.
 
     Args:
@@ -162,7 +162,7 @@ def built_launcher(choice: PluginChoice, workspace: Path) -> Launcher:
         return plugin.build(settings, LauncherContext(workspace.resolve()))
 
 
-def _parsed(kind: Kind, name: str, settings: dict[str, object], prefix: str) -> PluginConfig:
+def _parse(kind: Kind, name: str, settings: dict[str, object], prefix: str) -> PluginConfig:
     plugin_class = config_class(kind, name)
     try:
         return plugin_class.model_validate(settings)
@@ -178,13 +178,13 @@ def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
         return choice.with_settings(settings)
 
     model = changed(config.model, "model", "model")
-    named = named_patch_embedding(model)
+    named = name_patch_embedding(model)
     embedding = (
         named
         if named.name == NO_PATCH_EMBEDDING
         else changed(named, "patch_embedding", "model.patch_embedding")
     )
-    parsed = _parsed("data_source", config.data.source, config.data.options, "data.options")
+    parsed = _parse("data_source", config.data.source, config.data.options, "data.options")
     with plugin_errors("data_source", config.data.source, "failed to resolve its settings"):
         options = change(parsed).model_dump(mode="json")
     return config.model_copy(

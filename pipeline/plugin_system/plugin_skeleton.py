@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 
 from patchline.pipeline.errors import ConfigError, StorageError
-from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, installed
+from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, list_installed
 
 _TEMPLATES = Path(__file__).parent / "plugin_skeletons"
 _OF_KIND: dict[Kind, tuple[str, str]] = {
@@ -55,7 +55,7 @@ def write_package(kind: str, name: str, into: Path) -> WrittenPackage:
         ConfigError: if the kind, the name or the folder is invalid, or the package exists.
         StorageError: if the folder is not writable.
     """
-    known_kind = _checked_kind(kind)
+    known_kind = _check_kind(kind)
     _check_name(known_kind, name)
     fields = _fields(known_kind, name)
     folder = _free_place(into.expanduser(), fields["distribution"])
@@ -89,7 +89,7 @@ def _distribution(name: str) -> str:
     return f"patchline-{name.replace('_', '-')}"
 
 
-def _checked_kind(kind: str) -> Kind:
+def _check_kind(kind: str) -> Kind:
     for known in KINDS:
         if kind == known:
             return known
@@ -112,7 +112,7 @@ def _check_name(kind: Kind, name: str) -> None:
     if keyword.iskeyword(name) or name in _TAKEN_WORDS:
         owner = "Python" if keyword.iskeyword(name) else "Patchline"
         raise ConfigError(f"The plugin name '{name}' is reserved by {owner}. Choose another name.")
-    for entry in installed():
+    for entry in list_installed():
         if (entry.kind, entry.name) == (kind, name):
             raise ConfigError(f"The {kind} plugin '{name}' already exists. Choose another name.")
         if re.sub(r"[-_.]+", "-", entry.distribution).lower() == _distribution(name):

@@ -36,7 +36,7 @@ class Tool:
             PluginError: if it cannot be imported, or is not there.
         """
         try:
-            return imported(path)
+            return import_function(path)
         except (Exception, SystemExit) as error:
             raise PluginError(
                 f"The tool '{self.name}' of {self.distribution} names {path}, which cannot be "
@@ -104,7 +104,7 @@ class Tools:
 def tools() -> Tools:
     """Return the installed tools: the built-in ones first, then by name."""
     here, owners = Tools((), ()), dict[str, str]()
-    entries = plugin_loader.installed("tool")
+    entries = plugin_loader.list_installed("tool")
     for entry in sorted(entries, key=lambda each: (each.distribution != _OWN, each.name)):
         try:
             here = here.with_tool(_tool(entry), owners)
@@ -123,7 +123,7 @@ def _tool(entry: PluginEntry) -> Tool:
     return Tool(entry.name, entry.distribution, plugin)
 
 
-def imported(path: str) -> Callable[..., Any]:
+def import_function(path: str) -> Callable[..., Any]:
     """Return what is at `package.module:function`."""
     module, _, name = path.partition(":")
     function: Callable[..., Any] = getattr(import_module(module), name)
@@ -162,4 +162,4 @@ class _FormerModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in self._paths:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return imported(self._paths[name])
+        return import_function(self._paths[name])

@@ -3,7 +3,7 @@
 An entry of the history is written before the alias moves, in the state `intended`, and marked
 `done` afterwards. If a process dies in between, `settle` compares the entry with the alias and
 either completes or removes it. A change made outside Patchline gets an entry when it is noticed.
-Functions that write here require both locks, `machine_lock` and `claimed`.
+Functions that write here require both locks, `machine_lock` and `claim_model`.
 
 The MLflow UI hides tags whose names begin with `mlflow.`, so the entries are stored under such
 names.
@@ -41,7 +41,7 @@ from patchline.pipeline.errors import ConfigError, ModelReferenceError, Tracking
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workers.host.private_folder import private_folder
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.file_locks import hold_lock
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace.tracking.tracking_store import (
     client,
@@ -64,7 +64,7 @@ def one_line(text: str) -> str:
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
-def checked_reason(text: str | None) -> str | None:
+def check_reason(text: str | None) -> str | None:
     """Return a reason on one line; none if none was given.
 
     Raises:
@@ -168,13 +168,13 @@ def settle(store: MlflowClient, name: str) -> list[AliasChange]:
         else:
             settled.append(entry)
     for alias in (CHALLENGER, CHAMPION):
-        now, explained = alias_of(store, name, alias), explained_version(settled, alias)
+        now, explained = alias_of(store, name, alias), find_explained_version(settled, alias)
         if now != explained:
-            settled.append(_noticed(store, name, settled, alias, explained, now))
+            settled.append(_record_change(store, name, settled, alias, explained, now))
     return settled
 
 
-def explained_version(entries: list[AliasChange], alias: str) -> str | None:
+def find_explained_version(entries: list[AliasChange], alias: str) -> str | None:
     """Return the version that an alias points to according to its history."""
     own = [entry for entry in entries if entry.alias == alias and entry.state == "done"]
     return own[-1].to_version if own else None
@@ -231,7 +231,7 @@ def earlier_champions(entries: list[AliasChange]) -> list[str]:
     return stack[-2::-1]
 
 
-def _noticed(
+def _record_change(
     store: MlflowClient,
     name: str,
     entries: list[AliasChange],
@@ -321,12 +321,12 @@ def machine_lock(name: str, on_note: Callable[[str], None] = lambda _: None) -> 
         make_folder(file.parent)
         file.touch(mode=0o600)
     waiting = f"waiting for another process that is changing '{name}'"
-    with locked(file, lambda: on_note(waiting)):
+    with hold_lock(file, lambda: on_note(waiting)):
         yield
 
 
 @contextmanager
-def claimed(name: str) -> Iterator[Callable[[], None]]:
+def claim_model(name: str) -> Iterator[Callable[[], None]]:
     """Hold the claim of a registered model among the users of a shared server.
 
     Yields:
@@ -371,7 +371,7 @@ def _folder_of_store() -> Path | None:
     database = sqlite_file()
     if database is not None:
         return database.parent
-    services = local_services.running()
+    services = local_services.find_running()
     here = services is not None and "mlflow" in services.own and services.mlflow_url == use_store()
     return services.folder if services and here else None
 

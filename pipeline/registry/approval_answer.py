@@ -74,7 +74,7 @@ class ApprovalAnswer(FrozenModel):
         return "approved" if self.approves else _OUTCOMES.get(self.who, "rejected")
 
 
-def expired(hours: float) -> ApprovalAnswer:
+def answer_expired(hours: float) -> ApprovalAnswer:
     """Return the answer to a request that nobody answered in time."""
     unit = "hour" if hours == 1 else "hours"
     return ApprovalAnswer(
@@ -82,7 +82,7 @@ def expired(hours: float) -> ApprovalAnswer:
     )
 
 
-def superseded_by(version: str) -> ApprovalAnswer:
+def answer_superseded(version: str) -> ApprovalAnswer:
     """Return the answer to a request that a newer version of the model supersedes."""
     reason = f"superseded: approval was requested for the newer version {version}"
     return ApprovalAnswer(decision="reject", who=NEWER_VERSION, reason=reason)
@@ -122,7 +122,7 @@ def note(
 
 def note_cancelled(reference: ModelReference, flow_run_id: str) -> None:
     """Record that a request was cancelled, if it is the one that the version waits for."""
-    known = _noted(reference)
+    known = _read_note(reference)
     if (known.get("state"), known.get("flow_run_id")) == (_WAITING, flow_run_id):
         reason = "the request was cancelled"
         note(reference, "cancelled", reason=reason, flow_run_id=flow_run_id)
@@ -134,7 +134,7 @@ def refuse_closed(reference: ModelReference) -> None:
     Raises:
         ModelReferenceError: with the request's outcome, and how to request approval again.
     """
-    known = _noted(reference)
+    known = _read_note(reference)
     if known.get("state") not in set(get_args(State)) - {_WAITING}:
         return
     by = f" by {known['by']}" if known.get("by") else ""
@@ -145,7 +145,7 @@ def refuse_closed(reference: ModelReference) -> None:
     )
 
 
-def _noted(reference: ModelReference) -> dict[str, str]:
+def _read_note(reference: ModelReference) -> dict[str, str]:
     """Return what a version's note says; empty if there is none, or it was written by hand."""
     [model] = summaries(reference.name)
     [version] = [each for each in model.versions if each.version == reference.version]

@@ -12,7 +12,7 @@ from patchline.pipeline.former_settings import section_with_todays_names
 from patchline.pipeline.frozen_model import FrozenModel
 
 
-def _named(metric: str) -> None:
+def _check_metric(metric: str) -> None:
     if metric in METRICS:
         return
     close = difflib.get_close_matches(metric, METRICS, n=1, cutoff=0.5)
@@ -26,7 +26,7 @@ def _limits(*, higher_is_better: bool) -> AfterValidator:
 
     def checked(limits: dict[str, float]) -> dict[str, float]:
         for metric, limit in limits.items():
-            _named(metric)
+            _check_metric(metric)
             if METRICS[metric].higher_is_better != higher_is_better:
                 raise ValueError(
                     f"{direction} is better for '{metric}'; set promotion.{other} instead"

@@ -26,9 +26,9 @@ def gates_for(
         ConfigError: if the file or a setting in it is invalid.
         ModelReferenceError: if no file is given and the run's config is missing.
     """
-    settings = _recorded(reference) if file is None else _from_file(file)
+    settings = _read_recorded_gates(reference) if file is None else _from_file(file)
     given: dict[str, Any] = flags.model_dump(exclude_unset=True) if flags else {}
-    return PromotionConfig.model_validate(config_files.merged(settings.model_dump(), given))
+    return PromotionConfig.model_validate(config_files.merge_settings(settings.model_dump(), given))
 
 
 def _from_file(file: Path) -> PromotionConfig:
@@ -37,10 +37,10 @@ def _from_file(file: Path) -> PromotionConfig:
         raise ConfigError(
             f"{file} has no section 'promotion', which holds the gates. Add it, or omit --config."
         )
-    return config_files.validated(merged).promotion
+    return config_files.validate_config(merged).promotion
 
 
-def _recorded(reference: ModelReference) -> PromotionConfig:
+def _read_recorded_gates(reference: ModelReference) -> PromotionConfig:
     """Return the gates in the config of the version's run, or the defaults."""
     from mlflow.exceptions import MlflowException
 

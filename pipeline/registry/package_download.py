@@ -99,7 +99,7 @@ def package_folder(reference: ModelReference, into: Path | None = None) -> Path:
             raise FileNotFoundError("none of them was found")
     except (MlflowException, OSError) as error:
         files = f"'{reference.name}' version {reference.version}"
-        raise _gone(error, files, "Restore them, or use another version.") from error
+        raise _explain_failure(error, files, "Restore them, or use another version.") from error
     return folder
 
 
@@ -127,10 +127,10 @@ def export_folder(reference: ModelReference, export: str, into: str) -> Path:
         return Path(client().download_artifacts(run_of(reference), export, into))
     except (MlflowException, OSError) as error:
         files = f"the export {export} of '{reference.name}' version {reference.version}"
-        raise _gone(error, files, "Write it again with `patchline export`.") from error
+        raise _explain_failure(error, files, "Write it again with `patchline export`.") from error
 
 
-def _gone(error: Exception, files: str, remedy: str) -> PipelineError:
+def _explain_failure(error: Exception, files: str, remedy: str) -> PipelineError:
     """Return what a failed download means: a server that is away, or files that are gone."""
     away = system_error(error)
     if isinstance(away, ServerAwayError):

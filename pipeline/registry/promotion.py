@@ -22,7 +22,7 @@ from patchline.pipeline.registry.aliases import (
     Action,
     AliasChange,
     Proposal,
-    claimed,
+    claim_model,
     machine_lock,
 )
 from patchline.pipeline.registry.approval_answer import ApprovalAnswer
@@ -147,7 +147,7 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
     store = client()
     with machine_lock(name, on_note):
         for _ in range(_ATTEMPTS):
-            with claimed(name):
+            with claim_model(name):
                 entries = aliases.settle(store, name)
             present = aliases.alias_of(store, name, CHAMPION)
             target = _earlier_champion(name, present, entries)
@@ -159,7 +159,7 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
                 reason=reason or default_reason,
                 gates={"package": True},
             )
-            with claimed(name) as still_held:
+            with claim_model(name) as still_held:
                 if aliases.alias_of(store, name, CHAMPION) == present:
                     return aliases.change_alias(store, name, proposal, still_held)
             on_note("the champion changed; looking for the previous one again")
@@ -215,7 +215,7 @@ def assign_aliases(
 def make_challenger(name: str, version: str, on_note: OnNote = lambda _: None) -> None:
     """Give a new version the alias challenger, as the newest one."""
     store = client()
-    with machine_lock(name, on_note), claimed(name) as still_held:
+    with machine_lock(name, on_note), claim_model(name) as still_held:
         aliases.settle(store, name)
         proposal = Proposal(
             alias=CHALLENGER,
@@ -295,7 +295,7 @@ def _make_champion(
     record on the version follows. If the process dies before that, the history has the same facts.
     """
     name = promotion.name
-    with claimed(name) as still_held:
+    with claim_model(name) as still_held:
         aliases.settle(store, name)
         if aliases.alias_of(store, name, CHAMPION) != promotion.champion:
             return None

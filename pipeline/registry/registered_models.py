@@ -14,7 +14,7 @@ from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL,
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.provenance import UNKNOWN
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.registry.aliases import (
     CHAMPION,
     AliasChange,
@@ -182,8 +182,9 @@ def _check_known(name: str, names: list[str]) -> None:
     if name not in names:
         what = f"There is no registered model '{name}'."
         none = (
-            f"No models are registered yet in the store of this folder, {redacted(use_store())}. "
-            "Change to the folder in which the model was trained, or set MLFLOW_TRACKING_URI."
+            f"No models are registered yet in the store of this folder, "
+            f"{redact_text(use_store())}. Change to the folder in which the model was trained, or "
+            "set MLFLOW_TRACKING_URI."
         )
         raise _unknown(what, name, names, "Registered models", none)
 

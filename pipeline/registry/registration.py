@@ -57,7 +57,7 @@ class Registered(FrozenModel):
         return ModelReference(self.name, self.version, f"models:/{self.model_id}")
 
 
-def logged_model(run: TrackedRun, name: str, model_type: str = "image-classifier") -> str:
+def find_logged_model(run: TrackedRun, name: str, model_type: str = "image-classifier") -> str:
     """Return the id of the run's model, which is created without files the first time.
 
     It exists before its files, so that metrics can be linked to it.
@@ -71,7 +71,7 @@ def logged_model(run: TrackedRun, name: str, model_type: str = "image-classifier
             run.experiment_id, name=name, source_run_id=run.run_id, model_type=model_type
         )
         model_id = str(model.model_id)
-    elif model_id in _linked_models(run):
+    elif model_id in _find_linked_models(run):
         return model_id
     store.log_outputs(run.run_id, [LoggedModelOutput(model_id, step=0)])
     return model_id
@@ -163,7 +163,7 @@ def _log_estimates(
         store.log_batch(run.run_id, metrics=metrics)
 
 
-def logged_model_of(reference: ModelReference) -> str | None:
+def find_logged_model_of(reference: ModelReference) -> str | None:
     """Return the id of the logged model behind a version.
 
     Returns:
@@ -223,7 +223,7 @@ def _new_version(
     # It prints what the caller reports anyway.
     check_owner(run)
     with contextlib.redirect_stderr(io.StringIO()), signals_held():
-        return busy_server.repeated(
+        return busy_server.repeat_while_busy(
             lambda: str(mlflow.register_model(f"models:/{model_id}", name, tags=all_tags).version),
             already_done=lambda: _earlier_version(run, name),
         )
@@ -289,7 +289,7 @@ def _earlier_model(run: TrackedRun) -> str | None:
     return next((str(model.model_id) for model in models), None)
 
 
-def _linked_models(run: TrackedRun) -> set[str]:
+def _find_linked_models(run: TrackedRun) -> set[str]:
     outputs = client().get_run(run.run_id).outputs
     return {str(output.model_id) for output in outputs.model_outputs} if outputs else set()
 

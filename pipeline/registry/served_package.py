@@ -40,7 +40,7 @@ from patchline.pipeline.errors import (
     error_class,
     first_line,
 )
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.workers.host import environment_variables
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
@@ -110,8 +110,8 @@ def registry_reader() -> RegistryReader:
     if _DATABASES.match(uri):
         return _Database(uri)
     raise TrackingError(
-        f"A server cannot read a registry at {redacted(uri)}. Set {_TRACKING} to an http, https, "
-        "sqlite or postgresql address."
+        f"A server cannot read a registry at {redact_text(uri)}. Set {_TRACKING} to an http, "
+        "https, sqlite or postgresql address."
     )
 
 
@@ -275,7 +275,7 @@ def _object(content: bytes) -> dict[str, Any]:
 
 def _away(uri: str, error: Exception) -> PipelineError:
     return ServerAwayError(
-        f"The MLflow store {redacted(uri)} does not answer ({first_line(error)}). Check "
+        f"The MLflow store {redact_text(uri)} does not answer ({first_line(error)}). Check "
         f"{_TRACKING} and the server."
     )
 
@@ -302,7 +302,7 @@ class MissingExportError(ModelReferenceError):
     """A version without the export that a server is to answer with; the text names no path."""
 
 
-def served_package(
+def fetch_served_package(
     reader: RegistryReader, name: str, version: str, form: str | None = None
 ) -> Path:
     """Return the folder of a package as MLflow stores it, downloaded if necessary.
@@ -325,7 +325,7 @@ def served_package(
             f"'{name}' has no version {version}. `patchline models {name}` lists its versions."
         )
     if form is not None:
-        return _served_export(reader, name, version, form)
+        return _fetch_served_export(reader, name, version, form)
     local = artifact_path(stored)
     if local is not None and local.is_dir():
         return local
@@ -334,10 +334,10 @@ def served_package(
             f"The files of '{name}' version {version} are gone ({local} does not exist). Restore "
             "them, or use another version."
         )
-    return _downloaded(stored, name, version)
+    return _find_or_download(stored, name, version)
 
 
-def _served_export(reader: RegistryReader, name: str, version: str, form: str) -> Path:
+def _fetch_served_export(reader: RegistryReader, name: str, version: str, form: str) -> Path:
     """Return the folder of an export, downloaded if necessary.
 
     Raises:
@@ -352,7 +352,7 @@ def _served_export(reader: RegistryReader, name: str, version: str, form: str) -
     artifacts = reader.artifacts_of(name, version)
     local = None if artifacts is None else artifact_path(artifacts)
     if local is None:
-        return _downloaded(artifacts or "", name, version, folder)
+        return _find_or_download(artifacts or "", name, version, folder)
     if not (local / folder).is_dir():
         raise MissingExportError(
             f"The files of the export of '{name}' version {version} as {form} are gone. Write it "
@@ -373,7 +373,7 @@ def _export_folder(tag: str | None, form: str) -> str | None:
     return folder if is_plain and not unsafe_reason(folder) else None
 
 
-def _downloaded(stored: str, name: str, version: str, export: str = "") -> Path:
+def _find_or_download(stored: str, name: str, version: str, export: str = "") -> Path:
     """Return the folder of a package or an export in the cache, where it is downloaded once."""
     digest = hashlib.sha256(f"{stored} {name} {version} {export}".encode()).hexdigest()[:16]
     cached = place() / "served" / digest
@@ -418,12 +418,12 @@ def _download(name: str, version: str, target: Path, export: str) -> None:
 def _keep_newest(folder: Path) -> None:
     """Remove all packages but the newest; what is being downloaded is none yet."""
     packages = [each for each in folder.iterdir() if each.is_dir() and each.name[0] != "."]
-    packages.sort(key=_modified, reverse=True)
+    packages.sort(key=_read_modification_time, reverse=True)
     for old in packages[_KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _modified(folder: Path) -> float:
+def _read_modification_time(folder: Path) -> float:
     try:
         return folder.stat().st_mtime
     except OSError:  # another server has removed it
@@ -453,7 +453,7 @@ def _main(name: str, version: str, target: Path, export: str) -> None:
     try:
         reference = ModelReference(name, version, f"models:/{name}/{version}")
         part = target.with_name(_PART + target.name)
-        with storage_errors(target), file_locks.locked(_lock_of(part)):
+        with storage_errors(target), file_locks.hold_lock(_lock_of(part)):
             if target.is_dir():  # another process was faster
                 return
             shutil.rmtree(part, ignore_errors=True)

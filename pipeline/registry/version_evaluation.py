@@ -31,7 +31,7 @@ from patchline.pipeline.evaluation.answers_report import (
     AnswersReport,
     MeasuredImages,
     PredictedImages,
-    checked_answers,
+    check_answers,
 )
 from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from patchline.pipeline.evaluation.html_report import ReportContents, ReportPage, write_report
@@ -40,7 +40,7 @@ from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.robustness import (
     VERSIONS,
     AnyRobustness,
-    sampled_rows,
+    sample_rows,
 )
 from patchline.pipeline.evaluation.tasks import AnyReport, Task
 from patchline.pipeline.frozen_model import FrozenModel
@@ -176,8 +176,8 @@ def evaluate_version(
         on_progress: called as each stage advances.
     """
     data, selection, package = chosen.data, chosen.selection, chosen.records.package
-    images = prepared_images(package, selection.rows, data.root, workspace, on_progress)
-    probabilities, distances = _predicted(package, images, on_progress)
+    images = prepare_images(package, selection.rows, data.root, workspace, on_progress)
+    probabilities, distances = _predict(package, images, on_progress)
     unused = set(own_columns(selection.rows.columns)) - set(choices.report.slices)
     rows = selection.rows.drop(columns=list(unused))
     task, classes, reference = chosen.records.task, tuple(package.classes), chosen.records.reference
@@ -215,7 +215,7 @@ def _robustness(
     """Predict a sample of the images in corrupted versions, if the settings ask for it."""
     if not config.corruptions:
         return None
-    sample = sampled_rows(len(images), config.corruptions, _SEED)
+    sample = sample_rows(len(images), config.corruptions, _SEED)
     stage = f"Predicting {counted(len(sample) * (VERSIONS + 1), 'image')}, most of them corrupted"
     return records.task.robustness(
         records.package.probabilities,
@@ -251,10 +251,10 @@ def select(
     provenance = records.provenance.summary
     if not records.is_recorded and not choices.seen_images:
         raise DataError(
-            f"{_capitalized(provenance.sentence(records.label))}, and its training data is no "
+            f"{_capitalize(provenance.sentence(records.label))}, and its training data is no "
             "longer recorded. Add --seen-images to evaluate on all images."
         )
-    rows = _unseen(rows, records, choices, notes)
+    rows = _select_unseen(rows, records, choices, notes)
     if caveat := provenance.caveat(records.label, "these images"):
         notes.append(caveat)
     if rows.empty:
@@ -314,7 +314,7 @@ def _of_classes(
     return kept
 
 
-def _unseen(
+def _select_unseen(
     rows: pd.DataFrame, records: VersionRecords, choices: EvaluationChoices, notes: list[str]
 ) -> pd.DataFrame:
     is_seen = records.has_seen(rows)
@@ -334,7 +334,7 @@ def _unseen(
     return rows[~is_seen]
 
 
-def prepared_images(
+def prepare_images(
     package: PackagedModel,
     rows: pd.DataFrame,
     root: Path,
@@ -363,12 +363,12 @@ def prepared_images(
     return prepared_store.open_images(store)
 
 
-def predicted(package: PackagedModel, images: StoredImages, on_progress: StageProgress) -> Array:
+def predict(package: PackagedModel, images: StoredImages, on_progress: StageProgress) -> Array:
     """Return the probabilities (N, K) of images as the package takes them."""
-    return _predicted(package, images, on_progress)[0]
+    return _predict(package, images, on_progress)[0]
 
 
-def _predicted(
+def _predict(
     package: PackagedModel, images: StoredImages, on_progress: StageProgress
 ) -> tuple[Array, Array | None]:
     """Return the probabilities (N, K), and the distances (N) to the package's reference, if any."""
@@ -405,7 +405,7 @@ def _answers(
         kept = load_reference_images(package.files[1].with_name(REFERENCE_IMAGES_FILE))
         is_other_N = ~predictions.table["sha256"].isin(kept.sha256 if kept else ()).to_numpy()
         distances, why = (distances[is_other_N] if is_other_N.any() else None), SAME_IMAGES
-    return checked_answers(rules, predictions, MeasuredImages(quality, distances, why))
+    return check_answers(rules, predictions, MeasuredImages(quality, distances, why))
 
 
 def _page(
@@ -428,19 +428,22 @@ def _page(
     }
     return ReportPage(
         title=f"{reference.name}, version {reference.version}, on {data.name}",
-        lead=f"How well a registered model {records.task.does} of this data. {_used(records)}",
+        lead=(
+            f"How well a registered model {records.task.does} of this data. "
+            f"{_describe_use(records)}"
+        ),
         facts=facts,
         notes=selection.notes,
         settings=settings,
     )
 
 
-def _used(records: VersionRecords) -> str:
+def _describe_use(records: VersionRecords) -> str:
     """Return whether the model may have seen the images, in one sentence."""
     provenance = records.provenance.summary
     caveat = provenance.caveat(records.label, "these images")
-    return f"{_capitalized(caveat)}." if caveat else ""
+    return f"{_capitalize(caveat)}." if caveat else ""
 
 
-def _capitalized(clause: str) -> str:
+def _capitalize(clause: str) -> str:
     return f"{clause[:1].upper()}{clause[1:]}"

@@ -153,9 +153,9 @@ def load_records(reference: ModelReference) -> VersionRecords:
             checked = str(version.tags.get(CHECKED_TAG, ""))
             predictions = _table(store, run.info.run_id, "report", folder, sha256=checked)
     except (MlflowException, OSError) as error:
-        raise _gone(reference, first_line(error)) from error
+        raise _make_missing_error(reference, first_line(error)) from error
     if manifest is None:
-        raise _gone(reference, "its manifest is not among the run's artifacts")
+        raise _make_missing_error(reference, "its manifest is not among the run's artifacts")
     root = run.data.tags.get(DATA_ROOT_TAG)
     metrics = {
         key.removeprefix(_TEST): float(value)
@@ -292,7 +292,7 @@ def _order(own: list[str], classes: tuple[str, ...]) -> Array:
     return np.array([index[label] for label in classes], np.int64)
 
 
-def _gone(reference: ModelReference, reason: str) -> ModelReferenceError:
+def _make_missing_error(reference: ModelReference, reason: str) -> ModelReferenceError:
     return ModelReferenceError(
         f"The training data of '{reference.name}' version {reference.version} is no longer "
         f"recorded ({reason}). Restore its run in MLflow, or use another version."

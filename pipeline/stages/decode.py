@@ -14,7 +14,7 @@ from patchline.pipeline.data.value_ranges import range_choice
 from patchline.pipeline.registry import registered_models
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.workspace import cache_limit
-from patchline.pipeline.workspace.address import of_path, parsed
+from patchline.pipeline.workspace.address import of_path, parse_address
 from patchline.pipeline.workspace.run_memory import stage_keys
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
@@ -57,7 +57,7 @@ class Decode(Stage[PreparedData]):
         settings, data = self.config.data, self.data
         names = ("image_size", "channels", "resize", "mean", "std", "store")
         place = of_path(settings.path)
-        scheme = parsed(place, "data.path").scheme if place else "file"
+        scheme = parse_address(place, "data.path").scheme if place else "file"
         return {
             "data": data.fingerprint,
             **({"unlabelled": data.unlabelled.fingerprint} if data.unlabelled else {}),
@@ -77,7 +77,7 @@ class Decode(Stage[PreparedData]):
         """Decode what no store holds yet."""
         memory, progress = self.context.memory, self.context.reporting.progress
         if ingestion.streams(self.config, self.data):
-            self.context.reporting.note(_streaming(self.config, self.data))
+            self.context.reporting.note(_explain_streaming(self.config, self.data))
         prepared = ingestion.prepare(
             self.config, self.data, memory.workspace, progress, fresh=memory.fresh
         )
@@ -100,9 +100,9 @@ class Decode(Stage[PreparedData]):
         range_choice.remember(data.pixel_values, data.root, self.context.memory.workspace)
 
 
-def _streaming(config: RunConfig, data: IngestedData) -> str:
+def _explain_streaming(config: RunConfig, data: IngestedData) -> str:
     """Return why the decoded images stay on the object store, and what to set for it."""
-    size, limit = ingestion.decoded_bytes(config, data), cache_limit.limit()
+    size, limit = ingestion.count_decoded_bytes(config, data), cache_limit.limit()
     page, store = limit * cache_limit.PAGE_SHARE, workspace_of(data.manifest_file).uri
     needed = math.floor(1e4 * page / size) / 1e4
     slow = ""

@@ -139,7 +139,7 @@ def run_stages(
             continue
         context.config = stage.settings()
         context.next_workers = tuple(workers(stages[position + 1 :], context.config))
-        with _timed(stage.name, context):
+        with _time_stage(stage.name, context):
             title = stage.rehearsal if context.rehearses else None
             context.reporting.stage(title or stage.title())
             result = call(Computation(stage))
@@ -189,7 +189,7 @@ def _open_run(context: Context) -> TrackedRun | None:
 
 
 @contextmanager
-def _timed(stage: str, context: Context) -> Iterator[None]:
+def _time_stage(stage: str, context: Context) -> Iterator[None]:
     """Measure the seconds of a stage, and tag the run with results that were reused."""
     began = time.monotonic()
     try:

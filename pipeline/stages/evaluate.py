@@ -10,9 +10,9 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.evaluation import evaluating
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.cost import (
-    corrupted_images,
+    count_corrupted_images,
+    count_predicted_images,
     evaluation_seconds,
-    predicted_images,
 )
 from patchline.pipeline.evaluation.evaluating import FOLDER, Evaluated
 from patchline.pipeline.evaluation.galleries import EXPLANATIONS
@@ -71,11 +71,11 @@ class Evaluate(EvaluateStage[Evaluated]):
     def title(self) -> str:
         """Return how many images are predicted, and about how long that takes."""
         data, trained = self.data, self.trained
-        images = predicted_images(data, trained)
+        images = count_predicted_images(data, trained)
         held_out = " with validation"
-        if corrupted := corrupted_images(self.config, data):
+        if corrupted := count_corrupted_images(self.config, data):
             held_out += f", {corrupted:,} of corrupted ones"
-        mirrored = evaluating.mirrored_images(self.config, data, trained)
+        mirrored = evaluating.count_mirrored_images(self.config, data, trained)
         if mirrored:
             held_out += f", at most {mirrored:,} mirrored"
         if trained.probe is not None:
@@ -106,7 +106,7 @@ class Evaluate(EvaluateStage[Evaluated]):
 
     def log(self, result: Evaluated, run: TrackedRun) -> None:
         """Log the metrics, linked to the model and the data, and the files of the report."""
-        model_id = registration.logged_model(run, str(self.config.name))
+        model_id = registration.find_logged_model(run, str(self.config.name))
         registration.log_report_metrics(
             run, model_id, result.report.with_robustness, self.data.name
         )
@@ -144,7 +144,7 @@ class EncoderTest(EvaluateStage[PretrainingEvaluated]):
 
     def log(self, result: PretrainingEvaluated, run: TrackedRun) -> None:
         """Log the loss, linked to the model and the data, and the files of the report."""
-        model_id = registration.logged_model(run, str(self.config.name), "image-encoder")
+        model_id = registration.find_logged_model(run, str(self.config.name), "image-encoder")
         registration.log_report_metrics(run, model_id, result.report, self.data.name)
         for file in sorted(result.folder.iterdir()):
             tracked_run.log_file(run, file, FOLDER)

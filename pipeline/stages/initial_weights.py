@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
-from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
+from patchline.pipeline.data.seen_images import describe_seen_images, with_seen_images
 from patchline.pipeline.data.symmetry.assumed_symmetries import notes_on_mirroring_weights
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.weights_choice import WeightsChoice, suits
@@ -19,7 +19,7 @@ from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.initial_weights.starting_point import (
     StartingPoint,
     check_published,
-    starting_point,
+    find_starting_point,
 )
 from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.tracking import tracked_run
@@ -111,7 +111,7 @@ class FindWeights(Stage[StartingPoint]):
     def compute(self) -> StartingPoint:
         """Find the weights, and count the images that they have seen."""
         data = self.data
-        return starting_point(
+        return find_starting_point(
             self.config, data.name, self.context.workspace, data.manifest_file, data.classes
         )
 
@@ -119,7 +119,7 @@ class FindWeights(Stage[StartingPoint]):
         """Show what the weights are; the data then tells what they have seen of it."""
         data, seen = self.data, result.seen_before
         mirroring = notes_on_mirroring_weights(self.config, result.config, data.mirror)
-        for sentence in (*result.notes(), *seen_images_notes(seen, data.counts), *mirroring):
+        for sentence in (*result.notes(), *describe_seen_images(seen, data.counts), *mirroring):
             self.context.reporting.note(sentence)
         self.context.config = result.config
         noted = data.model_copy(update={"notes": (*data.notes, *mirroring)})
@@ -127,5 +127,5 @@ class FindWeights(Stage[StartingPoint]):
 
     def tags(self, result: StartingPoint) -> dict[str, str]:
         """Return which weights they are, and what they have seen."""
-        seen = seen_images_notes(self.data.seen_before, self.data.counts)
+        seen = describe_seen_images(self.data.seen_before, self.data.counts)
         return {**({tracked_run.SEEN_TAG: "; ".join(seen)} if seen else {}), **result.tags()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
-from patchline.pipeline.data.seen_images import seen_images_notes
+from patchline.pipeline.data.seen_images import describe_seen_images
 from patchline.pipeline.evaluation.answers_report import REFERENCE_FILE
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.html_report import PREDICTIONS_FILE
@@ -72,7 +72,7 @@ class PackageStage(Stage[Package]):
             initial_weights=display_name(config.model.init) if config.model.init else "",
             license=start.weights.license if start and start.weights else "",
             taught_by=self.data.taught_by,
-            seen_before=tuple(seen_images_notes(self.data.seen_before, self.data.counts)),
+            seen_before=tuple(describe_seen_images(self.data.seen_before, self.data.counts)),
             training=run_parts.length(self.trained),
             commit=provenance.commit()[0][:12],
         )

@@ -72,7 +72,7 @@ class PlanTraining(Stage[Plan]):
     def compute(self) -> Plan:
         """Measure in a process of its own, and plan."""
         workspace, note = self.context.memory.workspace, self.context.reporting.note
-        return planner.planned(self.config, self.data, workspace, note, self.choice, self.weights)
+        return planner.plan_run(self.config, self.data, workspace, note, self.choice, self.weights)
 
     def is_cacheable(self, result: Plan) -> bool:
         """Return whether speeds were measured; an estimate is not kept."""

@@ -48,7 +48,7 @@ class Register(Stage[Registered]):
             tags[TEST_IMAGES_TAG] = self.evaluated.report.images_fingerprint
         if self.data.taught_by:
             tags[TAUGHT_BY_TAG] = self.data.taught_by
-        model_id = registration.logged_model(run, name)
+        model_id = registration.find_logged_model(run, name)
         return registration.register(run, model_id, name, self.package, tags)
 
     def rehearse(self) -> Registered:

@@ -8,7 +8,7 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import UNLABELLED, IngestedData
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.data.seen_images import seen_images_notes, with_seen_images
+from patchline.pipeline.data.seen_images import describe_seen_images, with_seen_images
 from patchline.pipeline.stages.stage import Stage
 from patchline.pipeline.training.distillation.job import (
     TEACHING,
@@ -22,12 +22,12 @@ from patchline.pipeline.training.distillation.job import (
 from patchline.pipeline.training.distillation.teacher import (
     Teacher,
     check_teacher,
-    seen_before,
+    find_seen_before,
     teacher_for,
     with_teacher,
 )
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
-from patchline.pipeline.training.machine import cached_machine, choose_device
+from patchline.pipeline.training.machine import choose_device, detect_cached_machine
 from patchline.pipeline.workers.launcher import Resources
 from patchline.pipeline.workspace.files.workspace_folder import PREDICTIONS
 from patchline.pipeline.workspace.run_memory import stage_keys
@@ -80,8 +80,8 @@ class FindTeacher(Stage[Teacher]):
         self.context.reporting.note(f"teacher: {result.described()}")
         if columns.left_out:
             self.context.reporting.note(columns.note(data.task))
-        before = seen_before(result, self.start, data, self.context.workspace)
-        for sentence in seen_images_notes(before, data.counts):
+        before = find_seen_before(result, self.start, data, self.context.workspace)
+        for sentence in describe_seen_images(before, data.counts):
             self.context.reporting.note(sentence)
         self.context.put(with_seen_images(data, before))
         self.context.config = with_teacher(self.config, result)
@@ -200,7 +200,7 @@ class Teach(Stage[Taught]):
                 for file, root, splits in images
             ),
             mirrored=data.mirror.is_symmetric,
-            device=choose_device(config.training, cached_machine()),
+            device=choose_device(config.training, detect_cached_machine()),
             threads=config.training.threads,
             workspace=self.context.memory.workspace.resolve(),
         )

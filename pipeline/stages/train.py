@@ -132,7 +132,7 @@ def recipe(config: RunConfig) -> str:
     """Return what is trained, and for how long."""
     if config.training.trainable == "head":
         head = f"the head of {' with '.join(config.model.names)} on frozen features"
-        return f"{head}{_repeated(config)}"
+        return f"{head}{_describe_repeats(config)}"
     if config.training.trainable == "last_blocks":
         blocks = config.training.last_blocks
         last = f"the last {blocks} blocks of " if blocks != 1 else "the last block of "
@@ -149,10 +149,10 @@ def _of_all_weights(config: RunConfig) -> str:
     length = config.training.time_limit or f"{epochs} epoch{'' if epochs == 1 else 's'}"
     if config.record.step_plan:
         length = f"{config.record.step_plan[-1][2]} steps"
-    return f"{' with '.join(config.model.names)} for {length}{_repeated(config)}"
+    return f"{' with '.join(config.model.names)} for {length}{_describe_repeats(config)}"
 
 
-def _repeated(config: RunConfig) -> str:
+def _describe_repeats(config: RunConfig) -> str:
     """Return what follows the first training; nothing for an ordinary run."""
     if config.training.folds is not None:
         final = "their ensemble" if config.training.final_model == "ensemble" else "a refit"

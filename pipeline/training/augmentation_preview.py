@@ -20,7 +20,7 @@ import torch
 from patchline.pipeline.data.batches.augmentation import BuiltAugmentation
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.recipe.mixing import Mix, draw_mix, mixed_images
+from patchline.pipeline.training.recipe.mixing import Mix, draw_mix, mix_images
 from patchline.pipeline.training.training_data import TrainingData
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
@@ -65,14 +65,14 @@ def preview_columns(
         height, width = images.shape[1:3]
         mix = draw_mix(mixing, augmentation.seed, epoch, height, width) if mixing else None
         if mix is not None:
-            mixed = mixed_images(images.permute(0, 3, 1, 2).float(), mix)
+            mixed = mix_images(images.permute(0, 3, 1, 2).float(), mix)
             images = mixed.round().to(torch.uint8).permute(0, 2, 3, 1)
-        described = _described(mix) if mix else ""
+        described = _describe(mix) if mix else ""
         columns.append(Column(f"epoch {epoch + 1}", images.numpy(), described))
     return columns
 
 
-def _described(mix: Mix) -> str:
+def _describe(mix: Mix) -> str:
     return f"{'MixUp' if mix.box is None else 'CutMix'} {mix.share:.0%}"
 
 
@@ -96,19 +96,19 @@ def preview_grid(
     originals = np.array(images[rows])
     indices = [int(row) for row in rows]
     columns = preview_columns(augmentation, originals, indices, epochs, mixing)
-    return np.concatenate([_stacked(column) for column in columns], axis=1)
+    return np.concatenate([_stack(column) for column in columns], axis=1)
 
 
-def _stacked(column: Column) -> Pixels:
+def _stack(column: Column) -> Pixels:
     """Return the images of a column below each other, with a white margin right and below."""
     cells = [
-        np.pad(enlarged(image, _SMALLEST_CELL), ((0, GAP), (0, GAP), (0, 0)), constant_values=255)
+        np.pad(enlarge(image, _SMALLEST_CELL), ((0, GAP), (0, GAP), (0, 0)), constant_values=255)
         for image in column.images_NHWC
     ]
     return np.concatenate(cells, axis=0)
 
 
-def enlarged(image_HWC: Pixels, smallest_side: int) -> Pixels:
+def enlarge(image_HWC: Pixels, smallest_side: int) -> Pixels:
     """Repeat each pixel, so that small images are visible and still sharp."""
     factor = max(1, smallest_side // image_HWC.shape[0])
     rgb = np.repeat(image_HWC, 3, axis=2) if image_HWC.shape[2] == 1 else image_HWC

@@ -33,12 +33,12 @@ def duration_seconds(text: str) -> float:
     return seconds
 
 
-def _checked_duration(text: str) -> str:
+def _check_duration(text: str) -> str:
     duration_seconds(text)
     return text
 
 
-Duration = Annotated[str, AfterValidator(_checked_duration)]
+Duration = Annotated[str, AfterValidator(_check_duration)]
 FinalModel = Literal["best", "refit", "ensemble"]
 
 

@@ -13,7 +13,7 @@ from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.training.job import ExtendedTraining, TrainingJob, TrainingPart
 from patchline.pipeline.training.record import TrainingRecord
 from patchline.pipeline.training.train_result import TrainResult
-from patchline.pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, reported
+from patchline.pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, read_result
 from patchline.pipeline.workspace import run_folders
 from patchline.pipeline.workspace.files.access import is_readable
 from patchline.pipeline.workspace.files.workspace_folder import LAST_CHECKPOINT, REQUEST_FILE
@@ -25,7 +25,7 @@ _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation",
 """Settings that may change when a run is extended."""
 
 
-def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
+def build_extended_config(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
     """Return the config of a run that extends the training of a finished one.
 
     Args:
@@ -42,8 +42,8 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
                 f"'{section}' cannot be changed with --extend: the run keeps the data and the "
                 "model that it was trained with. Leave it out, or start a new run."
             )
-    run_id, folder = _finished(reference, runs)
-    with _needed(folder / REQUEST_FILE, run_id):
+    run_id, folder = _find_finished_run(reference, runs)
+    with _require_readable(folder / REQUEST_FILE, run_id):
         request = RunRequest.from_file(folder / REQUEST_FILE)
     if request.config.training.is_repeated:
         raise ConfigError(
@@ -59,7 +59,7 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
     settings = request.config.model_dump(mode="json")
     settings["training"]["time_limit"] = None
     settings["record"] |= {**TrainingRecord().model_dump(), "extends": run_id}
-    config = config_files.validated(config_files.merged(settings, flags))
+    config = config_files.validate_config(config_files.merge_settings(settings, flags))
     checkpoint = folder / TrainingPart().folder / LAST_CHECKPOINT
     if not checkpoint.is_file():
         raise ConfigError(
@@ -76,7 +76,7 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
     return config
 
 
-def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
+def find_extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
     """Return the training that a job extends, if any, after comparing what both train on.
 
     Args:
@@ -89,15 +89,15 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
     run_id = job.config.record.extends
     if run_id is None:
         return None
-    _, folder = _finished(run_id, runs)
+    _, folder = _find_finished_run(run_id, runs)
     result = _training_of(run_id, folder)
     training = folder / TrainingPart().folder
-    with _needed(training / JOB_FILE, run_id):
+    with _require_readable(training / JOB_FILE, run_id):
         before = TrainingJob.from_file(training / JOB_FILE)
     config, old = job.config, before.config
     compared = {
         "The data": (job.data_fingerprint, before.data_fingerprint),
-        "data.unlabelled": (_unlabelled(job), _unlabelled(before)),
+        "data.unlabelled": (_read_unlabelled_version(job), _read_unlabelled_version(before)),
         "training.teacher": (config.record.teacher_sha256, old.record.teacher_sha256),
         "The list of classes": (job.classes, before.classes),
         "The size or normalization of the images": (job.image, before.image),
@@ -117,14 +117,14 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
     return ExtendedTraining(run_id=run_id, folder=training, steps=result.steps)
 
 
-def _unlabelled(job: TrainingJob) -> str:
+def _read_unlabelled_version(job: TrainingJob) -> str:
     """Return the version of the images that a job trains on without labels."""
     return job.unlabelled.manifest_file.name if job.unlabelled else ""
 
 
-def _finished(reference: str, runs: Path) -> tuple[str, Path]:
+def _find_finished_run(reference: str, runs: Path) -> tuple[str, Path]:
     """Return the id and the folder of a finished run."""
-    run = interrupted_runs.named(reference, runs)
+    run = interrupted_runs.find_named(reference, runs)
     run_id, folder = run.info.run_id, liveness.folder_of(run)
     if run.info.status != "FINISHED":
         raise ConfigError(
@@ -143,12 +143,12 @@ def _finished(reference: str, runs: Path) -> tuple[str, Path]:
 
 def _training_of(run_id: str, folder: Path) -> TrainResult:
     file = folder / TrainingPart().folder / RESULT_FILE
-    with _needed(file, run_id):
-        return reported(file, TrainResult)
+    with _require_readable(file, run_id):
+        return read_result(file, TrainResult)
 
 
 @contextmanager
-def _needed(file: Path, run_id: str) -> Iterator[None]:
+def _require_readable(file: Path, run_id: str) -> Iterator[None]:
     """Refuse to extend the training of a run whose file cannot be read.
 
     Raises:

@@ -79,7 +79,7 @@ class TrainingPart(FrozenModel):
         from patchline.pipeline.data.splits import folds
 
         if self.refit:
-            return folds.used_rows(rows), np.zeros(0, np.int64)
+            return folds.find_used_rows(rows), np.zeros(0, np.int64)
         if self.fold and self.folds:
             return folds.rows_of_fold(rows, self.fold, self.folds, seed)
         split = rows["split"]
@@ -92,7 +92,7 @@ class TrainingPart(FrozenModel):
         progress reaches 1.
         """
         before = self.plan_steps_per_epoch or steps_per_epoch
-        scaled_knots = scaled(knots, steps_per_epoch, before)
+        scaled_knots = scale_knots(knots, steps_per_epoch, before)
         if self.epochs is None:
             return scaled_knots
         last = min(scaled_knots[-1][2], max(1, math.floor(self.epochs * steps_per_epoch + 0.5)))
@@ -105,7 +105,7 @@ class TrainingPart(FrozenModel):
     ) -> tuple[tuple[int, int], ...]:
         """Return recorded validations (step, images) for this part's own steps per epoch."""
         before = self.plan_steps_per_epoch or steps_per_epoch
-        return tuple((moved(step, steps_per_epoch, before), images) for step, images in steps)
+        return tuple((scale_step(step, steps_per_epoch, before), images) for step, images in steps)
 
 
 def images_of_fits(
@@ -134,16 +134,16 @@ def images_of_fits(
     return [images + unlabelled for images in labelled]
 
 
-def moved(step: int, numerator: int, denominator: int) -> int:
+def scale_step(step: int, numerator: int, denominator: int) -> int:
     """Return a step times a fraction, rounded."""
     return (2 * step * numerator + denominator) // (2 * denominator)
 
 
-def scaled(knots: Sequence[Knot], numerator: int, denominator: int) -> tuple[Knot, ...]:
+def scale_knots(knots: Sequence[Knot], numerator: int, denominator: int) -> tuple[Knot, ...]:
     """Return a plan whose steps are multiplied by a fraction; knots that coincide are merged."""
     knots_by_step: dict[int, Knot] = {}
     for step, progress, end in knots:
-        start, until = (moved(each, numerator, denominator) for each in (step, end))
+        start, until = (scale_step(each, numerator, denominator) for each in (step, end))
         knots_by_step[start] = (start, progress, max(1, start, until))
     return tuple(knots_by_step.values())
 

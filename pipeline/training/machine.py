@@ -84,7 +84,7 @@ def has_kernels(capability: tuple[int, int], architectures: Iterable[str]) -> bo
 
 
 @functools.cache
-def cached_machine() -> Machine:
+def detect_cached_machine() -> Machine:
     """Return what a prewarmed training process has seen, so that this one needs no torch."""
     launcher = worker_start.current_launcher()
     introduction = launcher.introduction(MODULE, Resources.for_device("auto"))

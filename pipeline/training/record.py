@@ -21,7 +21,7 @@ _NO_LONGER_READ = {"thread_changes", "precision_reason"}
 """What earlier versions wrote, and nothing reads."""
 
 
-def _checked_plan(knots: StepPlanKnots) -> StepPlanKnots:
+def _check_plan(knots: StepPlanKnots) -> StepPlanKnots:
     """Return the knots if they are a valid plan.
 
     Raises:
@@ -60,7 +60,7 @@ class TrainingRecord(FrozenModel):
             return values
         return {key: value for key, value in values.items() if key not in _NO_LONGER_READ}
 
-    step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
+    step_plan: Annotated[StepPlanKnots, AfterValidator(_check_plan)] | None = None
     """Steps as (step, progress, end) knots: planned for the time of a preset, or done within a time
     limit."""
 

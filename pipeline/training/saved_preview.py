@@ -19,7 +19,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.training.augmentation_preview import (
     GAP,
     Column,
-    enlarged,
+    enlarge,
     preview_columns,
 )
 from patchline.pipeline.training.training_data import class_labels, preview_rows
@@ -43,7 +43,9 @@ _MARGIN = 10
 _LONGEST_NAME = 18
 
 
-def labelled_picture(title: str, columns: Sequence[Column], names: Sequence[str]) -> Image.Image:
+def draw_labelled_picture(
+    title: str, columns: Sequence[Column], names: Sequence[str]
+) -> Image.Image:
     """Return the preview with a title, a heading for each column and a name for each line.
 
     Args:
@@ -54,13 +56,13 @@ def labelled_picture(title: str, columns: Sequence[Column], names: Sequence[str]
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(_FONT_SIZE)
-    shown = [_shortened(name) if font_showing(name) else "?" for name in names]
+    shown = [_shorten(name) if font_showing(name) else "?" for name in names]
     fonts = [_font_of(name, font) for name in shown]
     lengths = [each.getlength(name) for each, name in zip(fonts, shown, strict=True)]
     left = 2 * _MARGIN + int(max(lengths))
     mixed = any(column.mix for column in columns)
     top = 2 * _MARGIN + (3 if mixed else 2) * _LINE
-    cells = [[enlarged(i, _LABELLED_CELL) for i in column.images_NHWC] for column in columns]
+    cells = [[enlarge(i, _LABELLED_CELL) for i in column.images_NHWC] for column in columns]
     cell_height, cell_width = cells[0][0].shape[:2]
     width = left + len(columns) * (cell_width + GAP) + _MARGIN
     size = (
@@ -90,7 +92,7 @@ def _font_of(name: str, default: Font) -> Font:
     return default if file is None else ImageFont.truetype(str(file), _FONT_SIZE)
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
@@ -138,8 +140,8 @@ def save_preview(
     )
     names = list(table["label"].iloc[rows]) if data.classes else [""] * len(rows)
     if sets_NK is not None:
-        names = [", ".join(label_sets.decoded(name)) for name in names]
-    picture = labelled_picture(_title(config), columns, names)
+        names = [", ".join(label_sets.decode_labels(name)) for name in names]
+    picture = draw_labelled_picture(_title(config), columns, names)
     with storage_errors(file):
         make_folder(file.parent)
         picture.save(file, "PNG")

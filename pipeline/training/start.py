@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.layers.last_blocks import LastBlocks
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
@@ -111,7 +111,7 @@ def initialise_from_images(
     batch_BHWC = torch.from_numpy(np.array(images[chosen]))
     for module in wanting:
         initialise: Any = module.initialise_from
-        initialise(normalised(batch_BHWC, image))
+        initialise(normalize(batch_BHWC, image))
 
 
 def initial_step(

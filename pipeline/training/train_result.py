@@ -219,7 +219,7 @@ class FineTuningRecord(FrozenModel):
         if not self.tried:
             return f"{self.trained} trained: {way} kept, as no image was left to choose it with"
         qualities = ", ".join(
-            f"{each.share:.0%}: {shown_quality(each.quality)}" for each in self.tried
+            f"{each.share:.0%}: {format_quality(each.quality)}" for each in self.tried
         )
         metric = "accuracy" if self.tried[0].accuracy is not None else "mAP"
         images = f"{self.images:,} image{'' if self.images == 1 else 's'}"
@@ -357,6 +357,6 @@ class TrainResult(TrainingRecord):
         return f"best weights: epoch {self.best_step / self.steps_per_epoch:.4g}, {quality}{why}"
 
 
-def shown_quality(quality: float | None) -> str:
+def format_quality(quality: float | None) -> str:
     """Return an accuracy or a mAP in percent, as far as it is known."""
     return "not known" if quality is None else f"{quality:.1%}"

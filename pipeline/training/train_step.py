@@ -22,7 +22,7 @@ from torch import nn
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.loader import Batch
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
-from patchline.pipeline.models.inference import autocast, normalised
+from patchline.pipeline.models.inference import autocast, normalize
 from patchline.pipeline.training.device import DeterministicKernels
 from patchline.pipeline.training.faults import FiniteCheck
 from patchline.pipeline.training.processes.ranks import Ranks
@@ -30,8 +30,8 @@ from patchline.pipeline.training.recipe.losses import one_hot
 from patchline.pipeline.training.recipe.mixing import (
     dominant_labels,
     draw_mix,
-    mixed_images,
-    mixed_targets,
+    mix_images,
+    mix_targets,
 )
 from patchline.pipeline.training.recipe.objectives import build_objective
 from patchline.pipeline.training.recipe.optimizer import (
@@ -196,12 +196,12 @@ class TrainStep:
         model = self.replica or state.model
         images_BHWC, targets = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         torch.manual_seed(_step_seed(self.config.seed, state.step, self.ranks.rank))
-        inputs_BCHW = self.size.resized(normalised(images_BHWC, self.image), progress)
+        inputs_BCHW = self.size.resized(normalize(images_BHWC, self.image), progress)
         mix = draw_mix(self.config.training, self.config.seed, state.step, *inputs_BCHW.shape[-2:])
         shown_B = targets if targets.ndim == 1 else targets.argmax(1)
         if mix is not None:
-            inputs_BCHW = mixed_images(inputs_BCHW, mix)
-            targets = mixed_targets(targets, self.num_classes, mix)
+            inputs_BCHW = mix_images(inputs_BCHW, mix)
+            targets = mix_targets(targets, self.num_classes, mix)
             shown_B = dominant_labels(shown_B, mix)
         if part.has_image_before:
             inputs_BCHW, targets, shown_B = inputs_BCHW[1:], targets[1:], shown_B[1:]

@@ -20,7 +20,7 @@ from patchline.pipeline.models.model_description import (
 )
 from patchline.pipeline.models.model_files import save_model
 from patchline.pipeline.models.provenance import Provenance, SeenImages, provenance_of, together
-from patchline.pipeline.training.initial_weights.record import stored_provenance
+from patchline.pipeline.training.initial_weights.record import read_stored_provenance
 from patchline.pipeline.training.job import TrainingJob, TrainingPart
 
 
@@ -58,7 +58,7 @@ def provenance_of_job(job: TrainingJob) -> Provenance:
     seed, part = job.config.data.split_seed, job.part.model_dump_json(exclude={"members"})
     further = job.unlabelled.manifest_file if job.unlabelled else None
     own = _own(job.manifest_file, part, seed, further)
-    ancestors = [stored_provenance(job.initial_weights)] if job.initial_weights else []
+    ancestors = [read_stored_provenance(job.initial_weights)] if job.initial_weights else []
     if job.teacher:
         ancestors.append(provenance_of(job.teacher.weights, job.teacher.name))
     return own.from_initial(together(ancestors)) if ancestors else own

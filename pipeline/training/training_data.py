@@ -41,10 +41,10 @@ from patchline.pipeline.data.store.opened_images import (
     open_stores,
 )
 from patchline.pipeline.data.store.streamed_images import KeptImages, PagesFolder, StreamedImages
-from patchline.pipeline.models.probing.linear_fit import held_out_folds
+from patchline.pipeline.models.probing.linear_fit import split_into_folds
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.recipe.losses import (
-    balanced_class_weights,
+    compute_class_weights,
     positive_weights,
     sentence_on_limited_weights,
 )
@@ -235,7 +235,7 @@ class TrainingData:
         """Return the balanced class weights (K) of some rows; see `training.class_balance`."""
         if self.label_sets_NK is not None:
             return positive_weights(self.label_sets_NK[rows])
-        return balanced_class_weights(self.labels[rows], len(self.classes))
+        return compute_class_weights(self.labels[rows], len(self.classes))
 
     def note_on_weights(self) -> str:
         """Return which labels of sets are so rare that their weight is limited; mostly empty."""
@@ -302,13 +302,13 @@ def open_data(job: TrainingJob) -> TrainingData:
         tokens = job.tokens
         if tokens.fold is not None:
             units_N = units_of(rows)[training_rows]
-            within = held_out_folds(labels[training_rows], units_N, tokens.folds)
+            within = split_into_folds(labels[training_rows], units_N, tokens.folds)
             held_out = within[tokens.fold]
             validation_rows = training_rows[held_out]
             training = dataclasses.replace(training, rows=np.delete(training_rows, held_out))
         images = token_images = TokenImages(
             np.load(tokens.file, mmap_mode="r", allow_pickle=False),
-            folds.used_rows(rows),
+            folds.find_used_rows(rows),
             stored=len(rows),
             mirrored=tokens.mirrored,
         )

@@ -60,7 +60,7 @@ class AccessControl:
         self._root = config.root_path
         self._token = None if config.token is None else config.token.encode()
         self._scheme = "https" if config.tls_certificate else "http"
-        self._names = {*_LOOPBACK, _bracketed(config.host.lower())}
+        self._names = {*_LOOPBACK, _bracket(config.host.lower())}
         self._port = port
         self._allowed = {name.lower() for name in config.allowed_host}
         self._metrics = metrics
@@ -128,12 +128,12 @@ class AccessControl:
         arrived: no name of another site leads to an address in the header.
         """
         host = host.lower()
-        name, port = _divided(host)
+        name, port = _split_host(host)
         if host in self._allowed or name in self._allowed:
             return True
         default = 443 if self._scheme == "https" else 80
         is_port = (port or str(default)) == str(self._port)
-        return is_port and (name in self._names or name == _bracketed(arrived_at))
+        return is_port and (name in self._names or name == _bracket(arrived_at))
 
     def _own_origins(self, host: str) -> set[str]:
         schemes = ("https",) if self._scheme == "https" else ("http", "https")
@@ -153,7 +153,7 @@ async def _refuse(
     headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
     if status == HTTPStatus.UNAUTHORIZED:
         headers.append((b"www-authenticate", b'Bearer realm="patchline"'))
-    if await left_unread(Request(scope, receive)):
+    if await read_rest(Request(scope, receive)):
         headers.append((b"connection", b"close"))
     body = json.dumps({"error": sentence}).encode()
     headers.append((b"content-length", str(len(body)).encode()))
@@ -161,7 +161,7 @@ async def _refuse(
     await send({"type": "http.response.body", "body": body})
 
 
-async def left_unread(request: Request) -> bool:
+async def read_rest(request: Request) -> bool:
     """Read what is left of the body of a request that is refused; return whether there is more.
 
     A client that still sends when the connection is closed does not see the answer.
@@ -172,13 +172,13 @@ async def left_unread(request: Request) -> bool:
     return not await drain(request)
 
 
-def _divided(host: str) -> tuple[str, str]:
+def _split_host(host: str) -> tuple[str, str]:
     """Return the name and the port of a `Host` header; the port is empty without one."""
     name, colon, port = host.rpartition(":")
     return (name, port) if colon and "]" not in port else (host, "")
 
 
-def _bracketed(address: str) -> str:
+def _bracket(address: str) -> str:
     """Return an address as a `Host` header writes it."""
     try:
         is_ipv6 = ipaddress.ip_address(address).version == 6  # noqa: PLR2004 - IPv6

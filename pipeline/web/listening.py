@@ -15,7 +15,7 @@ from patchline.pipeline.workspace.files.access import check_secret
 _BACKLOG = 1024
 
 
-def listening_socket(config: ServingConfig) -> socket.socket:
+def open_listening_socket(config: ServingConfig) -> socket.socket:
     """Return a socket that listens where the settings say.
 
     Raises:
@@ -121,10 +121,10 @@ class CertificateRenewal:
 
     def _state(self) -> _State:
         files = self._config.tls_certificate, self._config.tls_key
-        return tuple(None if file is None else _changed(file) for file in files)
+        return tuple(None if file is None else _read_state(file) for file in files)
 
 
-def _changed(file: Path) -> tuple[int, int, int] | None:
+def _read_state(file: Path) -> tuple[int, int, int] | None:
     try:
         status = file.stat()
     except OSError:

@@ -113,7 +113,7 @@ async def read_body(request: Request, most: int, share: BodyShare) -> bytes:
         Refusal: if it is too large, too slow, or damaged.
         ClientDisconnect: if the client has gone.
     """
-    stated = _stated_length(request)
+    stated = _read_stated_length(request)
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "", *_COMPRESSIONS):
         raise Refusal(
@@ -123,7 +123,7 @@ async def read_body(request: Request, most: int, share: BodyShare) -> bytes:
     if stated is not None and stated > most:
         raise _too_large(most)
     share.reserve(stated or 0)
-    return await _received(request, most, share, _COMPRESSIONS.get(coding))
+    return await _receive(request, most, share, _COMPRESSIONS.get(coding))
 
 
 async def drain(request: Request) -> bool:
@@ -142,7 +142,7 @@ async def drain(request: Request) -> bool:
         return False
 
 
-async def _received(request: Request, most: int, share: BodyShare, window: int | None) -> bytes:
+async def _receive(request: Request, most: int, share: BodyShare, window: int | None) -> bytes:
     decompressor = None if window is None else zlib.decompressobj(wbits=window)
     content = bytearray()  # many chunks would hold the memory once more, and leave it in pieces
     received, began = 0, time.monotonic()
@@ -154,7 +154,7 @@ async def _received(request: Request, most: int, share: BodyShare, window: int |
         received += len(chunk)
         if received > most:  # also if it is nothing when decompressed
             raise _too_large(most)
-        async for part in _decompressed(chunk, decompressor):
+        async for part in _decompress(chunk, decompressor):
             length = len(content) + len(part)
             if length > most:
                 raise _too_large(most)
@@ -179,12 +179,12 @@ async def _next_message(request: Request) -> dict[str, Any]:
         raise _too_slow() from None
 
 
-def _stated_length(request: Request) -> int | None:
+def _read_stated_length(request: Request) -> int | None:
     given = request.headers.get("content-length")
     return int(given) if given is not None and given.isascii() and given.isdigit() else None
 
 
-async def _decompressed(chunk: bytes, decompressor: Any) -> AsyncIterator[bytes]:
+async def _decompress(chunk: bytes, decompressor: Any) -> AsyncIterator[bytes]:
     """Yield what a chunk holds, a MiB at most; other requests are answered in between."""
     if decompressor is None:
         yield chunk

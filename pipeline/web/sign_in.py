@@ -41,7 +41,7 @@ def user_of(client: Address, server: Address) -> int | None:
         None if the kernel does not tell: not Linux, not IPv4, or no longer connected.
     """
     try:
-        ends = (_written(client), _written(server))
+        ends = (_format_address(client), _format_address(server))
     except OSError:
         return None
     for table in _TABLES:
@@ -59,7 +59,7 @@ def user_of(client: Address, server: Address) -> int | None:
     return None
 
 
-def _written(address: Address) -> str:
+def _format_address(address: Address) -> str:
     """Return an IPv4 address and port as the tables write them.
 
     Raises:

@@ -25,13 +25,13 @@ class JobPaths(NamedTuple):
 
 def paths_of(job: BaseModel) -> JobPaths:
     """Return the paths in a job, absolute; those of a run's settings are not the worker's."""
-    named = list(_named(job))
+    named = list(_find_named_paths(job))
     files = dict.fromkeys(path.absolute() for path, is_same in named if not is_same)
     same = dict.fromkeys(path.absolute() for path, is_same in named if is_same)
     return JobPaths(tuple(files), tuple(same))
 
 
-def _named(model: BaseModel) -> Iterator[tuple[Path, bool]]:
+def _find_named_paths(model: BaseModel) -> Iterator[tuple[Path, bool]]:
     for name, field in type(model).model_fields.items():
         is_same = SAME_PLACE in field.metadata
         yield from ((path, is_same or same) for path, same in _within(getattr(model, name)))
@@ -41,7 +41,7 @@ def _within(value: Any) -> Iterator[tuple[Path, bool]]:
     if isinstance(value, Path):
         yield value, False
     elif isinstance(value, BaseModel) and not isinstance(value, RunConfig):
-        yield from _named(value)
+        yield from _find_named_paths(value)
     elif isinstance(value, (tuple, list)):
         for each in value:
             yield from _within(each)

@@ -55,7 +55,7 @@ class MadeArchive(FrozenModel):
     """What it consists of; of a tar that was decompressed, itself."""
 
 
-def made_archive(root: Path) -> MadeArchive | None:
+def find_made_archive(root: Path) -> MadeArchive | None:
     """Return how a node can make what a root is, or is a folder in.
 
     Args:
@@ -75,7 +75,7 @@ def made_archive(root: Path) -> MadeArchive | None:
     objects = {
         each: each if str(each).startswith(inside) else origin_of(each) or each for each in archives
     }
-    states = remote_data.kept_states(objects.values())
+    states = remote_data.read_kept_states(objects.values())
     if not states.keys() >= set(objects.values()):
         return None
     parts = tuple(
@@ -99,7 +99,7 @@ def make(made: MadeArchive, paths: Collection[str] = ()) -> None:
         DataError: if a compressed tar is damaged.
     """
     read_in_place = {}
-    for each in _used(made, paths):
+    for each in _select_used(made, paths):
         if each.file == each.object:
             read_in_place[Path(each.file)] = KeptState(each.bytes, each.e_tag)
         else:
@@ -109,7 +109,7 @@ def make(made: MadeArchive, paths: Collection[str] = ()) -> None:
         write_text(Path(made.file), json.dumps(made.content))
 
 
-def _used(made: MadeArchive, paths: Collection[str]) -> list[BucketArchive]:
+def _select_used(made: MadeArchive, paths: Collection[str]) -> list[BucketArchive]:
     """Return the archives that are read: of an index of shards, those that hold the images."""
     shards = made.content.get("shards", {})
     if not shards or not paths:
@@ -138,7 +138,7 @@ def _decompress(file: Path, tar: Path) -> None:
         remote_data.local_files(place() / FOLDER / scheme / bucket, ["/".join(key)])
         if not file.is_file() or readable_archive(file, tar.parent) != tar:
             raise StorageError(
-                f"{remote_data.shown_path(str(file))} has changed or was deleted while it was "
+                f"{remote_data.format_path(str(file))} has changed or was deleted while it was "
                 "read. Run again."
             )
         remote_data.forget(file)
@@ -199,7 +199,7 @@ def _is_only_here(root: Path, paths: Iterable[str]) -> bool:
     if root in objects.parents:
         below = f"{objects.relative_to(root).as_posix()}/"
         return any(path.startswith(below) for path in paths)
-    return _is_made(root) and made_archive(root) is None
+    return _is_made(root) and find_made_archive(root) is None
 
 
 def _is_made(place: Path) -> bool:

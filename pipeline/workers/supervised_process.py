@@ -29,7 +29,12 @@ from patchline.pipeline.errors import OrchestrationError, PipelineError
 from patchline.pipeline.local_services import HOST, services_folder
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workers.host import interruption
-from patchline.pipeline.workers.worker_start import end_own_group, ending, last_line, signal_group
+from patchline.pipeline.workers.worker_start import (
+    describe_ending,
+    end_own_group,
+    last_line,
+    signal_group,
+)
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
 
 _SILENT_SECONDS = 60.0
@@ -96,7 +101,7 @@ class SupervisedProcess:
             return "was restarted"
         code = self.popen.poll()
         if code is not None:
-            return self._plan_restart(ending(code))
+            return self._plan_restart(describe_ending(code))
         self._start_check()
         silent = time.monotonic() - self.well_at
         if silent > (self.program.silent_seconds if self.was_well else _START_SECONDS):

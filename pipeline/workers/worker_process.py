@@ -136,8 +136,8 @@ class WorkerFolder:
         """
         file, log = self._folder / RESULT_FILE, self._folder / LOG_FILE
         if file.exists():
-            return reported(file, worker.result_class)
-        raise ended_early(f"The process {worker.module}", code, log)
+            return read_result(file, worker.result_class)
+        raise make_early_end_error(f"The process {worker.module}", code, log)
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def last_worker_gone(folder: Path, lock: str = LOCK_FILE) -> Iterator[None]:
         yield
 
 
-def reported(file: Path, result_class: type[Result]) -> Result:
+def read_result(file: Path, result_class: type[Result]) -> Result:
     """Return the result in a file that a worker wrote.
 
     Raises:
@@ -303,7 +303,7 @@ def reported(file: Path, result_class: type[Result]) -> Result:
     return result_class.model_validate(content["result"])
 
 
-def ended_early(
+def make_early_end_error(
     process: str, code: int, log: Path, after: str = "", remedy: str = ""
 ) -> WorkerError:
     """Return the error for a process that ended without a report.
@@ -317,8 +317,8 @@ def ended_early(
     """
     hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
     return WorkerError(
-        f"{process} {worker_start.ending(code)} before it finished{after}.{hint}{remedy} Its last "
-        f"log line: {worker_start.last_line(log, 300)!r}. See {log}."
+        f"{process} {worker_start.describe_ending(code)} before it finished{after}.{hint}{remedy} "
+        f"Its last log line: {worker_start.last_line(log, 300)!r}. See {log}."
     )
 
 

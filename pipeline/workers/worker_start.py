@@ -66,7 +66,7 @@ _taking = threading.Lock()
 
 
 @contextmanager
-def prepared_workers() -> Iterator[None]:
+def allow_prepared_workers() -> Iterator[None]:
     """Allow workers to be prepared inside the block; at its end, stop unused ones."""
     global _prepared  # noqa: PLW0603 - one process runs one line of stages
     if _prepared is not None:  # the outer block stops them
@@ -97,7 +97,7 @@ class LocalLauncher:
 
     Args:
         keeps_prepared: whether prepared workers wait until it is closed; otherwise, until the block
-            `prepared_workers` ends, and outside of one none is prepared.
+            `allow_prepared_workers` ends, and outside of one none is prepared.
     """
 
     machines = 1
@@ -105,17 +105,17 @@ class LocalLauncher:
     def __init__(self, *, keeps_prepared: bool = False) -> None:
         self._stack = contextlib.ExitStack()
         if keeps_prepared:
-            self._stack.enter_context(prepared_workers())
+            self._stack.enter_context(allow_prepared_workers())
 
     def prepare(self, module: str, resources: Resources = _ALONE) -> None:
-        """Start a worker of a module ahead of its job; outside `prepared_workers`, do nothing.
+        """Start a worker of a module ahead of its job, or outside `allow_prepared_workers` nothing.
 
         Only one worker of each module waits; one that will leave the work to a group of processes
         that it starts imports less, and has no introduction.
         """
         key = (module, WAIT_TO_LEAD if resources.processes > 1 else WAIT)
         if _prepared is not None and key not in _prepared:
-            _prepared[key] = _Prepared(_started(*key, subprocess.PIPE, subprocess.DEVNULL))
+            _prepared[key] = _Prepared(_start(*key, subprocess.PIPE, subprocess.DEVNULL))
 
     def introduction(self, module: str, _resources: Resources = _ALONE) -> str:
         """Return what the prepared worker of a module has printed, once its imports are done.
@@ -142,13 +142,13 @@ class LocalLauncher:
             said = bool(waiting and _introduction(waiting))
             prepared.pop(key, None)
         if waiting:
-            taken = said and _given(waiting.process, task.folder)
+            taken = said and _send_folder(waiting.process, task.folder)
             _close_output(waiting.process)
             if taken:
                 return LocalWorker(waiting.process)
             stop_group(waiting.process)
         with (task.folder / LOG_FILE).open("ab") as log:
-            return LocalWorker(_started(task.module, str(task.folder), log, subprocess.STDOUT))
+            return LocalWorker(_start(task.module, str(task.folder), log, subprocess.STDOUT))
 
     def close(self) -> None:
         """End the prepared workers that it keeps."""
@@ -172,7 +172,7 @@ class LocalWorker:
 
 _LOCAL = LocalLauncher()
 _used: list[tuple[str, Launcher]] = []
-"""The launchers of the enclosing `using_launcher` blocks; one process runs one line of stages."""
+"""The launchers of the enclosing `use_launcher` blocks; one process runs one line of stages."""
 
 
 def current_launcher() -> Launcher:
@@ -181,7 +181,7 @@ def current_launcher() -> Launcher:
 
 
 @contextmanager
-def using_launcher(description: str, build: Callable[[], Launcher]) -> Iterator[Launcher]:
+def use_launcher(description: str, build: Callable[[], Launcher]) -> Iterator[Launcher]:
     """Start workers with another launcher inside the block, and close it at the end.
 
     Args:
@@ -222,12 +222,12 @@ def end_own_group() -> NoReturn:
     os._exit(1)
 
 
-def ending(code: int) -> str:
+def describe_ending(code: int) -> str:
     """Return how a process ended, from its exit code."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
-def _started(
+def _start(
     module: str, argument: str, output: int | IO[bytes], errors: int
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
@@ -246,7 +246,7 @@ def environment() -> dict[str, str]:
     return {**_ENVIRONMENT, **os.environ}
 
 
-def _given(process: subprocess.Popen[bytes], folder: Path) -> bool:
+def _send_folder(process: subprocess.Popen[bytes], folder: Path) -> bool:
     """Send a worker its folder, and where relative paths begin; return whether it was alive."""
     line = json.dumps([str(folder.absolute()), str(Path.cwd())]).encode() + b"\n"
     with contextlib.suppress(BrokenPipeError):

@@ -52,7 +52,7 @@ def is_of_store(text: str) -> bool:
 
 def is_known(scheme: str) -> bool:
     """Return whether a store plugin has the name of a scheme."""
-    return scheme in _BUILT_IN or bool(plugin_loader.installed("store", scheme))
+    return scheme in _BUILT_IN or bool(plugin_loader.list_installed("store", scheme))
 
 
 def of_path(path: object) -> str:
@@ -96,7 +96,7 @@ def check_spelling(text: str, setting: str) -> None:
         raise _no_store(text, setting)
 
 
-def parsed(text: str, setting: str) -> Address:
+def parse_address(text: str, setting: str) -> Address:
     """Return an address in its parts.
 
     Args:
@@ -180,7 +180,7 @@ def _may_hold_secret(text: str) -> bool:
 def _no_store(text: str, setting: str) -> ConfigError:
     if _may_hold_secret(text):
         text = f"{text.partition('://')[0]}://…"
-    others = (each.name for each in plugin_loader.installed("store"))
+    others = (each.name for each in plugin_loader.list_installed("store"))
     named = ", ".join(f"{each}://" for each in dict.fromkeys((*_BUILT_IN, *others)))
     return ConfigError(
         f"{setting} is {text}, which is not an address of an object store. Begin it with one "

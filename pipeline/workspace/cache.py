@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.cache_limit import limit
-from patchline.pipeline.workspace.files.file_locks import Liveness, acquire, holder_of, locked
+from patchline.pipeline.workspace.files.file_locks import Liveness, acquire, hold_lock, holder_of
 from patchline.pipeline.workspace.files.placeholders import FOLDER, PARTS_FOLDER
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
 
@@ -98,10 +98,10 @@ def _entries() -> Iterator[CacheEntry]:
             is_entry = folder.is_dir() or pattern == _UNPACKED
             if is_entry and not any(part.startswith(".") for part in folder.parts[-2:]):
                 size = sum(_size(file) for file in folder.rglob("*")) or _size(folder)
-                yield CacheEntry(_used(folder), folder, size)
+                yield CacheEntry(_read_last_use(folder), folder, size)
 
 
-def _used(path: Path) -> float:
+def _read_last_use(path: Path) -> float:
     mark = _mark_of(path)
     try:
         return (mark if mark.exists() else path).stat().st_mtime
@@ -123,7 +123,7 @@ def _size(file: Path) -> int:
 def _is_removed(folder: Path) -> bool:
     """Remove an entry under another name, so that nobody finds a part of it, unless it is used."""
     gone = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    with locked(_gate()):
+    with hold_lock(_gate()):
         if _is_used(folder):
             return False
         with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ def _hold(folder: Path) -> bool:
     with _holding:
         if is_entry and folder not in _held:
             name = f"{_number(folder)}.{os.getpid()}-{secrets.token_hex(4)}.lock"
-            with locked(_gate()):
+            with hold_lock(_gate()):
                 _held[folder] = acquire(_locks() / name, 0)
     return is_entry
 
@@ -169,7 +169,7 @@ def _is_used(folder: Path) -> bool:
 def _forget_ended() -> None:
     """Remove the locks of processes that have ended."""
     files = list(_locks().glob("*.*.lock"))
-    with locked(_gate()) if files else contextlib.nullcontext():
+    with hold_lock(_gate()) if files else contextlib.nullcontext():
         for file in files:
             if holder_of(file) is Liveness.DEAD:
                 file.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.workspace.address import check_spelling, is_address, parsed
+from patchline.pipeline.workspace.address import check_spelling, is_address, parse_address
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.object_store import Address, ObjectStore
 from patchline.pipeline.workspace.shared_files import SharedFiles
@@ -60,7 +60,7 @@ def address() -> Address | None:
         ConfigError: if the address is wrong, or the folder `.patchline` has other results.
     """
     given = os.environ.get(VARIABLE, "").strip()
-    cached = cached_address(WORKSPACE)
+    cached = read_cached_address(WORKSPACE)
     if not given:
         return cached
     wanted = _address(given, VARIABLE)
@@ -77,18 +77,18 @@ def address() -> Address | None:
     return wanted
 
 
-def cached_address(workspace: Path) -> Address | None:
+def read_cached_address(workspace: Path) -> Address | None:
     """Return the address of the workspace that a folder caches; None if it caches none."""
-    cached = _cached(workspace)
+    cached = _read_cached(workspace)
     return _address(cached.uri, str(workspace / CACHE_FILE)) if cached else None
 
 
-def cached_id(workspace: Path = WORKSPACE) -> str:
+def read_cached_id(workspace: Path = WORKSPACE) -> str:
     """Return the id of the shared workspace that a folder caches; empty if there is none.
 
     A copy of a workspace, such as one that was restored from a backup, has the same id.
     """
-    cached = _cached(workspace)
+    cached = _read_cached(workspace)
     return cached.id if cached else ""
 
 
@@ -99,7 +99,7 @@ class _Cached(FrozenModel):
     id: str = ""
 
 
-def _cached(workspace: Path) -> _Cached | None:
+def _read_cached(workspace: Path) -> _Cached | None:
     try:
         return _Cached.from_file(workspace / CACHE_FILE)
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def is_local() -> bool:
     return chosen is None or chosen.scheme == "file"
 
 
-def shared() -> SharedFiles | None:
+def find_shared_files() -> SharedFiles | None:
     """Return the files that machines share; None for the workspace of the working directory.
 
     The first call connects to the store, and lets the folder `.patchline` remember its address.
@@ -130,10 +130,10 @@ def shared() -> SharedFiles | None:
         StorageError: if the store does not answer.
     """
     chosen = address()
-    return shared_at(str(chosen), WORKSPACE.resolve()) if chosen else None
+    return open_shared_files(str(chosen), WORKSPACE.resolve()) if chosen else None
 
 
-def shared_at(uri: str, workspace: Path) -> SharedFiles:
+def open_shared_files(uri: str, workspace: Path) -> SharedFiles:
     """Return the files that machines share at an address, of which a folder is the cache.
 
     Raises:
@@ -142,15 +142,15 @@ def shared_at(uri: str, workspace: Path) -> SharedFiles:
     """
     with _opening:
         if (uri, workspace) not in _opened:
-            files = SharedFiles(opened(_address(uri, VARIABLE)), say)
+            files = SharedFiles(open_store(_address(uri, VARIABLE)), say)
             files.open()
-            if cached_id(workspace) != files.id:
+            if read_cached_id(workspace) != files.id:
                 _Cached(uri=uri, id=files.id).to_file(workspace / CACHE_FILE, indent=None)
             _opened[uri, workspace] = files
     return _opened[uri, workspace]
 
 
-def opened(chosen: Address, patience_seconds: float | None = None) -> ObjectStore:
+def open_store(chosen: Address, patience_seconds: float | None = None) -> ObjectStore:
     """Return the store of an address.
 
     Args:
@@ -170,7 +170,7 @@ def _address(text: str, setting: str) -> Address:
     text = text.strip()
     check_spelling(text, setting)
     if is_address(text):
-        return parsed(text, setting)
+        return parse_address(text, setting)
     return Address("file", "", str(Path(text).expanduser().resolve()))
 
 

@@ -27,7 +27,7 @@ _FOLDER = "leases/"
 
 
 @contextmanager
-def held(name: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[None]:
+def hold_lease(name: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[None]:
     """Hold the lease of a name while the block runs; nothing happens in a local workspace.
 
     Raises:
@@ -42,17 +42,17 @@ def held(name: str, beat_seconds: float = BEAT_SECONDS) -> Iterator[None]:
             yield
     finally:
         with contextlib.suppress(PipelineError):  # then it expires
-            if shared := chosen.shared():
+            if shared := chosen.find_shared_files():
                 shared.store.delete(_key(name))
 
 
-def expired() -> dict[str, bool]:
+def find_expired() -> dict[str, bool]:
     """Return whether each lease should have been renewed long ago, by its name.
 
     Raises:
         StorageError: if the store does not answer.
     """
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     leases = list(shared.store.list(_FOLDER)) if shared else []
     if shared is None or not leases:
         return {}
@@ -64,7 +64,7 @@ def expired() -> dict[str, bool]:
 
 
 def _renew(name: str) -> None:
-    if shared := chosen.shared():
+    if shared := chosen.find_shared_files():
         shared.store.write(_key(name), json.dumps({"host": socket.gethostname()}).encode())
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from patchline.pipeline.errors import StorageError
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.atomic_files import replace_file, storage_errors
+from patchline.pipeline.workspace.files.file_locks import hold_lock
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
@@ -224,17 +224,17 @@ class FolderStore(ObjectStore):
     ) -> ObjectState:
         """Write an object as a whole, if the conditions hold."""
         is_conditional = if_absent or if_match is not None
-        with locked(self._folder / _LOCK) if is_conditional else nullcontext():
+        with hold_lock(self._folder / _LOCK) if is_conditional else nullcontext():
             present = self._e_tag(key) if is_conditional else ""
             if present if if_match is None else present != if_match.e_tag:
                 raise ConflictError(key)
-            with replacing(self._file(key)) as part:
+            with replace_file(self._file(key)) as part:
                 part.write_bytes(data)
             return ObjectState(self._e_tag(key))
 
     def upload(self, file: Path, key: str) -> None:
         """Write the content of a file as an object."""
-        with replacing(self._file(key)) as part:
+        with replace_file(self._file(key)) as part:
             shutil.copyfile(file, part)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:

@@ -35,12 +35,12 @@ from patchline.pipeline.workspace.address import (
     is_known,
     is_of_store,
     of_path,
-    parsed,
+    parse_address,
 )
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.workspace.files.atomic_files import replace_file, storage_errors, write_text
 from patchline.pipeline.workspace.files.data_kinds import DataKind, data_kind
 from patchline.pipeline.workspace.files.data_names import TAR_SUFFIXES
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.file_locks import hold_lock
 from patchline.pipeline.workspace.files.json_lines import AppendLog
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.files.placeholders import (
@@ -90,7 +90,7 @@ def local_path(path: str, *, whole: bool = True) -> str:
         DataError: if there is nothing.
         StorageError: if the store does not answer, or the disk is full.
     """
-    address = _named(path)
+    address = _find_address(path)
     if isinstance(address, str):
         return address
     objects = _list_objects(address)
@@ -106,12 +106,12 @@ def local_path(path: str, *, whole: bool = True) -> str:
     return str(folder)
 
 
-def _named(path: str) -> str | Address:
+def _find_address(path: str) -> str | Address:
     """Return the address that a path is; of any other, and of a folder's, the path itself."""
     if not is_of_store(path.strip()):
         check_spelling(path, SETTING)
         return path
-    address = parsed(path, SETTING)
+    address = parse_address(path, SETTING)
     return address.prefix if address.scheme == "file" else address
 
 
@@ -130,7 +130,7 @@ def local_image(path: Path) -> Path:
     return Path(local_path(address, whole=False)) if address else path
 
 
-def shown_path(path: str) -> str:
+def format_path(path: str) -> str:
     """Return the address of what was downloaded; any other path as it is."""
     top = f"{place() / FOLDER}{os.sep}"
     if not path.startswith(top):
@@ -182,18 +182,18 @@ def is_downloaded(root: Path) -> bool:
     return _index_of(archive_or_folder(root)) is not None
 
 
-def kept_states(files: Iterable[Path]) -> dict[Path, KeptState]:
+def read_kept_states(files: Iterable[Path]) -> dict[Path, KeptState]:
     """Return the state of each object whose file is as it was downloaded, or stands for it.
 
     Args:
         files: the files of objects, with real paths; for others, nothing is returned.
     """
     top, indexes = place() / FOLDER, dict[str, dict[str, str]]()
-    states = ((file, _kept_state(file, top, indexes)) for file in files)
+    states = ((file, _read_kept_state(file, top, indexes)) for file in files)
     return {file: state for file, state in states if state}
 
 
-def _kept_state(file: Path, top: Path, indexes: dict[str, dict[str, str]]) -> KeptState | None:
+def _read_kept_state(file: Path, top: Path, indexes: dict[str, dict[str, str]]) -> KeptState | None:
     """Return the state of an object; the indexes of its folders, up to its bucket, are kept."""
     text, prefix = file.as_posix(), f"{top.as_posix()}/"  # paths of many shards take their time
     inside = text.removeprefix(prefix).split("/") if text.startswith(prefix) else []
@@ -225,7 +225,7 @@ def stand_in(objects: Mapping[Path, KeptState]) -> None:
     for folder, files in by_folder.items():
         scheme, bucket = (*(_below_objects(folder) or ()), "", "")[:_SKELETON_DEPTH]
         _mark_used(Address(scheme, bucket, ""))
-        with indexed(folder) as index:
+        with open_index(folder) as index:
             for file in files:
                 state = objects[file]
                 if index.get(file.name) != _state(state, file):
@@ -258,7 +258,7 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
                 continue  # whoever reads files on this machine understands it
             top = _BUCKET.match(value)
             key = value[top.end() :] if top else ""
-            address = parsed(f"{top[0]}{_MARKS.sub('_', key)}" if top else value, _CELL)
+            address = parse_address(f"{top[0]}{_MARKS.sub('_', key)}" if top else value, _CELL)
             place_of = (address.scheme, address.bucket)
             by_bucket.setdefault(place_of, []).append((value, key.strip().strip("/")))
         elif start is not None and value.strip() and not PurePosixPath(value).is_absolute():
@@ -275,7 +275,7 @@ def local_files(base: Path, values: Sequence[str]) -> dict[str, str]:
         there |= _present(whole, folder, decoded.values()) if decoded else set()
         for value, key in named:
             if key not in there and is_of_store(value):
-                parsed(value, _CELL)
+                parse_address(value, _CELL)
             use = decoded.get(key, "")
             files[value] = str(folder / (use if use in there else key))
     return files
@@ -294,8 +294,8 @@ def states(path: str) -> dict[str, str]:
         ConfigError: if the address or the credentials are wrong.
         StorageError: if the store does not answer soon.
     """
-    address = parsed(path, SETTING)
-    store = chosen.opened(address, _STATES_PATIENCE_SECONDS)
+    address = parse_address(path, SETTING)
+    store = chosen.open_store(address, _STATES_PATIENCE_SECONDS)
     return {each.key: f"{each.bytes} {each.e_tag}" for each in _files(store.list(""))}
 
 
@@ -307,7 +307,7 @@ def kind(path: str) -> DataKind:
         DataError: if there is nothing.
         StorageError: if the store does not answer.
     """
-    address = _named(path)
+    address = _find_address(path)
     if isinstance(address, str):
         return data_kind(address)
     objects = _list_objects(address)
@@ -361,10 +361,10 @@ def _list_objects(address: Address) -> list[ObjectInfo]:
         return known[1]
     info = None
     if address.prefix:
-        info = chosen.opened(_parent(address)).info(PurePosixPath(address.prefix).name)
+        info = chosen.open_store(_parent(address)).info(PurePosixPath(address.prefix).name)
     objects = [info] if info and info.bytes else []
     if not objects:
-        objects = _files(chosen.opened(address).list("")) or ([info] if info else [])
+        objects = _files(chosen.open_store(address).list("")) or ([info] if info else [])
     if not objects:
         raise DataError(f"There is nothing at {address}. Check the address.")
     _check_folders(address, objects)
@@ -444,9 +444,9 @@ def _download(
         objects: the objects that the folder is to hold.
         removes: whether everything else in the folder is removed.
     """
-    with indexed(folder) as index:
+    with open_index(folder) as index:
         stale = [each for each in objects if not _is_whole(folder, each, index)]
-        store = chosen.opened(address) if stale else None
+        store = chosen.open_store(address) if stale else None
         size = sum(each.bytes for each in stale)
         if size >= _WORTH_A_NOTE_BYTES:
             chosen.say(
@@ -466,10 +466,10 @@ def _mark_used(address: Address) -> None:
 
 def _present(whole: Address, folder: Path, keys: Iterable[str]) -> set[str]:
     """Download those objects of a bucket that exist, by their keys, and return these."""
-    store = chosen.opened(whole)
+    store = chosen.open_store(whole)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         infos = [info for info in pool.map(store.info, dict.fromkeys(keys)) if info]
-    with indexed(folder) as index:
+    with open_index(folder) as index:
         stale = [each for each in infos if not _is_whole(folder, each, index)]
         _fetch(store, folder, stale, index)
     return {each.key for each in infos}
@@ -487,7 +487,7 @@ def _fetch(
             return  # it stands for an empty folder: the slash at the end of its key is not listed
         if target.is_dir():
             raise _no_file(store.uri, info)
-        with replacing(target) as temporary:
+        with replace_file(target) as temporary:
             there = store.download(info.key, temporary)
             if not there or temporary.stat().st_size != info.bytes:
                 raise StorageError(
@@ -585,12 +585,12 @@ class RemoteIndex(dict[str, str]):
 
 
 @contextmanager
-def indexed(folder: Path) -> Iterator[RemoteIndex]:
+def open_index(folder: Path) -> Iterator[RemoteIndex]:
     """Yield the index of a folder, under a lock, and save it at the end."""
     file = _index_file(folder)
     make_folder(folder)
     make_folder(file.parent)
-    with locked(file.with_suffix(".lock")):
+    with hold_lock(file.with_suffix(".lock")):
         index = RemoteIndex(file)
         try:
             yield index

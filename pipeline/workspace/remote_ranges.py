@@ -17,7 +17,7 @@ from pathlib import Path
 
 from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.file_locks import made_once
 from patchline.pipeline.workspace.files.placeholders import RangedObject
 from patchline.pipeline.workspace.object_store import Address, ConflictError, ObjectStore
@@ -127,7 +127,7 @@ class ObjectRanges:
         data = self._range(start, stop)
         for each in range(number, end):
             piece = bytes(data[(each - number) * PART_BYTES :][:PART_BYTES])
-            with replacing(self._file(each)) as temporary:
+            with replace_file(self._file(each)) as temporary:
                 temporary.write_bytes(piece + _checksum(piece))
         return bytes(data[:PART_BYTES])
 
@@ -135,7 +135,7 @@ class ObjectRanges:
         address = Address.of_object(self._object.address)
         folder, _, name = address.prefix.rpartition("/")
         if self._store is None or self._store[0] != os.getpid():  # no connection outlasts a fork
-            self._store = os.getpid(), chosen.opened(address._replace(prefix=folder))
+            self._store = os.getpid(), chosen.open_store(address._replace(prefix=folder))
         try:
             data = self._store[1].read_range(name, start, stop, if_match=self._object.e_tag)
         except ConflictError:

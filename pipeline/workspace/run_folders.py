@@ -21,7 +21,7 @@ from pathlib import Path
 
 from patchline.pipeline.errors import DamagedFileError, PipelineError
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.paths import safe_join, unsafe_reason
 from patchline.pipeline.workspace.files.sealed_files import read_metadata
 from patchline.pipeline.workspace.files.workspace_folder import (
@@ -52,7 +52,7 @@ def send_file(file: Path) -> None:
     Raises:
         StorageError: if the store does not take it.
     """
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     if shared is not None:
         name = f"{name_of(file.parent)}/{file.stem}"
         shared.publish(name, file.parent, [file.name])
@@ -78,7 +78,7 @@ def fetch(folder: Path, *, results: bool = False) -> bool:
         DataError: if a path in the store leads out of its folder.
         StorageError: if the store does not answer.
     """
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     if shared is None:
         return False
     run = name_of(folder)
@@ -120,7 +120,7 @@ def fetch_checkpoint(folder: Path) -> None:
     Raises:
         StorageError: if the store does not answer.
     """
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     if shared is not None and is_of_run(folder):
         _fetch_checkpoint(shared, f"{name_of(folder)}/{CHECKPOINT}")
 
@@ -156,7 +156,7 @@ def _is_as_far(folder: Path, reference: Reference) -> bool:
 
 def _fetch_folder(shared: SharedFiles, reference: Reference, target: Path) -> None:
     """Fetch a folder, complete or not at all; events that this machine has beyond it stay."""
-    with replacing(target) as part:
+    with replace_file(target) as part:
         shared.fetch(reference, part)
         if _count(target / _EVENTS) > _count(part / _EVENTS):
             shutil.copyfile(target / _EVENTS, part / _EVENTS)
@@ -239,7 +239,7 @@ class CheckpointSender:
                 shutil.rmtree(snapshot, ignore_errors=True)
 
     def _publish(self, snapshot: Path, step: int) -> None:
-        shared = chosen.shared()
+        shared = chosen.find_shared_files()
         if shared is None:
             return
         files = [file.relative_to(snapshot).as_posix() for file in _files(snapshot)]

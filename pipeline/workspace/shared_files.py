@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.paths import safe_join, unsafe_reason
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
@@ -170,7 +170,7 @@ class SharedFiles:
         if content is None:
             return None
         try:
-            return Named(_parsed(content.data), content.info.state)
+            return Named(_parse(content.data), content.info.state)
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise DamagedObjectError(f"the object {_key(name)} is damaged") from error
 
@@ -198,7 +198,7 @@ class SharedFiles:
             StorageError: if the store does not take them; the name is then as it was.
         """
         reference = Reference(files=self.uploaded(folder, files), value=dict(value or {}))
-        self.store.write(_key(name), _encoded(reference))
+        self.store.write(_key(name), _encode(reference))
         return reference
 
     def replace(self, name: str, reference: Reference, before: Named | None) -> ObjectState:
@@ -215,7 +215,7 @@ class SharedFiles:
         Raises:
             ConflictError: if the name stands for something else by now.
         """
-        data = _encoded(reference)
+        data = _encode(reference)
         try:
             if before is None:
                 return self.store.write(_key(name), data, if_absent=True)
@@ -284,7 +284,7 @@ class SharedFiles:
         named = self.find(name)
         if named is None:
             return None
-        with self.unless_damaged(name), replacing(folder) as part:
+        with self.unless_damaged(name), replace_file(folder) as part:
             self.fetch(named.reference, part)
             return named.reference
         return None
@@ -318,7 +318,7 @@ class SharedFiles:
         ):
             return
         key = content_key(digest.sha256)
-        with replacing(target) as temporary:
+        with replace_file(target) as temporary:
             if not self.store.download(key, temporary):
                 raise DamagedObjectError(f"the object {key} ({path}) is missing")
             if digest_of(temporary) != digest:
@@ -344,13 +344,13 @@ def _key(name: str) -> str:
     return f"{NAMES}{name}.json"
 
 
-def _encoded(reference: Reference) -> bytes:
+def _encode(reference: Reference) -> bytes:
     text = reference.model_dump_json()
     digest = hashlib.sha256(text.encode()).hexdigest()
     return json.dumps({"sha256": digest, "reference": text}).encode()
 
 
-def _parsed(data: bytes) -> Reference:
+def _parse(data: bytes) -> Reference:
     content = json.loads(data)
     text = content["reference"]
     if hashlib.sha256(text.encode()).hexdigest() != content["sha256"]:
@@ -395,7 +395,7 @@ class SharedFile:
             if file.is_file() and digest_of(file) == digest:
                 self._files.uploaded(file.parent, {file.name: digest})  # if it was damaged there
             else:
-                with replacing(file) as part:
+                with replace_file(file) as part:
                     self._files.fetch(Reference(files={part.name: digest}), part.parent)
         except DamagedObjectError as error:
             raise DataError(

@@ -30,11 +30,11 @@ class SharedWorkspace(Workspace):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._sender: CheckpointSender | None = None
-        self.uri = str(chosen.cached_address(folder))
+        self.uri = str(chosen.read_cached_address(folder))
 
     @cached_property
     def _files(self) -> SharedFiles:
-        return chosen.shared_at(self.uri, self._folder)
+        return chosen.open_shared_files(self.uri, self._folder)
 
     def fetch_array(self, file: Path) -> None:
         """Fetch an array and what lies beside it under its name, unless the file is there."""

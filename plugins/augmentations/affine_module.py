@@ -59,7 +59,7 @@ def placements(
     return Placements(angle_B, scale_B2, right_B1, down_B1, mirrored_B)
 
 
-def moved(images_BCHW: torch.Tensor, placed: Placements) -> torch.Tensor:
+def move(images_BCHW: torch.Tensor, placed: Placements) -> torch.Tensor:
     """Scale, turn, shift and mirror each image of a batch at once.
 
     What comes into view continues the image by reflection; pixels are interpolated linearly.
@@ -88,8 +88,8 @@ def moved(images_BCHW: torch.Tensor, placed: Placements) -> torch.Tensor:
     )
 
 
-def moved_in_turn(images_BHWC: torch.Tensor, placed: Placements) -> torch.Tensor:
-    """Do what `moved` does, image by image: several times as fast on a CPU for large images.
+def move_in_turn(images_BHWC: torch.Tensor, placed: Placements) -> torch.Tensor:
+    """Do what `move` does, image by image: several times as fast on a CPU for large images.
 
     OpenCV rounds where a pixel comes from to a 32nd of one, and the results to whole numbers.
 

@@ -36,7 +36,7 @@ def flip_and_crop(
     if flip:
         mirrored_B = random.alternating() if alternate else random.integers(0, 2).bool()
         columns_BW = torch.where(mirrored_B[:, None], columns_BW.flip(1), columns_BW)
-    return _gathered(images_BHWC, rows_BH, columns_BW)
+    return _gather(images_BHWC, rows_BH, columns_BW)
 
 
 def _window(random: BatchRandom, side: int, pad: float) -> torch.Tensor:
@@ -47,7 +47,7 @@ def _window(random: BatchRandom, side: int, pad: float) -> torch.Tensor:
     return (side - 1) - ((side - 1) - position_BS).abs()  # the border pixel is not repeated
 
 
-def _gathered(
+def _gather(
     images_BHWC: torch.Tensor, rows_BH: torch.Tensor, columns_BW: torch.Tensor
 ) -> torch.Tensor:
     """Return the given rows and columns of each image; twenty times faster than plain indexing."""
@@ -169,7 +169,7 @@ def windows(
     return torch.cat([top_B1, left_B1, height_B1, width_B1], 1)
 
 
-def enlarged(
+def enlarge(
     images_BCHW: torch.Tensor, windows_B4: torch.Tensor, random: BatchRandom, *, flip: bool
 ) -> torch.Tensor:
     """Show the window of each image at the size of the image, and mirror half of the images.
@@ -208,7 +208,7 @@ def _positions(first_B: torch.Tensor, length_B: torch.Tensor, side: int) -> torc
     return (first_B[:, None] + inside_BS) * (2 / max(1, side - 1)) - 1
 
 
-def recolored(
+def recolor(
     images_BCHW: torch.Tensor,
     random: BatchRandom,
     *,
@@ -234,10 +234,10 @@ def recolored(
 
     images_BCHW = (images_BCHW * factor(brightness)).clamp(0, _BRIGHTEST)
     grey_B111 = _grey(images_BCHW).mean((1, 2, 3), keepdim=True)
-    images_BCHW = _blended(grey_B111, images_BCHW, factor(contrast))
+    images_BCHW = _blend(grey_B111, images_BCHW, factor(contrast))
     if images_BCHW.shape[1] != len(_LUMA):
         return images_BCHW
-    return _blended(_grey(images_BCHW), images_BCHW, factor(saturation))
+    return _blend(_grey(images_BCHW), images_BCHW, factor(saturation))
 
 
 def _grey(images_BCHW: torch.Tensor) -> torch.Tensor:
@@ -247,7 +247,7 @@ def _grey(images_BCHW: torch.Tensor) -> torch.Tensor:
     return _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
 
 
-def _blended(
+def _blend(
     first_BCHW: torch.Tensor, second_BCHW: torch.Tensor, weight_B111: torch.Tensor
 ) -> torch.Tensor:
     return torch.lerp(first_BCHW, second_BCHW, weight_B111).clamp(0, _BRIGHTEST)

@@ -88,7 +88,7 @@ def assumptions(config: CustomConfig) -> Assumptions:
     """Return what the transforms in the file take for granted."""
     file = _path(config)
     pipeline, _ = read_pipeline(file, config.sha256)
-    mirrors, changes = assumed(pipeline)
+    mirrors, changes = find_assumptions(pipeline)
     words = f"{', '.join(mirrors)} in {file.name}" if mirrors else ""
     return Assumptions(mirrors=words, changes=changes)
 
@@ -110,7 +110,7 @@ def read_pipeline(file: Path, expected: str | None) -> tuple[Any, str]:
             f"{file} has changed: its digest is {digest}, but augmentation.sha256 is {expected}. "
             "Restore the file, or omit augmentation.sha256."
         )
-    return _built(file, _parsed(file, content)), digest
+    return _build(file, _parse(file, content)), digest
 
 
 def _content(file: Path) -> bytes:
@@ -126,7 +126,7 @@ def _content(file: Path) -> bytes:
     return content
 
 
-def _parsed(file: Path, content: bytes) -> dict[str, Any]:
+def _parse(file: Path, content: bytes) -> dict[str, Any]:
     import yaml
 
     try:
@@ -146,7 +146,7 @@ def _parsed(file: Path, content: bytes) -> dict[str, Any]:
     return transform
 
 
-def _built(file: Path, transform: dict[str, Any]) -> Any:
+def _build(file: Path, transform: dict[str, Any]) -> Any:
     import albumentations
     from albumentations.core.composition import BaseCompose
 
@@ -172,7 +172,7 @@ def _built(file: Path, transform: dict[str, Any]) -> Any:
     raise ConfigError(f"{file} holds a {type(built).__name__}, not a transform. Correct the file.")
 
 
-def assumed(pipeline: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def find_assumptions(pipeline: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the transforms that mirror images, and those of which nothing tells what they keep."""
     mirrors: dict[str, None] = {}
     changes: dict[str, None] = {}

@@ -58,8 +58,8 @@ def build_batch(config: LightConfig, context: AugmentationContext) -> BatchTrans
         )
         light = affine.lights(random, brightness=config.brightness)
         if are_large and images_BHWC.device.type == "cpu":
-            return affine.lit_in_turn(affine.moved_in_turn(images_BHWC, placed), light)
-        images_BCHW = affine.moved(affine.as_floats(images_BHWC), placed)
+            return affine.lit_in_turn(affine.move_in_turn(images_BHWC, placed), light)
+        images_BCHW = affine.move(affine.as_floats(images_BHWC), placed)
         return affine.as_bytes(affine.lit(images_BCHW, light))
 
     return transform

@@ -29,31 +29,31 @@ _LUMA = (0.299, 0.587, 0.114)
 
 def shear_x(image_HWC: Pixels, amount: float) -> Pixels:
     """Move each row by `amount` times its distance to the centre."""
-    return _warped(image_HWC, np.array([[1.0, amount], [0.0, 1.0]]))
+    return _warp(image_HWC, np.array([[1.0, amount], [0.0, 1.0]]))
 
 
 def shear_y(image_HWC: Pixels, amount: float) -> Pixels:
     """Move each column by `amount` times its distance to the centre."""
-    return _warped(image_HWC, np.array([[1.0, 0.0], [amount, 1.0]]))
+    return _warp(image_HWC, np.array([[1.0, 0.0], [amount, 1.0]]))
 
 
 def translate_x(image_HWC: Pixels, pixels: float) -> Pixels:
     """Move the image to the right."""
-    return _warped(image_HWC, np.eye(2), (pixels, 0.0))
+    return _warp(image_HWC, np.eye(2), (pixels, 0.0))
 
 
 def translate_y(image_HWC: Pixels, pixels: float) -> Pixels:
     """Move the image down."""
-    return _warped(image_HWC, np.eye(2), (0.0, pixels))
+    return _warp(image_HWC, np.eye(2), (0.0, pixels))
 
 
 def rotate(image_HWC: Pixels, degrees: float) -> Pixels:
     """Rotate counterclockwise around the centre."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    return _warped(image_HWC, np.array([[cos, sin], [-sin, cos]]))
+    return _warp(image_HWC, np.array([[cos, sin], [-sin, cos]]))
 
 
-def _warped(image_HWC: Pixels, linear: Matrix, shift: tuple[float, float] = (0.0, 0.0)) -> Pixels:
+def _warp(image_HWC: Pixels, linear: Matrix, shift: tuple[float, float] = (0.0, 0.0)) -> Pixels:
     """Map the point p (x, y) to linear @ (p - centre) + centre + shift."""
     height, width = image_HWC.shape[:2]
     centre = np.array([(width - 1) / 2, (height - 1) / 2])
@@ -73,20 +73,20 @@ def _warped(image_HWC: Pixels, linear: Matrix, shift: tuple[float, float] = (0.0
 
 def brightness(image_HWC: Pixels, factor: float) -> Pixels:
     """Blend with black; factor 1 is the image."""
-    return _looked_up(image_HWC, _LEVELS * factor)
+    return _look_up(image_HWC, _LEVELS * factor)
 
 
 def contrast(image_HWC: Pixels, factor: float) -> Pixels:
     """Blend with the mean grey; factor 1 is the image."""
     mean = float(_luma(image_HWC).mean())
-    return _looked_up(image_HWC, _LEVELS * factor + mean * (1 - factor))
+    return _look_up(image_HWC, _LEVELS * factor + mean * (1 - factor))
 
 
 def colour(image_HWC: Pixels, factor: float) -> Pixels:
     """Blend with the greyscale image; factor 1 is the image."""
     if image_HWC.shape[2] == 1:
         return image_HWC
-    return _blended(image_HWC, _luma(image_HWC)[:, :, None], factor)
+    return _blend(image_HWC, _luma(image_HWC)[:, :, None], factor)
 
 
 def sharpness(image_HWC: Pixels, factor: float) -> Pixels:
@@ -94,7 +94,7 @@ def sharpness(image_HWC: Pixels, factor: float) -> Pixels:
     smoothed = image_HWC.astype(np.float32)
     inner = cv2.filter2D(smoothed, -1, _SMOOTHING).reshape(image_HWC.shape)
     smoothed[1:-1, 1:-1] = np.rint(inner[1:-1, 1:-1])
-    return _blended(image_HWC, smoothed, factor)
+    return _blend(image_HWC, smoothed, factor)
 
 
 def posterize(image_HWC: Pixels, bits: int) -> Pixels:
@@ -104,7 +104,7 @@ def posterize(image_HWC: Pixels, bits: int) -> Pixels:
 
 def solarize(image_HWC: Pixels, threshold: float) -> Pixels:
     """Invert the values from a threshold on."""
-    return _looked_up(image_HWC, np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS))
+    return _look_up(image_HWC, np.where(threshold <= _LEVELS, 255 - _LEVELS, _LEVELS))
 
 
 def autocontrast(image_HWC: Pixels) -> Pixels:
@@ -113,23 +113,23 @@ def autocontrast(image_HWC: Pixels) -> Pixels:
     for channel_HW in np.moveaxis(image_HWC, 2, 0):
         low, high = float(channel_HW.min()), float(channel_HW.max())
         scaled = (_LEVELS - low) * (255 / (high - low)) if high > low else _LEVELS
-        channels.append(_looked_up(channel_HW, scaled))
+        channels.append(_look_up(channel_HW, scaled))
     return np.stack(channels, axis=2)
 
 
 def equalize(image_HWC: Pixels) -> Pixels:
     """Equalise the histogram of each channel, as PIL does."""
-    return np.stack([_equalized(channel) for channel in np.moveaxis(image_HWC, 2, 0)], axis=2)
+    return np.stack([_equalize(channel) for channel in np.moveaxis(image_HWC, 2, 0)], axis=2)
 
 
-def _equalized(channel_HW: Pixels) -> Pixels:
+def _equalize(channel_HW: Pixels) -> Pixels:
     histogram = np.bincount(channel_HW.ravel(), minlength=256)
     present = histogram[histogram > 0]
     step = int(present[:-1].sum()) // 255
     if step == 0:
         return channel_HW
     before = np.concatenate([[0], np.cumsum(histogram)[:-1]])
-    return _looked_up(channel_HW, (before + step // 2) // step)
+    return _look_up(channel_HW, (before + step // 2) // step)
 
 
 def _luma(image_HWC: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -139,13 +139,13 @@ def _luma(image_HWC: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.floor(image_HWC.astype(np.float32) @ np.array(_LUMA, np.float32))
 
 
-def _blended(
+def _blend(
     image_HWC: Pixels, other: np.ndarray[Any, np.dtype[np.float32]], factor: float
 ) -> Pixels:
     return np.clip(image_HWC * np.float32(factor) + other * (1 - factor), 0, 255).astype(np.uint8)
 
 
-def _looked_up(image: Pixels, table: np.ndarray[Any, Any]) -> Pixels:
+def _look_up(image: Pixels, table: np.ndarray[Any, Any]) -> Pixels:
     found: Any = cv2.LUT(image, np.clip(table, 0, 255).astype(np.uint8))
     result: Pixels = found.reshape(image.shape)
     return result

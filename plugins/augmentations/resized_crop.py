@@ -47,7 +47,7 @@ class ResizedCropConfig(FlipConfig):
 def build_batch(config: ResizedCropConfig, _context: AugmentationContext) -> BatchTransform:
     """Build the transform of whole batches."""
     from patchline.plugins.augmentations.affine_module import as_bytes, as_floats
-    from patchline.plugins.augmentations.batch_module import enlarged, erase, recolored, windows
+    from patchline.plugins.augmentations.batch_module import enlarge, erase, recolor, windows
 
     def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
         windows_B4 = windows(
@@ -56,10 +56,10 @@ def build_batch(config: ResizedCropConfig, _context: AugmentationContext) -> Bat
             smallest_area=config.smallest_area,
             largest_ratio=config.largest_ratio,
         )
-        images_BCHW = enlarged(
+        images_BCHW = enlarge(
             as_floats(images_BHWC), windows_B4, random, flip=bool(config.horizontal_flip)
         )
-        images_BCHW = recolored(
+        images_BCHW = recolor(
             images_BCHW,
             random,
             brightness=config.brightness,

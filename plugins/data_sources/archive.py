@@ -47,7 +47,7 @@ class ImageArchive:
             each for each in archive.folders if not self.context.ignored.skipped_part(f"{each}/")
         ]
         outer = ClassFolders(readable, folders, files)
-        content = _unwrapped(outer)
+        content = _unwrap(outer)
         if not archive.paths and not archive.refused:
             raise DataError(f"{file} holds no files. Pass an archive of images in class folders.")
         if not archive.paths:
@@ -88,7 +88,7 @@ class ImageArchive:
         return file.resolve()
 
 
-def _unwrapped(content: ClassFolders) -> ClassFolders:
+def _unwrap(content: ClassFolders) -> ClassFolders:
     """Return the innermost folder that holds all class folders: `flowers/` of `flowers/rose/…`."""
     while True:
         filled = content.filled(content.top)

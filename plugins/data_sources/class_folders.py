@@ -96,13 +96,13 @@ class ClassFolders:
         archives = sorted(name for name in self.files if name.lower().endswith(ARCHIVE_SUFFIXES))
         if archives:
             return DataError(
-                f"{self.root} has no class folder with files in it, but {_quoted(archives)}. To "
+                f"{self.root} has no class folder with files in it, but {_quote(archives)}. To "
                 "read an archive of class folders, pass its path; WebDataset shards have a label "
                 "beside each image, such as 0001.cls or 0001.json."
             )
         if self.tables and self.root.is_dir():
             return DataError(
-                f"{self.root} has no class folder with files in it, but {_quoted(self.tables)}. "
+                f"{self.root} has no class folder with files in it, but {_quote(self.tables)}. "
                 f"If a table holds the labels, pass it: {self.root / self.tables[0]}."
             )
         meant = f" If this folder is one of the classes, pass {self.root.parent}."
@@ -134,7 +134,7 @@ class ClassFolders:
         if tables and len(alike) == 1 and alike != {""}:
             raise DataError(
                 f"It is not clear what the classes of {self.root} are: the folders "
-                f"({_quoted(names)}), or what a table beside them says ({_quoted(tables)}). Pass "
+                f"({_quote(names)}), or what a table beside them says ({_quote(tables)}). Pass "
                 "the table with the labels, or set --data.label top if the folders are the classes."
             )
 
@@ -207,12 +207,12 @@ def is_split(content: ClassFolders) -> bool:
     trained = content.classes_in(train)
     if not train and not beside:
         if len(held_back) > 1 and not content.classes_in(held_back):
-            others = f"like {_quoted(held_back[1:])}, it has no class folders"
+            others = f"like {_quote(held_back[1:])}, it has no class folders"
             raise _unclear(content, held_back[0], others)
         return _only_held_back(content, held_back)
     if not trained:
         if held_back and not beside and content.filled(train):
-            raise _unclear(content, train[0], f"like {_quoted(held_back)}, it has no class folders")
+            raise _unclear(content, train[0], f"like {_quote(held_back)}, it has no class folders")
         return False
     if not beside or trained & content.classes_in(held_back):
         return True
@@ -220,7 +220,7 @@ def is_split(content: ClassFolders) -> bool:
     deeper = sum(path.partition("/")[0] in train for path in content.files) - loose
     if loose >= deeper:
         return False
-    why = f"it has folders of its own, and {_quoted(beside)} beside it"
+    why = f"it has folders of its own, and {_quote(beside)} beside it"
     raise _unclear(content, train[0], why)
 
 
@@ -231,7 +231,7 @@ def _only_held_back(content: ClassFolders, held_back: list[str]) -> bool:
 
 
 def _unclear(content: ClassFolders, train: str, why: str) -> DataError:
-    table = f"Pass the table with the labels ({_quoted(content.tables)}), or set"
+    table = f"Pass the table with the labels ({_quote(content.tables)}), or set"
     return DataError(
         f"'{train}' in {content.root} may be a split or a class: {why}. "
         f"{table if content.tables else 'Set'} split_folders below data.options in a config file: "
@@ -239,7 +239,7 @@ def _unclear(content: ClassFolders, train: str, why: str) -> DataError:
     )
 
 
-def _quoted(names: list[str]) -> str:
+def _quote(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
     return ", ".join(f"'{name}'" for name in names[:_NAMED_FOLDERS]) + more
 

@@ -25,13 +25,13 @@ from patchline.plugin_api import (
 )
 from patchline.plugins.data_sources.named_images import ImagePlaces, find_images, image_root
 from patchline.plugins.data_sources.source_files import example_images, existing_path
-from patchline.plugins.data_sources.table_formats import shown
+from patchline.plugins.data_sources.table_formats import format_cell
 from patchline.plugins.data_sources.tool_labels import (
     BOXES,
     MalformedError,
     ToolImage,
     check_malformed,
-    checked,
+    check_type,
     json_of,
     tool_listing,
 )
@@ -130,22 +130,22 @@ class Coco:
         )
 
     def _read(self, file: Path) -> _Export:
-        content = checked(json_of(file), dict, "The content", file)
+        content = check_type(json_of(file), dict, "The content", file)
         for key in ("images", "annotations", "categories"):
             if key not in content:
                 raise DataError(
                     f"{file} has no '{key}', so it is not COCO JSON. Export it again, or give the "
                     "labels as a table."
                 )
-            checked(content[key], list, f"'{key}'", file)
+            check_type(content[key], list, f"'{key}'", file)
         categories = _categories(content["categories"], file)
         names: dict[Any, str] = {}
         for each in content["images"]:
-            image = checked(each, dict, "An image", file)
+            image = check_type(each, dict, "An image", file)
             number = _identity(image.get("id"), "'id' of an image", file)
             if number in names:
                 raise DataError(f"Two images in {file} have the id {number}. Export it again.")
-            names[number] = checked(
+            names[number] = check_type(
                 image.get("file_name"), str, f"'file_name' of image {number}", file
             )
         read = self._annotations(content["annotations"], names, categories, file)
@@ -212,9 +212,9 @@ def _pair(
         MalformedError: if it has none that the file lists; it names the annotation.
     """
     number = each.get("id") if isinstance(each, dict) else None
-    what = f"Annotation {shown(str(number))}" if isinstance(number, int | str) else ""
+    what = f"Annotation {format_cell(str(number))}" if isinstance(number, int | str) else ""
     what = what or f"The annotation number {place:,}"
-    annotation = checked(each, dict, what, file)
+    annotation = check_type(each, dict, what, file)
     image = _identity(
         annotation.get("image_id"), f"'image_id' of {what[:1].lower()}{what[1:]}", file
     )
@@ -223,7 +223,7 @@ def _pair(
     )
     for kind, value, among in (("image", image, names), ("category", category, categories)):
         if value not in among:
-            reason = f"is of {kind} {shown(str(value))}, which the file does not list"
+            reason = f"is of {kind} {format_cell(str(value))}, which the file does not list"
             raise MalformedError(what, file, reason)
     return image, category
 
@@ -231,12 +231,12 @@ def _pair(
 def _categories(given: list[Any], file: Path) -> dict[Any, str]:
     categories: dict[Any, str] = {}
     for each in given:
-        category = checked(each, dict, "A category", file)
+        category = check_type(each, dict, "A category", file)
         number = _identity(category.get("id"), "'id' of a category", file)
         if number in categories:
             raise DataError(f"Two categories in {file} have the id {number}. Export it again.")
-        categories[number] = checked(
-            category.get("name"), str, f"'name' of category {shown(str(number))}", file
+        categories[number] = check_type(
+            category.get("name"), str, f"'name' of category {format_cell(str(number))}", file
         )
     return categories
 
@@ -263,7 +263,7 @@ def _meant(given: list[Any], categories: dict[Any, str], labels: dict[Any, set[s
 
 def _identity(value: Any, what: str, file: Path) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        short = shown(json.dumps(value, default=str)[:60])
+        short = format_cell(json.dumps(value, default=str)[:60])
         raise MalformedError(what, file, f"is {short}, but has to be a number")
     return value
 

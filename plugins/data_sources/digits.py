@@ -14,7 +14,7 @@ from patchline.plugin_api import (
     PluginConfig,
     SourceContext,
 )
-from patchline.plugins.data_sources.source_files import refuse_path, written_at_once
+from patchline.plugins.data_sources.source_files import refuse_path, write_at_once
 
 _BRIGHTEST = 16  # the scans count dark pixels in 4x4 fields, 0 to 16
 
@@ -50,7 +50,7 @@ def _write_once(file: Path, pixels: object) -> None:
     if file.exists():
         return
     scaled = np.round(np.asarray(pixels) * (255 / _BRIGHTEST)).astype(np.uint8)
-    with written_at_once(file) as temporary:
+    with write_at_once(file) as temporary:
         Image.fromarray(scaled).save(temporary, format="PNG")
 
 

@@ -31,13 +31,13 @@ from patchline.plugin_api import (
 )
 from patchline.plugins.data_sources.named_images import find_images, image_root, readings
 from patchline.plugins.data_sources.source_files import example_images, existing_path
-from patchline.plugins.data_sources.table_formats import joined, shown
+from patchline.plugins.data_sources.table_formats import format_cell, join_names
 from patchline.plugins.data_sources.tool_labels import (
     BOXES,
     MalformedError,
     ToolImage,
     check_malformed,
-    checked,
+    check_type,
     json_of,
     tool_listing,
 )
@@ -83,7 +83,7 @@ class LabelStudio:
     def list_images(self) -> ImageListing:
         """Return the images; raise `DataError` if the export cannot be used."""
         file = self._file()
-        tasks = checked(json_of(file), list, "The content", file)
+        tasks = check_type(json_of(file), list, "The content", file)
         if not tasks:
             raise DataError(f"{file} holds no tasks. Export it again.")
         key = self._image_key(tasks, file)
@@ -96,7 +96,9 @@ class LabelStudio:
                 answers.append(_answers(task, key, file))
             except MalformedError as error:
                 answers.append([])
-                malformed[number] = f"{error.reason} (task {shown(str(task.get('id', number)))})"
+                malformed[number] = (
+                    f"{error.reason} (task {format_cell(str(task.get('id', number)))})"
+                )
         check_malformed(file, list(malformed.values()), len(tasks), "tasks")
         notes = self._check([each for all_ in answers for some in all_ for each in some], file)
         for number, (task, answered) in enumerate(zip(tasks, answers, strict=True), start=1):
@@ -110,7 +112,7 @@ class LabelStudio:
             sets = {self._labels(some) for some in answered}
             if len(sets) > 1 and self.context.needs_labels:
                 one, other = sorted(sets)[:2]
-                reason = f"has two labels in the export, {joined(one)} and {joined(other)}"
+                reason = f"has two labels in the export, {join_names(one)} and {join_names(other)}"
                 images.append(ToolImage(name, (), unknown=reason))
             elif sets or not self.context.needs_labels:
                 images.append(ToolImage(name, next(iter(sets), ())))
@@ -147,18 +149,18 @@ class LabelStudio:
             return []
         boxes, chosen = self.context.rules.boxes, self.config.label_column
         others = sorted({each.about for each in answers} - {""})
-        notes = [f"{file.name}: answers about {joined(others)} are not used"] if others else []
+        notes = [f"{file.name}: answers about {join_names(others)} are not used"] if others else []
         if others and all(each.about for each in answers):
             raise DataError(
-                f"All answers in {file} are about {joined(others)}, and none is about the image. "
-                "Set --data.image-column to what the answers are about, or label the images."
+                f"All answers in {file} are about {join_names(others)}, and none is about the "
+                "image. Set --data.image-column to what the answers are about, or label the images."
             )
         answers = [each for each in answers if not each.about]
         controls = Counter(each.control for each in answers)
         if chosen is not None and chosen not in controls:
             raise DataError(
-                f"data.label_column is '{shown(chosen)}', but {file} has answers of the controls "
-                f"{joined(sorted(controls))}. Choose one of them."
+                f"data.label_column is '{format_cell(chosen)}', but {file} has answers of the "
+                f"controls {join_names(sorted(controls))}. Choose one of them."
             )
         answers = [each for each in answers if chosen in (None, each.control)]
         regions = sum(each.is_region for each in answers)
@@ -170,7 +172,7 @@ class LabelStudio:
         used = {each.control for each in answers if not each.is_region or boxes == "labels"}
         if len(used) > 1:
             raise DataError(
-                f"The tasks in {file} have answers of the controls {joined(sorted(used))}. Set "
+                f"The tasks in {file} have answers of the controls {join_names(sorted(used))}. Set "
                 "--data.label-column to the one whose answers are the labels."
             )
         paths = (path for answer in answers for path in answer.paths)
@@ -186,8 +188,8 @@ class LabelStudio:
         counts: Counter[str] = Counter()
         keys: dict[str, None] = {}
         for each in tasks:
-            task = checked(each, dict, "A task", file)
-            data = checked(task.get("data"), dict, "'data' of a task", file)
+            task = check_type(each, dict, "A task", file)
+            data = check_type(task.get("data"), dict, "'data' of a task", file)
             for key, value in data.items():
                 keys[key] = None
                 counts[key] += isinstance(value, str) and _names_an_image(value)
@@ -195,8 +197,8 @@ class LabelStudio:
         if given is not None:
             if given not in keys:
                 raise DataError(
-                    f"data.image_column is '{shown(given)}', but the tasks in {file} have "
-                    f"{joined(list(keys))}. Choose one of them."
+                    f"data.image_column is '{format_cell(given)}', but the tasks in {file} have "
+                    f"{join_names(list(keys))}. Choose one of them."
                 )
             return given
         named = [key for key in keys if counts[key]]
@@ -205,7 +207,7 @@ class LabelStudio:
         if len(best) != 1:
             raise DataError(
                 f"It is not obvious which value of the tasks in {file} names the images: "
-                f"{joined(list(keys))}. Set --data.image-column."
+                f"{join_names(list(keys))}. Set --data.image-column."
             )
         return best[0]
 
@@ -232,15 +234,15 @@ def _answers(task: Any, image: str, file: Path) -> list[list[_Answer]]:
     """
     annotations = task.get("annotations", task.get("completions", []))
     found = []
-    for each in checked(annotations, list, "'annotations' of a task", file):
-        annotation = checked(each, dict, "An annotation", file)
+    for each in check_type(annotations, list, "'annotations' of a task", file):
+        annotation = check_type(each, dict, "An annotation", file)
         if annotation.get("was_cancelled") or _is_rejected(annotation):
             continue
         given = annotation.get("result", [])
         if (fixed := _last_review(annotation).get("fixed_annotation_history_result")) is not None:
             given = fixed
-        checked(given, list, "'result' of an annotation", file)
-        results = [checked(result, dict, "A result", file) for result in given]
+        check_type(given, list, "'result' of an annotation", file)
+        results = [check_type(result, dict, "A result", file) for result in given]
         regions = {str(result.get("id")) for result in results if _is_region(result)} - {"None"}
         others = task["data"].keys() - {image}
         some = [_answer(result, regions, others, file) for result in results]
@@ -283,8 +285,8 @@ def _answer(
     kind = result.get("type")
     if kind not in (_CHOICES, _TAXONOMY, *_REGIONS):
         return None
-    value = checked(result.get("value"), dict, "'value' of a result", file)
-    labels = checked(value.get(kind, []), list, f"'{kind}' of a result", file)
+    value = check_type(result.get("value"), dict, "'value' of a result", file)
+    labels = check_type(value.get(kind, []), list, f"'{kind}' of a result", file)
     paths: tuple[tuple[str, ...], ...] = ()
     if kind == _TAXONOMY or any(isinstance(each, list) for each in labels):  # nested choices
         paths = innermost_paths(
@@ -292,7 +294,7 @@ def _answer(
         )
         labels = [each[-1] for each in paths]
     for each in (part for path in paths or [labels] for part in path):
-        checked(each, str, f"A label in '{kind}'", file)
+        check_type(each, str, f"A label in '{kind}'", file)
     about = str(result.get("source") or result.get("to_name") or "").removeprefix("$")
     is_region = _is_region(result) or str(result.get("id")) in regions
     control = str(result.get("from_name", ""))

@@ -23,7 +23,7 @@ from urllib.parse import unquote, unquote_plus
 
 from patchline.plugin_api import DataError, ReadingRules, walk_files
 from patchline.plugins.data_sources.source_files import folder_of
-from patchline.plugins.data_sources.table_formats import joined, shown
+from patchline.plugins.data_sources.table_formats import format_cell, join_names
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*")
 _LOCAL = "?d="
@@ -68,10 +68,10 @@ _LEFT_OUT = re.compile(r"[^-\w.]")
 def original_name(name: str) -> str:
     """Return the part of a stored file name that its image had, made safe; empty if it has none."""
     uploaded = _UPLOADED.fullmatch(name)
-    return stored_name(uploaded["name"]) if uploaded else ""
+    return derive_stored_name(uploaded["name"]) if uploaded else ""
 
 
-def stored_name(name: str) -> str:
+def derive_stored_name(name: str) -> str:
     """Return what becomes of the name of a file that is uploaded, without upper case."""
     safe = normalize("NFC", name).strip().replace(" ", "_")
     return _LEFT_OUT.sub("", safe).casefold()
@@ -129,7 +129,7 @@ def find_images(file: Path, names: Sequence[str], root: Path, *, is_set: bool) -
         remedy = "the folder of the images" if not is_set else "the folder that holds them"
         raise DataError(
             f"{len(missing):,} of {len(distinct):,} images named in {file} do not exist below "
-            f"{root}: {joined(missing)}. Nothing is fetched; set --data.root to {remedy}."
+            f"{root}: {join_names(missing)}. Nothing is fetched; set --data.root to {remedy}."
         )
     notes = []
     if searched:
@@ -137,7 +137,7 @@ def find_images(file: Path, names: Sequence[str], root: Path, *, is_set: bool) -
         count = len(searched)
         notes.append(
             f"{file.name}: {count:,} image{'' if count == 1 else 's'} found below {root.name} by "
-            f"name: '{shown(name)}' is {shown(path)}"
+            f"name: '{format_cell(name)}' is {format_cell(path)}"
         )
     return ImagePlaces(root, [places.get(name) for name in names], notes)
 
@@ -181,7 +181,7 @@ class _Below:
         for each in walk_files(self._root):
             name = PurePosixPath(each.path).name
             by_name[comparable(name)].append(each.path)
-            by_stored[stored_name(name)].append(each.path)
+            by_stored[derive_stored_name(name)].append(each.path)
         return by_name, by_stored
 
     def like(self, name: str, paths: Sequence[str]) -> list[str]:
@@ -207,8 +207,9 @@ class _Below:
     def ambiguous(self, name: str, paths: Sequence[str]) -> DataError:
         """Return the question which file is meant."""
         return DataError(
-            f"'{shown(name)}' in {self._file} may be {shown(paths[0])} or {shown(paths[1])}. Set "
-            "--data.root to the folder of the images, or rename one of them."
+            f"'{format_cell(name)}' in {self._file} may be {format_cell(paths[0])} or "
+            f"{format_cell(paths[1])}. Set --data.root to the folder of the images, or rename one "
+            "of them."
         )
 
 

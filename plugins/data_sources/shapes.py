@@ -19,7 +19,7 @@ from patchline.plugin_api import (
     PluginConfig,
     SourceContext,
 )
-from patchline.plugins.data_sources.source_files import refuse_path, written_at_once
+from patchline.plugins.data_sources.source_files import refuse_path, write_at_once
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,14 +56,14 @@ class Shapes:
 
     def list_images(self) -> ImageListing:
         """Return the pictures with their sets of labels."""
-        labels = _drawn(self.root, self.config)
+        labels = _draw_all(self.root, self.config)
         images = [
             ListedImage(path=path, label="", labels=tuple(names)) for path, names in labels.items()
         ]
         return ImageListing(name="shapes", root=self.root, images=images, mirror_symmetric=True)
 
 
-def _drawn(root: Path, config: ShapesConfig) -> dict[str, list[str]]:
+def _draw_all(root: Path, config: ShapesConfig) -> dict[str, list[str]]:
     """Draw all pictures unless they are there, and return the labels of each path."""
     import numpy as np
 
@@ -76,7 +76,7 @@ def _drawn(root: Path, config: ShapesConfig) -> dict[str, list[str]]:
         generator = np.random.default_rng([config.seed, number])
         path = f"{number:06d}.png"
         labels[path] = _draw(root / path, generator, config.pixels)
-    with written_at_once(table) as temporary:  # last: with it, all pictures are there
+    with write_at_once(table) as temporary:  # last: with it, all pictures are there
         temporary.write_text(json.dumps(labels), encoding="utf-8")
     return labels
 
@@ -103,7 +103,7 @@ def _draw(file: Path, generator: np.random.Generator, pixels: int) -> list[str]:
         top = corner // 2 * pixels / 2 + float(generator.uniform(0, room))
         _shape(draw, shape, (left, top, side), COLOURS[colour])
         names |= {shape, colour}
-    with written_at_once(file) as temporary:
+    with write_at_once(file) as temporary:
         picture.save(temporary, format="PNG")
     return sorted(names)
 

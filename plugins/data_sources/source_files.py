@@ -61,7 +61,7 @@ def folder_of(base: Path, given: str | None, setting: str, remedy: str) -> Path:
 
 
 @contextmanager
-def written_at_once(file: Path) -> Iterator[Path]:
+def write_at_once(file: Path) -> Iterator[Path]:
     """Return a name to write a file under, which then takes its place; runs may begin at once."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.stem}.{uuid.uuid4().hex[:8]}.part")

@@ -37,20 +37,20 @@ from patchline.plugins.data_sources.table_columns import (
     NO_COLUMN,
     ColumnConfig,
     Columns,
-    chosen_columns,
+    choose_columns,
 )
 from patchline.plugins.data_sources.table_files import find_files
-from patchline.plugins.data_sources.table_formats import first_few, joined, shown
+from patchline.plugins.data_sources.table_formats import first_few, format_cell, join_names
 from patchline.plugins.data_sources.table_reading import (
     JoinedTables,
     ParquetTable,
     PartedTable,
     Table,
-    extracted,
+    extract_images,
     image_names,
     read_table,
 )
-from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
+from patchline.plugins.data_sources.table_rows import Places, list_rows, own_columns
 
 
 class SplitTables(JoinedTables):
@@ -69,8 +69,8 @@ class SplitTables(JoinedTables):
         for other in others:
             if odd := sorted(set(other.names) ^ set(first.names)):
                 raise DataError(
-                    f"{other.file} and {first.file} have different columns: {joined(odd)}. Give "
-                    "both the same ones."
+                    f"{other.file} and {first.file} have different columns: {join_names(odd)}. "
+                    "Give both the same ones."
                 )
         super().__init__(folder, tables, [split_named(each.file.parent.name) for each in tables])
         self.embedded = frozenset()
@@ -184,7 +184,7 @@ class ImageTable:
         file, rules = self._file(), self.context.rules
         table = _table(file, rules)
         config = self.config
-        columns = chosen_columns(
+        columns = choose_columns(
             table, config, rules.label_columns, needs_labels=self.context.needs_labels
         )
         if self.context.needs_labels and columns.split is None and config.split_column is None:
@@ -200,15 +200,15 @@ class ImageTable:
             mirror_symmetric=config.mirror_symmetric,
             notes=[*_guess_note(file, columns), *columns.notes, *places.notes],
         )
-        images, left_out, rows, notes = listed_rows(table, columns, places, context)
+        images, left_out, rows, notes = list_rows(table, columns, places, context)
         if not images and not columns.label:
             raise DataError(
                 f"{file} lists no image that exists. Choose another --data.image-column."
             )
         if not images:
             raise DataError(
-                f"{file} gives no image a label in column '{shown(columns.label)}'. Choose another "
-                "--data.label-column."
+                f"{file} gives no image a label in column '{format_cell(columns.label)}'. Choose "
+                "another --data.label-column."
             )
         own = own_columns(table, columns, rows)
         notes = [*table.notes, *listing.notes, *notes]
@@ -226,7 +226,7 @@ class ImageTable:
         if image in table.embedded and isinstance(table, ParquetTable | PartedTable):
             stored = table.column(image)
             names = image_names(stored)
-            root = extracted(table, image, names, self.context.work_dir)
+            root = extract_images(table, image, names, self.context.work_dir)
             there = set(open_archive(root).paths)
             if there:
                 paths = [name if name in there else None for name in names]
@@ -249,13 +249,13 @@ class ImageTable:
         named = sum(bool(value.strip()) for value in values)
         if not named:
             raise DataError(
-                f"Column '{shown(image)}' of {table.file} is empty. Choose another "
+                f"Column '{format_cell(image)}' of {table.file} is empty. Choose another "
                 "--data.image-column, or fill in the paths of the images."
             )
         if len(missing) > _MOST_MISSING * named:
-            names = [shown(value) or "(empty)" for value in missing]
+            names = [format_cell(value) or "(empty)" for value in missing]
             raise DataError(
-                f"{len(missing):,} of {named:,} images named in column '{shown(image)}' of "
+                f"{len(missing):,} of {named:,} images named in column '{format_cell(image)}' of "
                 f"{table.file} do not exist below {folder}: {first_few(names)}. Set "
                 "--data.image-folder to the folder of the images, or choose another "
                 "--data.image-column."

@@ -22,7 +22,7 @@ from patchline.plugin_api import (
     are_answers,
     split_named,
 )
-from patchline.plugins.data_sources.table_formats import first_few, joined, shown
+from patchline.plugins.data_sources.table_formats import first_few, format_cell, join_names
 from patchline.plugins.data_sources.table_reading import Table
 
 _IMAGE_NAMES = (
@@ -108,7 +108,7 @@ class ColumnConfig(PluginConfig):
     group_column: str | None = None
 
 
-def chosen_columns(
+def choose_columns(
     table: Table, given: ColumnConfig, label_columns: Sequence[str], *, needs_labels: bool = True
 ) -> Columns:
     """Return the columns that were given, and guess the others.
@@ -131,20 +131,20 @@ def chosen_columns(
     guessed = []
     taken = {name for name in (label, split, group, *label_columns) if name is not None}
     if image is None:
-        image = _guessed_image(table, taken)
-        guessed.append(f"images from '{shown(image)}'")
-    found_split = _guessed_split(table, {image, *taken}) if asks_splits else split
+        image = _guess_image(table, taken)
+        guessed.append(f"images from '{format_cell(image)}'")
+    found_split = _guess_split(table, {image, *taken}) if asks_splits else split
     taken |= {name for name in (image, found_split) if name is not None}
     labels = tuple(dict.fromkeys(label_columns))
     if label is None and not labels:
         if needs_labels:
-            label, labels = _guessed_labels(table, taken)
+            label, labels = _guess_labels(table, taken)
         else:
             label = _possible_label(table, taken)
         if label:
-            guessed.append(f"labels from '{shown(label)}'")
+            guessed.append(f"labels from '{format_cell(label)}'")
     if found_split != split:
-        guessed.append(f"splits from '{shown(found_split or '')}'")
+        guessed.append(f"splits from '{format_cell(found_split or '')}'")
     taken |= {label or "", *labels, *table.embedded}
     rest = [name for name in table.names if name not in taken] if needs_labels else []
     notes = _ask_about_splits(table, rest) if asks_splits and not found_split else []
@@ -156,15 +156,15 @@ def _check_given(table: Table, labels: Sequence[str], names: Mapping[str, str | 
     """Refuse columns that do not exist, and two settings for the labels."""
     if labels and names["label"] is not None:
         raise DataError(
-            f"data.label_column is '{shown(names['label'])}', and data.label_columns names others. "
-            "Give one of them."
+            f"data.label_column is '{format_cell(names['label'])}', and data.label_columns names "
+            "others. Give one of them."
         )
     settings = [(f"{kind}_column", name) for kind, name in names.items()]
     for setting, name in (*settings, *(("label_columns", each) for each in labels)):
         if name is not None and name not in table.names:
             raise DataError(
                 f"data.{setting} is '{name}', but {table.file} has the columns "
-                f"{first_few([*map(shown, table.names)], 20)}. Choose one of them."
+                f"{first_few([*map(format_cell, table.names)], 20)}. Choose one of them."
             )
 
 
@@ -186,26 +186,26 @@ def splits_of(table: Table, name: str | None, rows: int) -> list[Split | None]:
         return [(own if cell in PRESENT else other) if cell else None for cell in cells]
     unknown = sorted({value for value in values if value.strip() and not split_named(value)})
     if unknown:
-        some = ", ".join(f"'{shown(value)}'" for value in unknown[:3])
+        some = ", ".join(f"'{format_cell(value)}'" for value in unknown[:3])
         raise DataError(
-            f"The split column '{shown(name)}' of {table.file} holds {some}. Use train, validation "
-            "and test, or choose another data.split_column."
+            f"The split column '{format_cell(name)}' of {table.file} holds {some}. Use train, "
+            "validation and test, or choose another data.split_column."
         )
     return [split_named(value) for value in values]
 
 
-def _guessed_image(table: Table, taken: set[str]) -> str:
+def _guess_image(table: Table, taken: set[str]) -> str:
     names = [name for name in table.names if name not in taken]
     embedded = [name for name in names if name in table.embedded]
     if embedded:
-        return embedded[0] if len(embedded) == 1 else _named(table, embedded, "image")
+        return embedded[0] if len(embedded) == 1 else _choose_by_name(table, embedded, "image")
     like_files = [name for name in names if _are_image_files(table, name)]
     if len(like_files) == 1:
         return like_files[0]
-    return _named(table, like_files or names, "image")
+    return _choose_by_name(table, like_files or names, "image")
 
 
-def _guessed_labels(table: Table, taken: set[str]) -> tuple[str, tuple[str, ...]]:
+def _guess_labels(table: Table, taken: set[str]) -> tuple[str, tuple[str, ...]]:
     """Return the column of the labels, or those of 0 and 1 that each stand for one.
 
     Raises:
@@ -231,7 +231,7 @@ def _guessed_labels(table: Table, taken: set[str]) -> tuple[str, tuple[str, ...]
         raise DataError(
             f"{_almost_words(table, almost)} Write 1 or 0 there, or set --data.label-column."
         )
-    return _named(table, with_classes or names, "label"), ()
+    return _choose_by_name(table, with_classes or names, "label"), ()
 
 
 def _ask_about_columns(table: Table, zero_one: Sequence[str], others: Sequence[str]) -> None:
@@ -245,17 +245,18 @@ def _ask_about_columns(table: Table, zero_one: Sequence[str], others: Sequence[s
     if not odd and not others:
         return
     columns = " ".join(
-        f"--data.label-columns {shlex.quote(shown(name))}" for name in likely[:_NAMED]
+        f"--data.label-columns {shlex.quote(format_cell(name))}" for name in likely[:_NAMED]
     )
     more = " …" if len(likely) > _NAMED else ""
     parts = []
     if odd:
         whose = "whose name says" if len(odd) == 1 else "whose names say"
         parts.append(
-            f"{', '.join(map(shown, odd[:_NAMED]))} among them, {whose} something about the row"
+            f"{', '.join(map(format_cell, odd[:_NAMED]))} among them, {whose} something about the "
+            "row"
         )
     if others:
-        parts.append(f"others: {', '.join(map(shown, others[:_NAMED]))}")
+        parts.append(f"others: {', '.join(map(format_cell, others[:_NAMED]))}")
     almost = {name: value for name in others if (value := _almost_zero_one(table, name))}
     hint = f" {_almost_words(table, almost)}" if almost else ""
     raise DataError(
@@ -295,12 +296,12 @@ def _almost_zero_one(table: Table, name: str) -> str:
         return ""
     value, count = max(odd.items(), key=lambda pair: pair[1])
     cells = f"{count:,} of {sum(values.values()):,} cells"
-    return f"'{shown(value)}' in {cells}"
+    return f"'{format_cell(value)}' in {cells}"
 
 
 def _almost_words(table: Table, almost: dict[str, str]) -> str:
     """Say which columns would be of 0 and 1 but for some value."""
-    some = first_few([f"'{shown(name)}', which holds {odd}" for name, odd in almost.items()])
+    some = first_few([f"'{format_cell(name)}', which holds {odd}" for name, odd in almost.items()])
     return f"{table.file.name} would have another column of 0 and 1 in {some}."
 
 
@@ -340,7 +341,7 @@ def _possible_label(table: Table, taken: set[str]) -> str:
     return usual[0] if usual else ""
 
 
-def _guessed_split(table: Table, taken: set[str | None]) -> str | None:
+def _guess_split(table: Table, taken: set[str | None]) -> str | None:
     """Return the column that holds names of splits, and nothing else.
 
     Raises:
@@ -361,7 +362,7 @@ def _guessed_split(table: Table, taken: set[str | None]) -> str | None:
     rows = len(table.column(table.names[0])) if len(found) > 1 else 0
     if len({tuple(splits_of(table, name, rows)) for name in found}) > 1:
         raise DataError(
-            f"The columns {joined(found)} of {table.file} divide the images differently. Set "
+            f"The columns {join_names(found)} of {table.file} divide the images differently. Set "
             f"--data.split-column to one of them, or to {NO_COLUMN}."
         )
     return found[0] if found else None
@@ -379,10 +380,10 @@ def _ask_about_splits(table: Table, rest: Sequence[str]) -> list[str]:
         if len(named) == 1:
             own = _split_of_name(named[0])
             meaning = f"1 is {own}, 0 {'test' if own == 'train' else 'train'}"
-            answer = f"Set --data.split-column {shlex.quote(shown(named[0]))} ({meaning})"
+            answer = f"Set --data.split-column {shlex.quote(format_cell(named[0]))} ({meaning})"
         raise DataError(
-            f"{table.file} says in {joined(named)} which images are for which split, but has no "
-            f"column of splits. {answer}, or set --data.split-column {NO_COLUMN} to have "
+            f"{table.file} says in {join_names(named)} which images are for which split, but has "
+            f"no column of splits. {answer}, or set --data.split-column {NO_COLUMN} to have "
             "Patchline split all images."
         )
     notes = []
@@ -397,15 +398,16 @@ def _ask_about_splits(table: Table, rest: Sequence[str]) -> list[str]:
         if is_named or (len(splits) > 1 and share >= 1 / 2):
             rows = f"{sum(values[value] for value in odd):,} of {sum(values.values()):,} rows"
             raise DataError(
-                f"Column '{shown(name)}' of {table.file} seems to divide the images, but holds "
-                f"{joined(odd)} in {rows}. Write train, validation or test there, leave the cells "
-                "empty to have these images divided, or delete the rows; --data.split-column "
-                f"{NO_COLUMN} leaves the column unread."
+                f"Column '{format_cell(name)}' of {table.file} seems to divide the images, but "
+                f"holds {join_names(odd)} in {rows}. Write train, validation or test there, leave "
+                "the cells empty to have these images divided, or delete the rows; "
+                f"--data.split-column {NO_COLUMN} leaves the column unread."
             )
         if _plain(name) in _POSSIBLE_SPLITS and len(values) > 1:
             notes.append(
-                f"{table.file.name}: column '{shown(name)}' holds {joined(odd)}, and is not read "
-                "as splits (--data.split-column names a column with train, validation and test)"
+                f"{table.file.name}: column '{format_cell(name)}' holds {join_names(odd)}, and is "
+                "not read as splits (--data.split-column names a column with train, validation and "
+                "test)"
             )
     return notes
 
@@ -428,16 +430,16 @@ def _ask_about_groups(table: Table, image: str, rest: Sequence[str]) -> list[str
         if len(values) in {1, len(pairs)} or {value.casefold() for value in values} <= _ANSWERS:
             continue
         repeated = f"has {len(values):,} values for {len(pairs):,} images"
-        flag = f"--data.group-column {shlex.quote(shown(name))}"
+        flag = f"--data.group-column {shlex.quote(format_cell(name))}"
         if _GROUP.fullmatch(plain):
             raise DataError(
-                f"Column '{shown(name)}' of {table.file} {repeated}, so images that belong "
+                f"Column '{format_cell(name)}' of {table.file} {repeated}, so images that belong "
                 f"together may be trained on and tested. Set {flag} to keep them in one split, or "
                 f"--data.group-column {NO_COLUMN} if equal values mean nothing."
             )
         notes.append(
-            f"{table.file.name}: column '{shown(name)}' {repeated}, which are split one by one "
-            f"({flag} keeps equal values in one split)"
+            f"{table.file.name}: column '{format_cell(name)}' {repeated}, which are split one by "
+            f"one ({flag} keeps equal values in one split)"
         )
     return notes
 
@@ -456,14 +458,14 @@ def _usual(names: list[str], kind: str) -> str | None:
     return next((plain[name] for name in usual if name in plain), None)
 
 
-def _named(table: Table, names: list[str], kind: str) -> str:
+def _choose_by_name(table: Table, names: list[str], kind: str) -> str:
     """Return the column with the most usual name."""
     found = _usual(names, kind)
     if found is None:
         what = "names the images" if kind == "image" else "holds the labels"
         raise DataError(
             f"It is not obvious which column of {table.file} {what}: "
-            f"{first_few([*map(shown, table.names)], 20)}. Set --data.{kind}-column."
+            f"{first_few([*map(format_cell, table.names)], 20)}. Set --data.{kind}-column."
         )
     return found
 

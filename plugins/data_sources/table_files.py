@@ -14,11 +14,11 @@ from patchline.plugins.data_sources.named_images import (
     ImagePlaces,
     Readings,
     comparable,
+    derive_stored_name,
     original_name,
     readings,
-    stored_name,
 )
-from patchline.plugins.data_sources.table_formats import shown
+from patchline.plugins.data_sources.table_formats import format_cell
 
 _DRIVE = re.compile(r"[A-Za-z]:/")
 
@@ -48,22 +48,22 @@ def find_files(table: Path, values: list[str], folder: Path) -> ImagePlaces:
         if at:
             files[value] = at[0]
     named = set(files.values())
-    searched = _searched(table, {v: each.ends for v, each in missing.items()}, folder, named)
+    searched = _search(table, {v: each.ends for v, each in missing.items()}, folder, named)
     rest = {value: each.decoded for value, each in missing.items() if value not in searched}
     for value, decoded in rest.items():
         if at := _files_at(folder, decoded):
             if len(at) > 1:
                 raise DataError(
-                    f"'{shown(value)}' in {table} may be {at[0]} or {at[1]}. Write which one."
+                    f"'{format_cell(value)}' in {table} may be {at[0]} or {at[1]}. Write which one."
                 )
             files[value] = at[0]
     rest = {value: decoded for value, decoded in rest.items() if value not in files}
-    searched |= _searched(table, rest, folder, named)
+    searched |= _search(table, rest, folder, named)
     notes = []
     if searched:
         value, path = next(iter(searched.items()))
         count = f"{len(searched):,} image{'' if len(searched) == 1 else 's'}"
-        notes.append(f"{count} found by name: '{shown(value)}' is {path}")
+        notes.append(f"{count} found by name: '{format_cell(value)}' is {path}")
     for value, path in searched.items():
         files[value] = f"{folder}/{path}"
     root = _common_root(files.values(), folder)
@@ -77,7 +77,7 @@ def _check_address(table: Path, value: str) -> None:
     address = ADDRESS.match(value.strip())
     if address and address[0].lower() not in ("file://", "file://localhost"):
         raise DataError(
-            f"{table} names '{shown(value)}', and Patchline downloads no images from web "
+            f"{table} names '{format_cell(value)}', and Patchline downloads no images from web "
             "servers. Download them, and give their paths, or put them on an object store."
         )
 
@@ -89,13 +89,13 @@ def _files_at(folder: Path, paths: Sequence[str]) -> list[str]:
     return [each for each in files if os.path.isfile(each)]  # noqa: PTH113 - text is faster
 
 
-def _searched(
+def _search(
     table: Path, paths: dict[str, list[str]], folder: Path, named: Collection[str]
 ) -> dict[str, str]:
     """Return the file below the folder for the last path of each value, as far as there is one."""
     last = {value: each[-1] for value, each in paths.items() if each}
     found = _below(table, list(last.values()), folder, named) if last else {}
-    found |= _uploaded(table, [path for path in last.values() if path not in found], folder)
+    found |= _find_uploaded(table, [path for path in last.values() if path not in found], folder)
     return {value: found[path] for value, path in last.items() if path in found}
 
 
@@ -134,7 +134,7 @@ def _below(table: Path, values: list[str], folder: Path, named: Collection[str])
     return _unambiguous(table, exact)
 
 
-def _uploaded(table: Path, values: list[str], folder: Path) -> dict[str, str]:
+def _find_uploaded(table: Path, values: list[str], folder: Path) -> dict[str, str]:
     """Return the file below the folder that Label Studio has stored under each of these names."""
     originals: dict[str, list[str]] = {}
     for value in values:
@@ -142,7 +142,7 @@ def _uploaded(table: Path, values: list[str], folder: Path) -> dict[str, str]:
             originals.setdefault(original, []).append(value)
     candidates: dict[str, list[str]] = {}
     for file in walk_files(folder) if originals else ():
-        for value in originals.get(stored_name(PurePosixPath(file.path).name), ()):
+        for value in originals.get(derive_stored_name(PurePosixPath(file.path).name), ()):
             candidates.setdefault(value, []).append(file.path)
     return _unambiguous(table, candidates)
 
@@ -198,7 +198,7 @@ def _unambiguous(table: Path, candidates: dict[str, list[str]]) -> dict[str, str
             best = named or best
         if len(best) > 1:
             raise DataError(
-                f"'{shown(value)}' in {table} may be {best[0]} or {best[1]}. Set "
+                f"'{format_cell(value)}' in {table} may be {best[0]} or {best[1]}. Set "
                 "--data.image-folder to the folder of the images."
             )
         places[value] = best[0]
@@ -208,8 +208,8 @@ def _unambiguous(table: Path, candidates: dict[str, list[str]]) -> dict[str, str
         if chosen and _folder(path) not in chosen:
             folder, other = next(iter(chosen.items()))
             raise DataError(
-                f"'{shown(value)}' in {table} is only found as {path}, which may be another image: "
-                f"names such as '{shown(other)}' are there too, and were found in "
+                f"'{format_cell(value)}' in {table} is only found as {path}, which may be another "
+                f"image: names such as '{format_cell(other)}' are there too, and were found in "
                 f"'{folder or '.'}'. Set --data.image-folder to the folder of the images."
             )
     return places

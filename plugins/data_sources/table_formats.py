@@ -24,7 +24,7 @@ _LONGEST_SHOWN = 80
 _NAMED = 3
 
 
-def shown(value: str) -> str:
+def format_cell(value: str) -> str:
     """Return a cell or the name of a column for a message: in one line, and not long."""
     short = value if len(value) <= _LONGEST_SHOWN else f"{value[: _LONGEST_SHOWN - 1]}…"
     if short.isprintable():
@@ -41,9 +41,9 @@ def first_few(names: Sequence[str], most: int = 3, joint: str = ", ") -> str:
     return joint.join(names[:most]) + more
 
 
-def joined(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return some names for a message: `'cat', 'dog' and 'fox'`, or `none`."""
-    quoted = [f"'{shown(name)}'" for name in names]
+    quoted = [f"'{format_cell(name)}'" for name in names]
     if len(names) > _NAMED:
         return first_few(quoted)
     if len(quoted) > 1:
@@ -92,7 +92,7 @@ def csv_columns(
         for name in first:
             if first.count(name) > 1:
                 raise DataError(
-                    f"{file} has two columns named '{shown(name)}'. Rename one of them."
+                    f"{file} has two columns named '{format_cell(name)}'. Rename one of them."
                 )
         names = first
         repeated = [row for row in rows if [cell.strip() for cell in row] == first]
@@ -166,9 +166,9 @@ def _is_header(file: Path, first: Sequence[str], rows: Sequence[Sequence[str]]) 
         )
         if cell and again:
             raise DataError(
-                f"The first line of {file} may be a header or the first image: '{shown(cell)}' "
-                f"occurs again below it. Set --data.header false if it is an image, true if it "
-                "names the columns."
+                f"The first line of {file} may be a header or the first image: "
+                f"'{format_cell(cell)}' occurs again below it. Set --data.header false if it is an "
+                "image, true if it names the columns."
             )
     return True
 
@@ -194,7 +194,7 @@ _GUESS = "cp1252"
 
 
 @contextmanager
-def opened_text(file: Path, encoding: str | None) -> Iterator[TextIO]:
+def open_text(file: Path, encoding: str | None) -> Iterator[TextIO]:
     """Open a text file, and turn what fails while it is read into one sentence.
 
     Args:
@@ -229,13 +229,14 @@ def opened_text(file: Path, encoding: str | None) -> Iterator[TextIO]:
 def _not_text(file: Path, encoding: str | None, error: UnicodeError) -> str:
     if encoding is not None:
         return (
-            f"data.encoding is {encoding}, but {file} is not text in it ({shown(str(error))}). Set "
-            "another --data.encoding, such as utf-8, utf-16, cp1252 or latin-1."
+            f"data.encoding is {encoding}, but {file} is not text in it "
+            f"({format_cell(str(error))}). Set another --data.encoding, such as utf-8, utf-16, "
+            "cp1252 or latin-1."
         )
     if not isinstance(error, UnicodeDecodeError):
-        return f"{file} is not text ({shown(str(error))}). Save it as UTF-8."
+        return f"{file} is not text ({format_cell(str(error))}). Save it as UTF-8."
     around = error.object[max(0, error.start - _CONTEXT) : error.start + _CONTEXT]
-    guess = shown(" ".join(around.decode(_GUESS, "replace").split()))
+    guess = format_cell(" ".join(around.decode(_GUESS, "replace").split()))
     return (
         f"{file} is not UTF-8 text ({error.reason} at byte {error.start}; in {_GUESS} it reads "
         f"'{guess}'). Set --data.encoding to its encoding, such as {_GUESS}, latin-1 or cp932, or "
@@ -275,15 +276,15 @@ def workbook_columns(file: Path, header: str) -> tuple[dict[str, list[str]], lis
     except DataError:
         raise
     except Exception as error:  # whatever openpyxl meets in a damaged file
-        reason = shown(" ".join(str(error).split())) or type(error).__name__
+        reason = format_cell(" ".join(str(error).split())) or type(error).__name__
         raise DataError(
             f"{file} is damaged, or is not an Excel workbook ({reason}). Save it again."
         ) from error
     filled = [title for title, cells in sheets.items() if cells]
     if len(filled) > 1:
         raise DataError(
-            f"{file} has several sheets with cells: {joined(filled)}. Save the one with the labels "
-            "as a workbook of its own, or as CSV."
+            f"{file} has several sheets with cells: {join_names(filled)}. Save the one with the "
+            "labels as a workbook of its own, or as CSV."
         )
     rows = sheets[filled[0]] if filled else []
     width = max(map(len, rows), default=0)

@@ -31,8 +31,8 @@ from patchline.plugin_api import (
 from patchline.plugins.data_sources.table_formats import (
     cell_text,
     csv_columns,
-    opened_text,
-    shown,
+    format_cell,
+    open_text,
     workbook_columns,
 )
 
@@ -234,7 +234,7 @@ def read_table(file: Path, rules: ReadingRules) -> Table:
     if suffix == ".xlsx":
         columns, notes = workbook_columns(file, rules.header)
         return _text_table(file, columns, notes)
-    with opened_text(file, rules.encoding) as opened:
+    with open_text(file, rules.encoding) as opened:
         if suffix == ".json":
             columns = _columns_of(_records(file, opened))
         elif suffix in (".jsonl", ".ndjson"):
@@ -321,7 +321,7 @@ def _columns_of(rows: Iterable[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def _list_types(schema: pa.Schema) -> str:
-    return ", ".join(map(shown, schema.names))
+    return ", ".join(map(format_cell, schema.names))
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -403,7 +403,7 @@ def image_names(stored: list[str]) -> list[str]:
     ]
 
 
-def extracted(
+def extract_images(
     table: ParquetTable | PartedTable, column: str, names: list[str], work_dir: Path
 ) -> Path:
     """Return a tar file of the images in a column; rows without an image are not in it.

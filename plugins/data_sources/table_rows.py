@@ -33,7 +33,7 @@ from patchline.plugins.data_sources.table_columns import (
     is_uncertain,
     splits_of,
 )
-from patchline.plugins.data_sources.table_formats import first_few, joined, shown
+from patchline.plugins.data_sources.table_formats import first_few, format_cell, join_names
 from patchline.plugins.data_sources.table_reading import Table
 
 
@@ -50,9 +50,9 @@ def row_labels(table: Table, columns: Columns, context: SourceContext) -> SetCel
     given = table.class_names.get(columns.label)
     names = None if given is None else {str(number): name for number, name in enumerate(given)}
     cells = table.column(columns.label)
-    column, file = shown(columns.label), str(table.file)
+    column, file = format_cell(columns.label), str(table.file)
     read = read_set_cells(cells, column, context.rules, context.task, names, table=file)
-    how = f"column '{shown(columns.label)}' holds several labels in a cell, {read.several}"
+    how = f"column '{format_cell(columns.label)}' holds several labels in a cell, {read.several}"
     return read._replace(several=how if read.several else "")
 
 
@@ -70,7 +70,7 @@ def _of_zero_one(table: Table, names: tuple[str, ...]) -> SetCells:
         for row, value in enumerate(column):
             if value.strip().casefold() in PRESENT:
                 labels[row].append(label)
-    some = first_few([*map(shown, names)])
+    some = first_few([*map(format_cell, names)])
     notes = []
     if empty:
         notes.append(
@@ -85,15 +85,15 @@ def _check_zero_one(table: Table, name: str, values: Counter[str], all_values: s
     odd = sorted(values.keys() - ABSENT - PRESENT - {""})
     if odd:
         raise DataError(
-            f"Column '{shown(name)}' of {table.file} holds '{shown(odd[0])}', but a column that "
-            "stands for a label holds 1 for the images that have it and 0 for the others. Repair "
-            "it, or leave it out of --data.label-columns."
+            f"Column '{format_cell(name)}' of {table.file} holds '{format_cell(odd[0])}', but a "
+            "column that stands for a label holds 1 for the images that have it and 0 for the "
+            "others. Repair it, or leave it out of --data.label-columns."
         )
     if is_uncertain(all_values):
         raise DataError(
-            f"Column '{shown(name)}' of {table.file}, or one before it, holds {UNCERTAIN}, so that "
-            "it is not clear which images do not have the label. Write 1 for those that have it "
-            "and 0 for the others."
+            f"Column '{format_cell(name)}' of {table.file}, or one before it, holds {UNCERTAIN}, "
+            "so that it is not clear which images do not have the label. Write 1 for those that "
+            "have it and 0 for the others."
         )
 
 
@@ -148,9 +148,7 @@ class ListedRows(NamedTuple):
     """What the labels are read as, where that is not what is written."""
 
 
-def listed_rows(
-    table: Table, columns: Columns, places: Places, context: SourceContext
-) -> ListedRows:
+def list_rows(table: Table, columns: Columns, places: Places, context: SourceContext) -> ListedRows:
     """Return the images of a table, with their labels, splits and groups.
 
     The labels of an image that has several rows are united in data of several labels.
@@ -167,14 +165,14 @@ def listed_rows(
         if path is not None
     ]
     several = context.needs_labels and is_several(
-        _united(rows).values() if read.several else [("",)], context.task
+        _unite_labels(rows).values() if read.several else [("",)], context.task
     )
     if not several and context.needs_labels:
         _ask_about_rows(table, rows, context)
     images: dict[str, ListedImage] = {}
     first_rows: dict[str, int] = {}
     left_out: dict[str, LeftOutFile] = {}
-    united = _united(rows) if several else {}
+    united = _unite_labels(rows) if several else {}
     for row, path in enumerate(places.paths):
         named = places.shown[row].strip()
         name = path or named or f"row {row + 1}"
@@ -184,7 +182,7 @@ def listed_rows(
             left_out[name] = LeftOutFile(name, reason, "damaged" if path is None else "foreign")
             continue
         if context.needs_labels and not several and len(labels) > 1:
-            left_out[path] = LeftOutFile(path, f"has several labels, {joined(labels)}")
+            left_out[path] = LeftOutFile(path, f"has several labels, {join_names(labels)}")
             continue
         image = ListedImage(path, "".join(labels[:1]), splits[row], groups[row] or None)
         if several:
@@ -204,7 +202,7 @@ def listed_rows(
     kept_rows = [first_rows[image.path] for image in kept]
     notes = [*_understood(table, read, kept, several=several), *read.notes]
     if several and read.several:
-        notes += _differing(table, rows)
+        notes += _name_differing(table, rows)
     return ListedRows(kept, list(left_out.values()), kept_rows, notes)
 
 
@@ -216,7 +214,7 @@ def _groups(table: Table, columns: Columns, splits: Sequence[Split | None]) -> S
     return answer_groups(own, table.column(ANSWER_GROUP), [split is not None for split in splits])
 
 
-def _united(rows: Sequence[ListedImage]) -> dict[str, tuple[str, ...]]:
+def _unite_labels(rows: Sequence[ListedImage]) -> dict[str, tuple[str, ...]]:
     """Return the labels of each image, of all its rows."""
     labels: dict[str, set[str]] = {}
     for row in rows:
@@ -226,7 +224,7 @@ def _united(rows: Sequence[ListedImage]) -> dict[str, tuple[str, ...]]:
 
 def _ask_about_rows(table: Table, rows: Sequence[ListedImage], context: SourceContext) -> None:
     """Ask what several rows of an image mean, unless they are so few that they are mistakes."""
-    united = _united(rows)
+    united = _unite_labels(rows)
     several = [path for path, labels in united.items() if len(labels) > 1]
     if context.task == SINGLE_LABEL or len(several) < _FEWEST_SEVERAL * len(united):
         return
@@ -234,9 +232,9 @@ def _ask_about_rows(table: Table, rows: Sequence[ListedImage], context: SourceCo
         path = several[0]
         raise DataError(
             f"{len(several):,} of {len(united):,} images in {table.file} have several rows with "
-            f"different labels, such as {shown(path)}: {joined(united[path])}. Set --data.task "
-            f"{MULTI_LABEL} to learn all labels of each image, or --data.task {SINGLE_LABEL} to "
-            "leave these images out."
+            f"different labels, such as {format_cell(path)}: {join_names(united[path])}. Set "
+            f"--data.task {MULTI_LABEL} to learn all labels of each image, or --data.task "
+            f"{SINGLE_LABEL} to leave these images out."
         )
 
 
@@ -250,7 +248,7 @@ def _understood(
         if not read.several:
             return []
         first = images[0]
-        example = f"{shown(first.path)} is {joined((first.label,))}"
+        example = f"{format_cell(first.path)} is {join_names((first.label,))}"
         flag = f"--data.task {MULTI_LABEL} learns several labels"
         how = f"{read.several}, and each image that is used has exactly one, so it is its class"
         return [f"{table.file.name}: {how}: {example} ({flag})"]
@@ -261,12 +259,11 @@ def _understood(
         if how.endswith(")")
         else f"--data.task {SINGLE_LABEL} reads one label for each image"
     )
-    return [
-        f"{table.file.name}: {how}: {shown(first.path)} has {joined(first.labels or ())} ({flag})"
-    ]
+    labels = join_names(first.labels or ())
+    return [f"{table.file.name}: {how}: {format_cell(first.path)} has {labels} ({flag})"]
 
 
-def _differing(table: Table, rows: Sequence[ListedImage]) -> list[str]:
+def _name_differing(table: Table, rows: Sequence[ListedImage]) -> list[str]:
     """Name the images whose rows say different labels, where a row can hold several of them."""
     sets: dict[str, set[tuple[str, ...]]] = {}
     for row in rows:
@@ -278,7 +275,7 @@ def _differing(table: Table, rows: Sequence[ListedImage]) -> list[str]:
     return [
         (
             f"{table.file.name}: {len(several):,} {words} rows with different labels, all of which "
-            f"count, such as {shown(several[0])}"
+            f"count, such as {format_cell(several[0])}"
         )
     ]
 

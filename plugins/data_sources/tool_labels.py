@@ -20,7 +20,7 @@ from patchline.plugin_api import (
     valid_name,
 )
 from patchline.plugins.data_sources.named_images import ImagePlaces
-from patchline.plugins.data_sources.table_formats import first_few, joined, shown
+from patchline.plugins.data_sources.table_formats import first_few, format_cell, join_names
 
 _MOST_BYTES = 1 << 30
 _COMMON_NAMES = frozenset({
@@ -72,7 +72,7 @@ def json_of(file: Path) -> Any:
             f"{file} cannot be read ({error.strerror}). Check the path and its permissions."
         ) from error
     except (ValueError, RecursionError, MemoryError) as error:
-        reason = shown(" ".join(str(error).split()))
+        reason = format_cell(" ".join(str(error).split()))
         raise DataError(f"{file} is not valid JSON ({reason}). Export it again.") from error
 
 
@@ -125,10 +125,10 @@ def tool_listing(
     if not kept:
         one = next(iter(missing.values()))
         raise DataError(
-            f"{file} lists no image that can be used, such as {shown(one.path)}: {one.reason}. "
-            "Correct the export, or set --data.root to the folder of the images."
+            f"{file} lists no image that can be used, such as {format_cell(one.path)}: "
+            f"{one.reason}. Correct the export, or set --data.root to the folder of the images."
         )
-    said = _said(file.name, kept, how, several=several) if context.needs_labels else []
+    said = _describe_reading(file.name, kept, how, several=several) if context.needs_labels else []
     if not (context.needs_labels and several):
         kept = [each._replace(label="".join(each.labels or ()), labels=None) for each in kept]
     there = {*united, *missing, *(image.name for image in images)}
@@ -148,25 +148,27 @@ def _contradiction(one: ListedImage, other: ListedImage) -> str:
     if one.split != other.split:
         return f"has two splits in the export, {one.split or 'none'} and {other.split or 'none'}"
     first, second = sorted((one.labels or (), other.labels or ()))
-    return f"has two labels in the export, {joined(first)} and {joined(second)}"
+    return f"has two labels in the export, {join_names(first)} and {join_names(second)}"
 
 
 def _exception(image: ListedImage) -> LeftOutFile:
     """Return why an image is not used where nearly all others have one label."""
     if not image.labels:
         return LeftOutFile(image.path, _NO_LABEL, "foreign")
-    return LeftOutFile(image.path, f"has several labels, {joined(image.labels)}")
+    return LeftOutFile(image.path, f"has several labels, {join_names(image.labels)}")
 
 
-def _said(file: str, images: Sequence[ListedImage], how: str, *, several: bool) -> list[str]:
+def _describe_reading(
+    file: str, images: Sequence[ListedImage], how: str, *, several: bool
+) -> list[str]:
     """Return how the labels were understood, with an example."""
     first = max(images[:1000], key=lambda image: min(len(image.labels or ()), 3))
     labels = first.labels or ()
     if not several:
-        example = f"{shown(first.path)} is {joined(labels)}"
+        example = f"{format_cell(first.path)} is {join_names(labels)}"
         flag = f"--data.task {MULTI_LABEL} learns several labels"
         return [f"{file}: {how}, one for each image that is used: {example} ({flag})"]
-    return [f"{file}: {how}: {shown(first.path)} has {joined(labels)}"]
+    return [f"{file}: {how}: {format_cell(first.path)} has {join_names(labels)}"]
 
 
 def _name(file: Path) -> str:
@@ -177,14 +179,14 @@ def _name(file: Path) -> str:
     return valid_name(parent.parent.name if parent.name == "annotations" else parent.name)
 
 
-def checked(value: Any, kind: type, what: str, file: Path) -> Any:
+def check_type(value: Any, kind: type, what: str, file: Path) -> Any:
     """Return a value of an export that has to be of a type.
 
     Raises:
         MalformedError: if it is not.
     """
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        short = shown(json.dumps(value, default=str)[:60])
+        short = format_cell(json.dumps(value, default=str)[:60])
         words: Mapping[type, str] = {dict: "an object", list: "a list", str: "a text"}
         raise MalformedError(what, file, f"is {short}, but has to be {words[kind]}")
     return value

@@ -32,9 +32,9 @@ from patchline.plugin_api import (
     valid_name,
 )
 from patchline.plugins.data_sources.source_files import example_images, existing_path
-from patchline.plugins.data_sources.table_columns import ColumnConfig, Columns, chosen_columns
-from patchline.plugins.data_sources.table_formats import shown
-from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
+from patchline.plugins.data_sources.table_columns import ColumnConfig, Columns, choose_columns
+from patchline.plugins.data_sources.table_formats import format_cell
+from patchline.plugins.data_sources.table_rows import Places, list_rows, own_columns
 
 IMAGE, LABEL, SPLIT = "image", "cls", "split"
 _JSON = "json"
@@ -247,8 +247,8 @@ def _class_names(place: Path, rows: list[dict[str, str]]) -> dict[str, list[str]
         for line, name in enumerate(names, start=1):
             if name and lines.setdefault(name, line) != line:
                 raise DataError(
-                    f"{file} has the name '{shown(name)}' in the lines {lines[name]} and {line}, "
-                    "which would make one class of two. Write another name in one of them."
+                    f"{file} has the name '{format_cell(name)}' in the lines {lines[name]} and "
+                    f"{line}, which would make one class of two. Write another name in one of them."
                 )
         return {LABEL: names}
     return {}
@@ -308,7 +308,7 @@ class WebDataset:
         root = shard_index(shards, self.context.work_dir / "indexes" / f"{digest}.shards")
         paths = [path or None for path in table.column(columns.image)]
         places = Places(root, paths, table.keys, "the sample has no image", [])
-        listed = listed_rows(table, columns, places, self.context)
+        listed = list_rows(table, columns, places, self.context)
         if not listed.images:
             raise _no_label(place, columns.label, [*table.left_out, *listed.left_out])
         refused = [LeftOutFile(each.path, each.reason) for each in open_archive(root).refused]
@@ -332,7 +332,7 @@ class WebDataset:
             [guessed["image_column"]] = table.embedded
         if given.label_column is None and LABEL in table.names and not several:
             guessed["label_column"] = LABEL
-        return chosen_columns(table, given.model_copy(update=guessed), several)
+        return choose_columns(table, given.model_copy(update=guessed), several)
 
 
 def _no_label(place: Path, column: str, left_out: list[LeftOutFile]) -> DataError:

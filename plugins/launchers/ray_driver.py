@@ -36,8 +36,8 @@ from patchline.plugins.launchers.ray_host import (
     LOST_SECONDS,
     Host,
     environment_of_nodes,
-    exposed_folder,
     facts,
+    find_exposed_folder,
 )
 
 _POLL_SECONDS, _START_POLL_SECONDS = 0.1, 0.02
@@ -317,8 +317,8 @@ class Driver:
                 "token. Start the command again.",
                 "WorkerError",
             )
-        if exposed := exposed_folder():
-            raise Refused(_exposed("this machine", exposed))
+        if exposed := find_exposed_folder():
+            raise Refused(_describe_exposure("this machine", exposed))
         self._nodes = _nodes()
         self._check_folder(address)
         say(ready={"nodes": self._nodes, "address": address})
@@ -521,7 +521,7 @@ class Driver:
         own = facts()
         for each in told:
             if each["exposed"]:
-                raise Refused(_exposed(f"the node {each['address']}", each["exposed"]))
+                raise Refused(_describe_exposure(f"the node {each['address']}", each["exposed"]))
             if each["refused"]:
                 raise Refused(
                     f"The node {each['address']} cannot use the workspace "
@@ -574,7 +574,7 @@ class Driver:
         for number, each in list(self._prepared.items()):
             if each.answer is None:
                 del self._prepared[number]
-                say(number=number, lost=_lost(each.module, "", reason))
+                say(number=number, lost=_describe_loss(each.module, "", reason))
 
     def _advance(self, task: Task) -> None:
         """Take the next step of a task: a seat, its start, a look at its workers."""
@@ -670,7 +670,7 @@ class Driver:
         self._quietly_stop(task)
         if seat is not None:
             self._release(seat)
-        say(number=task.number, lost=_lost(task.module, where, reason))
+        say(number=task.number, lost=_describe_loss(task.module, where, reason))
 
     def _forget(self, task: Task) -> None:
         self._tasks.pop(task.number, None)
@@ -709,14 +709,14 @@ class Driver:
             self._mark().unlink()
 
 
-def _lost(module: str, where: str, reason: str) -> str:
+def _describe_loss(module: str, where: str, reason: str) -> str:
     return (
         f"The process {module} on {where or 'the Ray cluster'} was lost: {reason}. "
         "Start nodes that have died again with `ray start`, then resume the run."
     )
 
 
-def _exposed(where: str, folder: str) -> str:
+def _describe_exposure(where: str, folder: str) -> str:
     return (
         f"Ray's folder on {where}, {folder}, is open to all local users, sockets included. Run "
         "`ray stop` there, then start Ray again below a folder of mode 0700: "

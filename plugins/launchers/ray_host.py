@@ -45,7 +45,7 @@ def facts() -> dict[str, str]:
     return {"Patchline": metadata.version("patchline"), "Python": platform.python_version()}
 
 
-def exposed_folder() -> str:
+def find_exposed_folder() -> str:
     """Return the folder of Ray on this node if other users can enter it; otherwise an empty text.
 
     Ray gives its folders mode 0777, sockets and logs included, so one above them has to be closed.
@@ -122,7 +122,7 @@ class Host:
             "sees_workspace": self._sees_workspace,
             "has_workspace": self._sees_workspace or bool(self._uri and not refused),
             "refused": refused,
-            "exposed": exposed_folder(),
+            "exposed": find_exposed_folder(),
             **facts(),
         }
 

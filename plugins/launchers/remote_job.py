@@ -27,7 +27,7 @@ from typing import Any
 
 from patchline.pipeline.errors import PipelineError, StorageError, WorkerError
 from patchline.pipeline.workers.launcher import GROUP_FILE, WorkerTask
-from patchline.pipeline.workers.missing_data import MadeArchive, made_archive, make
+from patchline.pipeline.workers.missing_data import MadeArchive, find_made_archive, make
 from patchline.pipeline.workers.worker_start import LOG_FILE
 from patchline.pipeline.workspace import cache, chosen, remote_data, run_folders
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
@@ -73,7 +73,7 @@ def workspace_uri() -> str:
     Raises:
         PipelineError: if the store cannot be reached or used.
     """
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     return shared.uri if shared else ""
 
 
@@ -98,7 +98,7 @@ def enter_workspace(uri: str) -> Path:
         make_folder(own)
         os.chdir(own)
     chosen.use(uri)
-    if chosen.shared() is None:
+    if chosen.find_shared_files() is None:
         raise StorageError(f"{uri} is no shared workspace. Report this.")
     place = WORKSPACE.resolve()
     for left in (place / RUNS, place / JOBS, *place.glob(".building-*")):
@@ -136,19 +136,19 @@ class _Roots:
 
     def marked(self, value: Any) -> Any:
         """Return a JSON value in which this machine's paths have become marks."""
-        return _mapped(value, self._mark)
+        return _map(value, self._mark)
 
     def unmarked(self, value: Any) -> Any:
         """Return a JSON value in which marks have become this machine's paths."""
-        return _mapped(value, self._unmark)
+        return _map(value, self._unmark)
 
     def marked_text(self, text: str) -> str:
         """Return lines in which the workspace of this machine has become a mark."""
-        return text.replace(_quoted(self.workspace), _MARK + _INSIDE)
+        return text.replace(_quote(self.workspace), _MARK + _INSIDE)
 
     def unmarked_text(self, text: str) -> str:
         """Return lines in which the mark has become the workspace of this machine."""
-        return text.replace(_MARK + _INSIDE, _quoted(self.workspace))
+        return text.replace(_MARK + _INSIDE, _quote(self.workspace))
 
     def _mark(self, text: str) -> str:
         with contextlib.suppress(ValueError):  # no path of the job
@@ -174,7 +174,7 @@ class SentJob:
     """
 
     def __init__(self, task: WorkerTask) -> None:
-        self._folder, self._shared = task.folder, _shared()
+        self._folder, self._shared = task.folder, _require_shared_files()
         workspace = WORKSPACE.resolve()
         run_folders.fetch_checkpoint(task.folder)
         events = task.folder / _EVENTS
@@ -203,14 +203,14 @@ class SentJob:
         made = [
             self._roots.marked(archive.model_dump(mode="json"))
             for each in task.same_place
-            if not each.is_relative_to(_objects()) and (archive := made_archive(each))
+            if not each.is_relative_to(_objects()) and (archive := find_made_archive(each))
         ]
         with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
             if made:
                 file = Path(scratch) / _ARCHIVES
                 file.write_text(json.dumps(made), encoding="utf-8")
                 files[self._roots.key_of(task.folder / _ARCHIVES)] = file
-            digests = _uploaded(self._shared, files)
+            digests = _upload(self._shared, files)
         reference = Reference(files=digests, value=value)
         self._shared.replace(f"{self.name}/task", reference, None)
 
@@ -258,7 +258,7 @@ class SentJob:
 
     def _fetch(self, files: Mapping[str, FileDigest]) -> None:
         try:
-            _fetched(self._shared, self._roots, files)
+            _fetch_missing(self._shared, self._roots, files)
         except DamagedObjectError as error:
             raise WorkerError(
                 f"What a worker has written did not arrive from {self._shared.uri}: {error}. "
@@ -277,7 +277,7 @@ class ReceivedJob:
     """
 
     def __init__(self, name: str) -> None:
-        self._name, self._shared, place = name, _shared(), WORKSPACE.resolve()
+        self._name, self._shared, place = name, _require_shared_files(), WORKSPACE.resolve()
         self._began = time.time()
         named = self._shared.find(f"{name}/task")
         if named is None:
@@ -295,7 +295,7 @@ class ReceivedJob:
         self.folder = self._tops[0]
         self._remove_others(files)
         try:
-            _fetched(self._shared, self._roots, files)
+            _fetch_missing(self._shared, self._roots, files)
             self._fetch_data(value["data"], value["workspace"])
         except DamagedObjectError as error:
             raise WorkerError(f"The job is damaged in {self._shared.uri}: {error}.") from error
@@ -327,7 +327,7 @@ class ReceivedJob:
         keys, first = dict[Path, list[str]](), list[str]()
         for file in lists:
             text = file.read_text(encoding="utf-8")
-            text = text.replace(_quoted(Path(theirs)), _quoted(self._roots.workspace))
+            text = text.replace(_quote(Path(theirs)), _quote(self._roots.workspace))
             file.write_text(text, encoding="utf-8")
             for line in map(json.loads, text.splitlines()):
                 words = list(_strings(line))
@@ -423,7 +423,7 @@ class ReceivedJob:
 
     def _send_grown(self) -> None:
         while any((lines := {n: each.text() for n, each in self._readers.items()}).values()):
-            files = _uploaded(self._shared, self._artifacts(lines[_EVENTS]))
+            files = _upload(self._shared, self._artifacts(lines[_EVENTS]))
             marked = {name: self._roots.marked_text(text) for name, text in lines.items()}
             digests = {key: each.model_dump() for key, each in files.items()}
             with self._lock:
@@ -448,7 +448,7 @@ class ReceivedJob:
         file = self.folder / _RESULT
         result = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         written |= set(_files_of(self._named_in(result))) - self._before.keys()
-        digests = _uploaded(self._shared, {self._roots.key_of(each): each for each in written})
+        digests = _upload(self._shared, {self._roots.key_of(each): each for each in written})
         value = {"removed": sorted(removed), "result": self._roots.marked(result)}
         self._shared.replace(f"{self._name}/result", Reference(files=digests, value=value), None)
 
@@ -480,8 +480,8 @@ class _Lines:
         self._text = ""
 
 
-def _shared() -> SharedFiles:
-    shared = chosen.shared()
+def _require_shared_files() -> SharedFiles:
+    shared = chosen.find_shared_files()
     if shared is None:
         raise WorkerError("A workspace of this machine alone has no store. Set --workspace.")
     return shared
@@ -518,7 +518,7 @@ def _digest(file: Path) -> FileDigest:
     return _digests[key]
 
 
-def _uploaded(shared: SharedFiles, files: Mapping[str, Path]) -> dict[str, FileDigest]:
+def _upload(shared: SharedFiles, files: Mapping[str, Path]) -> dict[str, FileDigest]:
     """Upload files that the store does not hold, and return their digests by key."""
     digests = {key: _digest(file) for key, file in files.items()}
     by_folder: dict[Path, dict[str, FileDigest]] = {}
@@ -529,7 +529,7 @@ def _uploaded(shared: SharedFiles, files: Mapping[str, Path]) -> dict[str, FileD
     return digests
 
 
-def _fetched(shared: SharedFiles, roots: _Roots, files: Mapping[str, FileDigest]) -> None:
+def _fetch_missing(shared: SharedFiles, roots: _Roots, files: Mapping[str, FileDigest]) -> None:
     """Fetch files that this machine lacks.
 
     Raises:
@@ -570,14 +570,14 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(each)
 
 
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+def _map(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
-        return {key: _mapped(inner, change) for key, inner in value.items()}
+        return {key: _map(inner, change) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_mapped(inner, change) for inner in value]
+        return [_map(inner, change) for inner in value]
     return change(value) if isinstance(value, str) else value
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     """Return a path as it stands in JSON."""
     return json.dumps(str(path))[1:-1]

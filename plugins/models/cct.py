@@ -57,7 +57,7 @@ def build(config: CctConfig, context: ModelContext) -> torch.nn.Module:
 
     from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
     from patchline.pipeline.models.layers.compact_block import CompactBlock
-    from patchline.pipeline.models.layers.initialisation import truncated_normal
+    from patchline.pipeline.models.layers.initialisation import set_truncated_normal
     from patchline.pipeline.models.layers.pooling import SequencePooling
     from patchline.pipeline.models.layers.stochastic_depth import drop_path_rates
     from patchline.plugins.models.encoder_blocks import vision_transformer
@@ -82,7 +82,7 @@ def build(config: CctConfig, context: ModelContext) -> torch.nn.Module:
         norm=nn.LayerNorm,
     )
     for part in (network.blocks, network.pooling):
-        part.apply(truncated_normal)
+        part.apply(set_truncated_normal)
     return network
 
 

@@ -28,7 +28,7 @@ class VitSmallDataConfig(TransformerConfig):
 
 def build(config: VitSmallDataConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network (section 3), whose tokens attend to each other, never to themselves."""
-    from patchline.pipeline.models.layers.initialisation import truncated_normal
+    from patchline.pipeline.models.layers.initialisation import set_truncated_normal
     from patchline.pipeline.models.layers.locality_attention import LocalitySelfAttention
     from patchline.pipeline.models.layers.pooling import ClassTokenPooling
     from patchline.plugins.models.encoder_blocks import plain_blocks, vision_transformer
@@ -41,7 +41,7 @@ def build(config: VitSmallDataConfig, context: ModelContext) -> torch.nn.Module:
     return vision_transformer(
         config,
         context,
-        lambda: plain_blocks(config, attention).apply(truncated_normal),
+        lambda: plain_blocks(config, attention).apply(set_truncated_normal),
         ClassTokenPooling,
         class_token=True,
     )

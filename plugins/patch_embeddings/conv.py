@@ -17,13 +17,13 @@ def build(config: PatchGridConfig, context: PatchEmbeddingContext) -> torch.nn.M
 
     from patchline.plugins.patch_embeddings.feature_map import (
         FeatureMapEmbedding,
-        initialised_projection,
+        initialize_projection,
     )
 
     size = config.patch_size or default_patch_size(context.height, context.width)
     projection = nn.Conv2d(context.channels, context.embed_dim, kernel_size=size, stride=size)
     return FeatureMapEmbedding(
-        (context.height // size, context.width // size), initialised_projection(projection)
+        (context.height // size, context.width // size), initialize_projection(projection)
     )
 
 

@@ -72,7 +72,7 @@ def build(config: ConvStemConfig, context: PatchEmbeddingContext) -> torch.nn.Mo
 
     from patchline.plugins.patch_embeddings.feature_map import (
         FeatureMapEmbedding,
-        initialised_projection,
+        initialize_projection,
     )
 
     patch_size = config.patch_size_for(context.height, context.width)
@@ -85,7 +85,7 @@ def build(config: ConvStemConfig, context: PatchEmbeddingContext) -> torch.nn.Mo
         stem += [halving, norm, nn.ReLU()]
     return FeatureMapEmbedding(
         (context.height // patch_size, context.width // patch_size),
-        initialised_projection(nn.Conv2d(widths[-1], context.embed_dim, kernel_size=1)),
+        initialize_projection(nn.Conv2d(widths[-1], context.embed_dim, kernel_size=1)),
         features=nn.Sequential(*stem),
     )
 

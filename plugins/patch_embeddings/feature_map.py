@@ -47,7 +47,7 @@ def tokens_of(features_BDhw: torch.Tensor) -> PatchTokens:
     return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), (rows, columns))
 
 
-def initialised_projection(projection: nn.Conv2d) -> nn.Conv2d:
+def initialize_projection(projection: nn.Conv2d) -> nn.Conv2d:
     """Set truncated normal weights of variance 1 / fan-in and zero biases; return the layer."""
     fan_in = projection.weight[0].numel()
     nn.init.trunc_normal_(projection.weight, std=fan_in**-0.5)

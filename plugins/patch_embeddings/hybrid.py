@@ -76,7 +76,7 @@ def build(config: HybridConfig, context: PatchEmbeddingContext) -> torch.nn.Modu
 
     from patchline.plugins.patch_embeddings.feature_map import (
         FeatureMapEmbedding,
-        initialised_projection,
+        initialize_projection,
     )
     from patchline.plugins.patch_embeddings.standardised_resnet import resnet_up_to
 
@@ -84,7 +84,7 @@ def build(config: HybridConfig, context: PatchEmbeddingContext) -> torch.nn.Modu
     features, width = resnet_up_to(config.backbone, stage, context.channels)
     return FeatureMapEmbedding(
         stage_grids(context.height, context.width)[stage],
-        initialised_projection(nn.Conv2d(width, context.embed_dim, kernel_size=1)),
+        initialize_projection(nn.Conv2d(width, context.embed_dim, kernel_size=1)),
         features=features,
     )
 

@@ -79,7 +79,7 @@ def build(config: OverlapConfig, context: PatchEmbeddingContext) -> torch.nn.Mod
 
     from patchline.plugins.patch_embeddings.feature_map import (
         FeatureMapEmbedding,
-        initialised_projection,
+        initialize_projection,
     )
 
     stride, kernel_size = config.window(context.height, context.width)
@@ -88,7 +88,7 @@ def build(config: OverlapConfig, context: PatchEmbeddingContext) -> torch.nn.Mod
     )
     return FeatureMapEmbedding(
         (-(-context.height // stride), -(-context.width // stride)),
-        initialised_projection(projection),
+        initialize_projection(projection),
         norm=nn.LayerNorm(context.embed_dim),
     )
 

@@ -53,14 +53,14 @@ def _fill_in_layers(module: nn.Module) -> None:
     """Replace layers on the meta device by real ones."""
     for name, child in module.named_children():
         if isinstance(child, nn.Conv2d):
-            setattr(module, name, _standardised(child))
+            setattr(module, name, _standardize(child))
         elif isinstance(child, nn.GroupNorm):
             setattr(module, name, nn.GroupNorm(child.num_groups, child.num_channels))
         else:
             _fill_in_layers(child)
 
 
-def _standardised(plain: nn.Conv2d) -> StandardisedConv2d:
+def _standardize(plain: nn.Conv2d) -> StandardisedConv2d:
     convolution = StandardisedConv2d(
         plain.in_channels,
         plain.out_channels,

@@ -51,7 +51,9 @@ class WhitenedStem(nn.Module):
         filters_FF = torch.cat(self._bases(context.channels), dim=1).T.float()
         self.register_buffer("whitening", _opposite_pairs(filters_FF, context.channels))
         self.activation = nn.GELU()
-        layers = MirroredLayers(_swapped(side)) if mirror_equivariant else _PlainLayers(2 * side)
+        layers = (
+            MirroredLayers(_swap_mirrored(side)) if mirror_equivariant else _PlainLayers(2 * side)
+        )
         if early_pooling:
             stages = _early_pooled(
                 layers, early_widths(num_halvings, context.embed_dim, width_factor)
@@ -74,7 +76,9 @@ class WhitenedStem(nn.Module):
         patches_NF = _patches(images_BCHW).double()
         covariance_FF = patches_NF.T @ patches_NF / len(patches_NF)
         bases = [basis_FS.to(covariance_FF) for basis_FS in self._bases(channels)]
-        filters_FF = torch.cat([_whitening_filters(covariance_FF, basis_FS) for basis_FS in bases])
+        filters_FF = torch.cat(
+            [_compute_whitening_filters(covariance_FF, basis_FS) for basis_FS in bases]
+        )
         self.whitening.copy_(_opposite_pairs(filters_FF, channels))
 
     def _bases(self, channels: int) -> list[torch.Tensor]:
@@ -174,7 +178,7 @@ def _patches(images_BCHW: torch.Tensor) -> torch.Tensor:
     return patches_BChwkk.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
 
 
-def _whitening_filters(covariance_FF: torch.Tensor, basis_FS: torch.Tensor) -> torch.Tensor:
+def _compute_whitening_filters(covariance_FF: torch.Tensor, basis_FS: torch.Tensor) -> torch.Tensor:
     """Return principal components within a space of patches, each over its standard deviation."""
     variances_S, components_SS = torch.linalg.eigh(basis_FS.T @ covariance_FF @ basis_FS)
     scaled_FS: torch.Tensor = basis_FS @ components_SS / (variances_S + _EPSILON).sqrt()
@@ -188,7 +192,7 @@ def _mirror_bases(channels: int) -> list[torch.Tensor]:
     return [(left + right).T * 0.5**0.5, (left - right).T * 0.5**0.5]
 
 
-def _swapped(side: int) -> torch.Tensor:
+def _swap_mirrored(side: int) -> torch.Tensor:
     """Return what mirroring does to the whitened channels: it negates half of the components."""
     positive, negative = torch.arange(2 * side).chunk(2)
     kept = side // 2

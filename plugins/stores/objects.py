@@ -162,8 +162,8 @@ class RemoteStore(ObjectStore):
 
     def _open(self, provider: Any) -> None:
         self._provider, settings = provider, {"credential_provider": provider} if provider else {}
-        self._store = _opened(self._address, self._patience, settings)
-        self._uploads = _opened(self._address, self._patience, settings, uploads=True)
+        self._store = _open_store(self._address, self._patience, settings)
+        self._uploads = _open_store(self._address, self._patience, settings, uploads=True)
 
     @property
     def opened(self) -> object:
@@ -516,7 +516,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_parts_on_their_way.reset)
 
 
-def _opened(
+def _open_store(
     address: Address,
     patience_seconds: float,
     credentials: Mapping[str, Any],

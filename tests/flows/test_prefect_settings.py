@@ -49,7 +49,7 @@ def test_a_server_that_cannot_be_asked_is_named(
     """The sentence says why it fails and what to do; what is no address is the user's mistake."""
     (tmp_path / "prefect.toml").write_text(f'[api]\nurl = "{url}"\n', encoding="utf-8")
     with _settings_read_here():
-        for use in (prefect_session.server, prefect_session.connected):
+        for use in (prefect_session.server, prefect_session.connect):
             with pytest.raises(error, match=words), use():
                 pass
 

@@ -31,7 +31,7 @@ def _training(**values: Any) -> dict[str, Any]:
 def _line_of(event: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
     stream = io.StringIO()
     monkeypatch.setattr(progress_display, "_PLAIN_SECONDS", 0)
-    with progress_display.shown(stream):
+    with progress_display.show_progress(stream):
         progress_display.show_event(event)
     return stream.getvalue()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from patchline.pipeline.config import RunConfig, dotted
+from patchline.pipeline.config import RunConfig, flatten_settings
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.training.config import OptimizerConfig, duration_seconds
 from patchline.pipeline.training.record import RunRecord
@@ -62,7 +62,7 @@ def test_durations_are_seconds_minutes_or_hours() -> None:
 def test_nested_settings_are_read_by_dotted_keys() -> None:
     """An empty section is a value; MLflow params hold all values as text."""
     settings = {"data": {"path": "photos", "options": {}}, "seed": None}
-    assert dotted(settings) == {"data.path": "photos", "data.options": {}, "seed": None}
+    assert flatten_settings(settings) == {"data.path": "photos", "data.options": {}, "seed": None}
     flat = RunConfig().flat()
     assert (flat["training.epochs"], flat["training.time_limit"]) == ("", "")
     assert not any(key.startswith("preset") for key in flat)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.errors import ConfigError
 
 
 def sentence_of(settings: dict[str, Any]) -> str:
     """Return what the user reads about these settings."""
     with pytest.raises(ConfigError) as raised:
-        validated(settings)
+        validate_config(settings)
     return str(raised.value)
 
 

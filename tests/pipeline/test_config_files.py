@@ -12,9 +12,9 @@ import yaml
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import (
     assemble,
-    merged,
-    requested,
-    validated,
+    build_config,
+    merge_settings,
+    validate_config,
 )
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.former_settings import DECIDED
@@ -32,7 +32,7 @@ def chosen(tmp_path: Path) -> Chosen:
     def choose(text: str, preset: PresetName | None = None, **flags: Any) -> RunConfig:
         file = tmp_path / "run.yaml"
         file.write_text(text)
-        return validated(assemble(preset_name=preset, file=file, flags=flags))
+        return validate_config(assemble(preset_name=preset, file=file, flags=flags))
 
     return choose
 
@@ -72,11 +72,17 @@ def test_another_plugin_drops_the_settings_of_the_old_one(chosen: Chosen) -> Non
     The patch embedding is a choice of its own, and outlives a change of the model.
     """
     file = {"augmentation": {"name": "light", "shift": 0.3}}
-    assert merged(file, {"augmentation": {"name": "none"}}) == {"augmentation": {"name": "none"}}
+    assert merge_settings(file, {"augmentation": {"name": "none"}}) == {
+        "augmentation": {"name": "none"}
+    }
     same = {"augmentation": {"name": "light", "scale": 0.1}}
-    assert merged(file, same)["augmentation"] == {"name": "light", "shift": 0.3, "scale": 0.1}
+    assert merge_settings(file, same)["augmentation"] == {
+        "name": "light",
+        "shift": 0.3,
+        "scale": 0.1,
+    }
     model = {"name": "vit", "depth": 3, "patch_embedding": {"name": "linear"}}
-    changed = merged({"model": model}, {"model": {"name": "other"}})["model"]
+    changed = merge_settings({"model": model}, {"model": {"name": "other"}})["model"]
     assert changed == {"name": "other", "patch_embedding": {"name": "linear"}}
     for name, settings in ((None, {"rotation": 5}), ("light", {"rotation": 5}), ("none", {})):
         flags = {"augmentation": {"name": name}} if name else {}
@@ -283,7 +289,7 @@ def test_no_preset_is_a_choice(chosen: Chosen, text: str) -> None:
     again = chosen(text, "quick", training={"batch_size": 8})
     assert _kept(again) == ("quick", ("training.batch_size",))
     assert _kept(chosen("seed: 3\n")) == ("balanced", ("seed",))
-    assert requested(None, flags={"preset": "none"}).preset is None
-    quick = requested(None, flags={"preset": "quick", "seed": 1})
+    assert build_config(None, flags={"preset": "none"}).preset is None
+    quick = build_config(None, flags={"preset": "quick", "seed": 1})
     assert _kept(quick) == ("quick", ("seed",))
-    assert _kept(requested(None, preset_name="best", flags={"preset": "none"})) == ("best", ())
+    assert _kept(build_config(None, preset_name="best", flags={"preset": "none"})) == ("best", ())

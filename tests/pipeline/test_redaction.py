@@ -12,7 +12,7 @@ import pytest
 
 from patchline.pipeline import redaction
 from patchline.pipeline.errors import TrackingError
-from patchline.pipeline.redaction import redacted, split_credentials
+from patchline.pipeline.redaction import redact_text, split_credentials
 from patchline.pipeline.workspace.tracking import tracking_store
 
 PLANTED = "pl4nted"
@@ -48,8 +48,8 @@ def redacting() -> Iterator[None]:
 )
 def test_a_secret_is_taken_out(text: str, shown: str) -> None:
     """Whatever signs a password holds, the rest of the text stays, and twice is as good as once."""
-    assert redacted(text) == shown
-    assert redacted(shown) == shown
+    assert redact_text(text) == shown
+    assert redact_text(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_secret_is_taken_out(text: str, shown: str) -> None:
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     """An `@` in a path, a setting and a sentence are left as they are."""
-    assert redacted(text) == text
+    assert redact_text(text) == text
 
 
 def test_the_environment_says_what_is_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_the_environment_says_what_is_secret(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     text = "odd p/@ss odd%20p%2F%40ss hush!hush qu@iet qu%40iet 1 false"
-    assert redacted(text) == "*** *** *** *** *** 1 false"
+    assert redact_text(text) == "*** *** *** *** *** 1 false"
 
 
 _WORDS = ("1", "digits", "golden_retriever", "cifar10", "IMG_20240101", "2024-11-26", "café")
@@ -91,10 +91,10 @@ def test_a_secret_that_is_a_word_or_a_name_leaves_text_alone(
     """Pages, paths and commands keep their words; beside its key, even such a secret is hidden."""
     monkeypatch.setenv("POSTGRES_PASSWORD", word)
     text = f"trained {word} in /data/{word}/photos: run {word}-vit"
-    assert redacted(text) == text
-    assert redacted(f"password={word} user=a") == "password=*** user=a"
-    assert redacted(f"postgresql://a:{word}@host/db") == "postgresql://host/db"
-    assert redacted(f"Authorization: Bearer {word}") == "Authorization: Bearer ***"
+    assert redact_text(text) == text
+    assert redact_text(f"password={word} user=a") == "password=*** user=a"
+    assert redact_text(f"postgresql://a:{word}@host/db") == "postgresql://host/db"
+    assert redact_text(f"Authorization: Bearer {word}") == "Authorization: Bearer ***"
 
 
 @pytest.mark.parametrize("secret", _DISTINCTIVE)
@@ -103,7 +103,7 @@ def test_a_distinctive_secret_is_hidden_anywhere(
 ) -> None:
     """Also inside another word; but what is read back is stored as it is."""
     monkeypatch.setenv("SOME_TOKEN", secret)
-    assert redacted(f"it was x{secret}y and {secret!r}") == "it was x***y and '***'"
+    assert redact_text(f"it was x{secret}y and {secret!r}") == "it was x***y and '***'"
     assert redaction.without_credentials(f"/data/{secret}/photos") == f"/data/{secret}/photos"
 
 

@@ -12,10 +12,10 @@ import pytest
 from patchline.flows.commands.switches import terminal_lines
 from patchline.flows.progress import progress_display
 from patchline.pipeline.terminal_words import (
+    escape_except_styles,
     few_names,
     harmless,
     pasted_path,
-    styled_or_harmless,
     visible,
 )
 
@@ -72,7 +72,7 @@ _HOSTILE = "x\x1b]0;owned\x07\x1b[2J\u202egnp\x9b1m\udcff"
 def test_only_rich_may_move_the_cursor_of_a_terminal() -> None:
     """Colors, links and progress bars work on a terminal; elsewhere they are written out."""
     own = "\x1b[1;31mred\x1b[0m\x1b[2K\x1b[1A\r\x1b[?25l\x1b]8;id=1;https://x.y\x1b\\link\x1b]8;;\x1b\\"
-    assert styled_or_harmless(own) == own
+    assert escape_except_styles(own) == own
     assert "\x1b" not in harmless(own)
     assert "\r" not in harmless(own)
 

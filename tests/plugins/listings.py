@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import check_source, ingest
 from patchline.pipeline.data.manifests.source_listing import listing_of
@@ -23,7 +23,7 @@ from tests.conftest import write_photos
 def listed(data: Path | str, **settings: Any) -> ImageListing:
     """Return what a run with the argument DATA would list; it has labels unless told otherwise."""
     data, labelled = Path.cwd() / data, settings.pop("labelled", True)
-    config = requested(str(data), preset_name=None, file=None, flags={"data": settings})
+    config = build_config(str(data), preset_name=None, file=None, flags={"data": settings})
     return listing_of(config, data.parent / ".work", labelled=labelled)
 
 
@@ -44,7 +44,7 @@ def labels_of(listing: ImageListing) -> dict[str, tuple[str, ...] | str]:
 def ingested(data: Path | str, work: Path | str, **settings: Any) -> IngestedData:
     """Return what the ingestion says about the argument DATA."""
     flags = {"data": settings}
-    config = requested(str(Path.cwd() / data), preset_name=None, file=None, flags=flags)
+    config = build_config(str(Path.cwd() / data), preset_name=None, file=None, flags=flags)
     work = Path.cwd() / work
     check_source(config, work)
     return ingest(config, work)

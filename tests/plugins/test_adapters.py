@@ -12,7 +12,7 @@ import torch
 import torchvision
 from torch import nn
 
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.errors import ConfigError, PluginError
 from patchline.pipeline.models.model_building import build_model
 from patchline.plugins.models.timm import TimmConfig
@@ -22,7 +22,9 @@ from tests.plugins.model_parity import image_spec, random_images, traits
 
 def _built(library: str, architecture: str, side: int, channels: int = 3, **settings: Any) -> Any:
     torch.manual_seed(0)
-    choice = validated({"model": {"name": library, "architecture": architecture, **settings}}).model
+    choice = validate_config(
+        {"model": {"name": library, "architecture": architecture, **settings}}
+    ).model
     return build_model(choice, image_spec(side, channels=channels), 5).eval()
 
 
@@ -150,9 +152,9 @@ def test_refuses_a_size_that_the_model_cannot_take(
 )
 def test_takes_no_patch_embedding(library: str, embedding: dict[str, Any], words: str) -> None:
     """By default there is none; one that is named, or a setting of one, is refused."""
-    assert validated({"model": {"name": library}}).model.patch_embedding.name == "none"
+    assert validate_config({"model": {"name": library}}).model.patch_embedding.name == "none"
     with pytest.raises(ConfigError, match=words):
-        validated({"model": {"name": library, "patch_embedding": embedding}})
+        validate_config({"model": {"name": library, "patch_embedding": embedding}})
 
 
 def test_says_that_timm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

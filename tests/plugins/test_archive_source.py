@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import prepare, resolve
 from patchline.pipeline.data.manifests import manifest as manifests
@@ -24,7 +24,7 @@ from tests.plugins.listings import ingested, two_classes
 
 def decoded(data: Path, found: IngestedData, work: Path) -> np.ndarray:
     """Return the decoded images."""
-    config = resolve(requested(str(data), preset_name=None, file=None, flags={}), found)
+    config = resolve(build_config(str(data), preset_name=None, file=None, flags={}), found)
     return np.array(open_images(prepare(config, found, work, fresh=True).store))
 
 

@@ -28,11 +28,11 @@ from patchline.plugins.augmentations.affine_module import (
     lights,
     lit,
     lit_in_turn,
-    moved,
-    moved_in_turn,
+    move,
+    move_in_turn,
     placements,
 )
-from patchline.plugins.augmentations.batch_module import enlarged, erase, recolored, windows
+from patchline.plugins.augmentations.batch_module import enlarge, erase, recolor, windows
 from patchline.plugins.augmentations.light import LightConfig
 from patchline.plugins.augmentations.resized_crop import ResizedCropConfig
 from patchline.plugins.augmentations.standard import CropAndFlipConfig
@@ -88,7 +88,7 @@ def test_images_are_moved_as_scipy_moves_them(height: int, width: int, channels:
     images_BCHW = torch.rand(24, channels, height, width) * 255
     settings = {"shift": 0.2, "scale": 0.3, "rotation": 40.0}
     random = CounterRandom(0, 0, rows)
-    found_BCHW = moved(images_BCHW, placements(random, (height, width), flip=True, **settings))
+    found_BCHW = move(images_BCHW, placements(random, (height, width), flip=True, **settings))
     random = CounterRandom(0, 0, rows)  # the same numbers once more
     angles_B = random.uniform(low=-math.radians(40), high=math.radians(40)).tolist()
     scales_B2 = random.uniform(2, low=0.7, high=1.3).tolist()
@@ -120,8 +120,8 @@ def test_a_cpu_augments_large_images_in_turn_as_a_batch_at_once(channels: int) -
     random = CounterRandom(0, 0, rows)
     placed = placements(random, size, flip=True, shift=0.2, scale=0.3, rotation=40.0)
     light = lights(random, brightness=0.3)
-    at_once = as_bytes(lit(moved(as_floats(images_BHWC), placed), light))
-    in_turn = lit_in_turn(moved_in_turn(images_BHWC, placed), light)
+    at_once = as_bytes(lit(move(as_floats(images_BHWC), placed), light))
+    in_turn = lit_in_turn(move_in_turn(images_BHWC, placed), light)
     assert (at_once.int() - in_turn.int()).abs().max() <= 2
     assert (in_turn.int() - images_BHWC.int()).abs().float().mean() > 10
 
@@ -190,7 +190,7 @@ def test_windows_are_enlarged_as_by_torchvision(height: int, width: int, channel
     windows_B4 = windows(
         (height, width), CounterRandom(0, 0, rows), smallest_area=0.1, largest_ratio=2.0
     )
-    found_BCHW = enlarged(images_BCHW, windows_B4, CounterRandom(0, 1, rows), flip=True)
+    found_BCHW = enlarge(images_BCHW, windows_B4, CounterRandom(0, 1, rows), flip=True)
     mirrored_B = CounterRandom(0, 1, rows).integers(0, 2, 1)[:, 0].tolist()
     assert 10 < sum(mirrored_B) < 30
     for row, (top, left, tall, wide) in enumerate(windows_B4.int().tolist()):
@@ -222,7 +222,7 @@ def test_colors_change_as_by_torchvision(channels: int) -> None:
     rows = torch.arange(30)
     images_BCHW = torch.rand(30, channels, 12, 10)
     settings = {"brightness": 0.4, "contrast": 0.5, "saturation": 0.6}
-    found_BCHW = recolored(images_BCHW * 255, CounterRandom(0, 0, rows), **settings) / 255
+    found_BCHW = recolor(images_BCHW * 255, CounterRandom(0, 0, rows), **settings) / 255
     random = CounterRandom(0, 0, rows)
     factors_F = [random.uniform(1, 1, 1, low=1 - most, high=1 + most).flatten().tolist()
                  for most in settings.values()]  # fmt: skip

@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision import datasets
 
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.reading.decoding import decode_image
 from patchline.pipeline.data.reading.image_root import root_image_bytes
@@ -53,7 +53,7 @@ def test_images_labels_and_splits_are_those_of_torchvision(mnist: str) -> None:
 
 def test_one_argument_is_enough(mnist: str) -> None:
     """`torchvision:FOLDER/MNIST` is read like any data; a second time nothing is copied."""
-    config = requested(f"torchvision:{mnist}", preset_name=None, file=None, flags={})
+    config = build_config(f"torchvision:{mnist}", preset_name=None, file=None, flags={})
     assert config.data.source == "torchvision"
     found = ingest(config, Path("work"))
     assert (found.name, found.greyscale) == ("mnist", True)

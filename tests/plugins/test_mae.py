@@ -24,7 +24,7 @@ ENCODERS = ("vit", "vit_registers", "simple_vit", "rope_vit", "vit_small_data", 
 
 def _config(model: dict[str, Any], objective: dict[str, Any]) -> RunConfig:
     flags = {"model": {**SMALL, **model}, "objective": {"name": "mae", **objective}}
-    return resolve_settings(config_files.requested(None, flags=flags), traits(32, 48))
+    return resolve_settings(config_files.build_config(None, flags=flags), traits(32, 48))
 
 
 def _module(model: dict[str, Any] | None = None, **objective: Any) -> MaskedAutoencoder:
@@ -130,4 +130,4 @@ def test_settings_that_need_labels_are_refused(training: dict[str, Any]) -> None
     """The error names the setting and the objective."""
     [key] = training
     with pytest.raises(ConfigError, match=f"training.{key} is .*, but objective.name mae"):
-        config_files.requested(None, flags={"objective": {"name": "mae"}, "training": training})
+        config_files.build_config(None, flags={"objective": {"name": "mae"}, "training": training})

@@ -15,7 +15,7 @@ import pytest
 
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.errors import ConfigError, PluginError
-from patchline.pipeline.plugin_system.plugin_settings import built_launcher
+from patchline.pipeline.plugin_system.plugin_settings import build_launcher
 from patchline.pipeline.workers.launcher import Resources
 from patchline.plugins.launchers.ray_host import environment_of_nodes
 
@@ -34,7 +34,7 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 def test_a_cluster_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> None:
     """One sentence with the address and the remedy; without Ray, the extra to install."""
     choice = PluginChoice.model_validate({"name": "ray", "address": "127.0.0.1:1"})
-    launcher = built_launcher(choice, tmp_path)
+    launcher = build_launcher(choice, tmp_path)
     try:
         if not HAS_RAY:
             with pytest.raises(PluginError, match=r"pip install 'patchline\[ray\]'"):

@@ -16,7 +16,7 @@ from patchline.pipeline.workers.job_paths import SAME_PLACE, paths_of
 from patchline.pipeline.workers.launcher import WorkerTask
 from patchline.pipeline.workers.worker_parts import read_lines, write_lines
 from patchline.pipeline.workspace import chosen, remote_data
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugins.launchers import remote_job
@@ -43,7 +43,7 @@ def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path / "a")
     address = (tmp_path / "team").as_uri()
     chosen.use(address)
-    assert chosen.shared() is not None
+    assert chosen.find_shared_files() is not None
     return address
 
 
@@ -146,7 +146,7 @@ def test_a_job_is_done_elsewhere(tmp_path: Path, uri: str) -> None:
         assert file.read_text() == text
     assert not (training / "best-1").exists()
     sent.forget()
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     assert shared is not None
     assert shared.names("jobs/") == []
 
@@ -197,7 +197,7 @@ def test_a_node_downloads_the_listed_images_of_a_bucket(
 ) -> None:
     """Relative and absolute ones, and archives as a whole; no others."""
     share(bucket, tmp_path, monkeypatch)
-    store = chosen.opened(parsed(f"s3://{bucket}/data", "-"))
+    store = chosen.open_store(parse_address(f"s3://{bucket}/data", "-"))
     for key in ("photos/cat/1.png", "photos/cat/2.png", "photos/dog/ü.png", "other/3.png", "a.zip"):
         store.write(key, key.encode())
     images, other, archive = (

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.ingestion import prepare, resolve
 from patchline.pipeline.data.labels.answers.answer import Answer
 from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
@@ -76,7 +76,7 @@ def test_table_is_the_same_data_as_its_folder(write: Callable[[Path, Path], Path
     (note,) = set(found.notes) - set(expected.notes)
     assert "images from '" in note
     assert "labels from '" in note
-    config = resolve(requested(str(photos), preset_name=None, file=None, flags={}), found)
+    config = resolve(build_config(str(photos), preset_name=None, file=None, flags={}), found)
     assert np.array_equal(
         open_images(prepare(config, found, Path("two"), fresh=True).store)[:],
         open_images(prepare(config, expected, Path("one"), fresh=True).store)[:],
@@ -341,12 +341,12 @@ def test_settings_stand_beside_the_path_or_below_options() -> None:
     file.write_text("data: {path: labels.csv, label_column: species}", encoding="utf-8")
     flags = {"data": {"options": {"label_column": "kind"}}}
     given, stronger = (
-        requested(None, preset_name=None, file=file, flags=each).data.options["label_column"]
+        build_config(None, preset_name=None, file=file, flags=each).data.options["label_column"]
         for each in ({}, flags)
     )
     assert (given, stronger) == ("species", "kind")
     with pytest.raises(ConfigError, match="label_column"):
-        requested("photos", preset_name=None, file=None, flags={"data": {"label_column": "a"}})
+        build_config("photos", preset_name=None, file=None, flags={"data": {"label_column": "a"}})
 
 
 def test_a_table_without_labels_is_read_where_none_are_needed() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.data.reading.image_root import root_image_bytes
@@ -243,7 +243,7 @@ def test_rules_for_files_and_folders_apply_to_the_members_of_shards() -> None:
         shard_of(place / f"{number:06d}.tar", members)
 
     def read(**rules: Any) -> ImageListing:
-        config = validated({"data": {"source": "webdataset", "path": str(place), **rules}})
+        config = validate_config({"data": {"source": "webdataset", "path": str(place), **rules}})
         return listing_of(config, Path(".patchline"))
 
     found = read(ignore=("default", "drafts/", "000001.tar"))

@@ -52,7 +52,7 @@ def own_files() -> tuple[object, str]:
     keys = stage_keys.code(
         "patchline.pipeline.training.__main__", "patchline.pipeline.models.layers"
     )
-    plugins = sorted(f"{each.kind} {each.name}" for each in plugin_loader.installed())
+    plugins = sorted(f"{each.kind} {each.name}" for each in plugin_loader.list_installed())
     return [served, keys, plugins], provenance.commit()[0]
 
 

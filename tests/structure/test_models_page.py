@@ -9,11 +9,11 @@ from typing import get_args
 
 import pytest
 
-from benchmarks.model_figures import LARGE, SMALL, embedding_rows, model_rows, replaced
+from benchmarks.model_figures import LARGE, SMALL, embedding_rows, model_rows, replace_table
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.model_building import build_on_meta
-from patchline.pipeline.models.model_cost import NUM_CLASSES, resolved_choice
-from patchline.pipeline.plugin_system.plugin_loader import installed, load_model
+from patchline.pipeline.models.model_cost import NUM_CLASSES, resolve_choice
+from patchline.pipeline.plugin_system.plugin_loader import list_installed, load_model
 from tests.plugins.model_parity import image_spec, traits
 
 pytestmark = pytest.mark.slow  # counts every model
@@ -35,7 +35,7 @@ def _tables(text: str) -> dict[str, str]:
 
 
 def _installed(kind: str) -> set[str]:
-    return {e.name for e in installed() if (e.kind, e.distribution) == (kind, "patchline")}
+    return {e.name for e in list_installed() if (e.kind, e.distribution) == (kind, "patchline")}
 
 
 @pytest.mark.parametrize("name", EMBEDDING_TABLES)
@@ -57,7 +57,7 @@ def test_a_table_of_models_is_what_is_counted_now(name: str) -> None:
             seen.add(model)
         setting = "architecture" if model in ("timm", "torchvision") else "size"
         choice = ModelChoice.model_validate({"name": model, setting: size})
-        built = build_on_meta(resolved_choice(choice, traits(side)), image_spec(side), NUM_CLASSES)
+        built = build_on_meta(resolve_choice(choice, traits(side)), image_spec(side), NUM_CLASSES)
         assert parameters == f"{sum(each.numel() for each in built.parameters()):,}", shown[0]
     assert len(seen) >= 6
 
@@ -71,7 +71,7 @@ def test_the_page_has_every_table_once() -> None:
 def test_a_table_alone_is_replaced() -> None:
     """Between its marks the new table stands, and all other text is as before."""
     page = MODELS.read_text("utf-8")
-    changed = replaced(page, "models at 32 pixels", "| new |")
+    changed = replace_table(page, "models at 32 pixels", "| new |")
     assert _tables(changed)["models at 32 pixels"] == "| new |\n"
     others = {key: text for key, text in _tables(page).items() if key != "models at 32 pixels"}
     assert others.items() <= _tables(changed).items()

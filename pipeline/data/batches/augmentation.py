@@ -39,25 +39,25 @@ _FLOAT_BITS = 24
 _RANGE_BITS = 31
 
 
-def _signed(word: int) -> int:
+def _wrap_to_int64(word: int) -> int:
     """Return the int64 with the same bits as an unsigned 64-bit word."""
     word %= _WORD
     return word - _WORD if word >= _WORD // 2 else word
 
 
-def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift_right(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift right and fill with zeros; `>>` alone would repeat the sign."""
     return (words >> bits).bitwise_and_(2 ** (64 - bits) - 1)
 
 
 def _hash(words: torch.Tensor) -> torch.Tensor:
     """Replace each int64 by its SplitMix64 output, in place; products wrap around."""
-    words.bitwise_xor_(_shifted(words, 30)).mul_(_signed(_FIRST))
-    words.bitwise_xor_(_shifted(words, 27)).mul_(_signed(_SECOND))
-    return words.bitwise_xor_(_shifted(words, 31))
+    words.bitwise_xor_(_shift_right(words, 30)).mul_(_wrap_to_int64(_FIRST))
+    words.bitwise_xor_(_shift_right(words, 27)).mul_(_wrap_to_int64(_SECOND))
+    return words.bitwise_xor_(_shift_right(words, 31))
 
 
-def _hashed_number(word: int) -> int:
+def _hash_number(word: int) -> int:
     word %= _WORD
     word = (word ^ (word >> 30)) * _FIRST % _WORD
     word = (word ^ (word >> 27)) * _SECOND % _WORD
@@ -74,8 +74,8 @@ class CounterRandom:
     """
 
     def __init__(self, seed: int, epoch: int, rows_B: torch.Tensor) -> None:
-        start = _hashed_number(_hashed_number(seed + _GOLDEN) + (epoch + 1) * _GOLDEN)
-        self._keys_B = _hash((rows_B + 1) * _signed(_GOLDEN) + _signed(start))
+        start = _hash_number(_hash_number(seed + _GOLDEN) + (epoch + 1) * _GOLDEN)
+        self._keys_B = _hash((rows_B + 1) * _wrap_to_int64(_GOLDEN) + _wrap_to_int64(start))
         self._drawn = 0
         self._seed, self._epoch, self._rows_B = seed, epoch, rows_B
         self._alternations = 0
@@ -85,11 +85,11 @@ class CounterRandom:
         first = self._drawn + 1
         self._drawn += count
         counters = torch.arange(first, first + count, device=self._keys_B.device)
-        return _hash(self._keys_B[:, None] + counters * _signed(_GOLDEN))
+        return _hash(self._keys_B[:, None] + counters * _wrap_to_int64(_GOLDEN))
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
         """Return float32 numbers (B, *shape), evenly distributed from `low` to `high`."""
-        words = _shifted(self._words(math.prod(shape)), 64 - _FLOAT_BITS)
+        words = _shift_right(self._words(math.prod(shape)), 64 - _FLOAT_BITS)
         unit = words.float() * 2.0**-_FLOAT_BITS
         return (unit * (high - low) + low).reshape(-1, *shape)
 
@@ -101,8 +101,8 @@ class CounterRandom:
         """
         if not 0 < high - low < 2**_RANGE_BITS:
             raise ValueError(f"integers({low}, {high}): high - low must be from 1 to 2**31 - 1.")
-        words = _shifted(self._words(math.prod(shape)), 32)
-        return (_shifted(words * (high - low), 32) + low).reshape(-1, *shape)
+        words = _shift_right(self._words(math.prod(shape)), 32)
+        return (_shift_right(words * (high - low), 32) + low).reshape(-1, *shape)
 
     def pixels(self, *shape: int) -> torch.Tensor:
         """Return uint8 numbers (B, *shape), evenly distributed from 0 to 255."""
@@ -227,14 +227,14 @@ class SeededBatchTransform:
             or changed.device != images_BHWC.device
         ):
             raise PluginError(
-                f"The augmentation plugin '{self._name}' returned {_described(changed)} for a "
+                f"The augmentation plugin '{self._name}' returned {_describe(changed)} for a "
                 f"torch.uint8 batch of shape {shape} on {images_BHWC.device}. Keep shape, type and "
                 "device."
             )
         return changed
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     return f"a {value.dtype} batch of shape {tuple(value.shape)} on {value.device}"

@@ -207,10 +207,10 @@ def training_batches(
     loaded: Iterator[_LoadedBatch] = iter(loader)
     if not workers and (device.type == "cuda" if ahead is None else ahead):
         loaded = one_ahead(loaded, device, needed)
-    return _augmented(loaded, source.augment(), device)
+    return _augment_batches(loaded, source.augment(), device)
 
 
-def _augmented(
+def _augment_batches(
     batches: Iterator[_LoadedBatch], augmentation: SeededAugmentation, device: torch.device
 ) -> Iterator[Batch]:
     """Yield the batches on the device, with the batched part of the augmentation applied."""

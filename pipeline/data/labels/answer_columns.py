@@ -78,10 +78,10 @@ def answer_groups(own: Sequence[str], cells: Sequence[str], fixed: Sequence[bool
         "" if is_fixed and name.startswith(NEAR) else name
         for name, is_fixed in zip(cells, fixed, strict=True)
     ]
-    return joined_groups(own, near)
+    return join_groups(own, near)
 
 
-def joined_groups(own: Sequence[str], near: Sequence[str]) -> list[str]:
+def join_groups(own: Sequence[str], near: Sequence[str]) -> list[str]:
     """Return the name of each image's group if images that share a name in either are in one.
 
     Args:

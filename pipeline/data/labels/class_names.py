@@ -1,6 +1,6 @@
 """Class names that look wrong: names that look equal, that mean nothing, that are no names at all.
 
-Nothing here changes a name but `normalized` and `alike`, which say what is the same name.
+Nothing here changes a name but `normalize_name` and `alike`, which say what is the same name.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Suspicion(NamedTuple):
     remedy: str
 
 
-def normalized(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return a name in the composed form of Unicode (NFC), as most systems write it."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
@@ -140,7 +140,7 @@ def suspicions(counts: Mapping[str, int]) -> list[Suspicion]:
     misread = {name: meaning for name in names if (meaning := _meant(name))}
 
     def those(is_odd: Callable[[str], bool]) -> dict[str, str]:
-        return {name: _quoted([name]) for name in names if is_odd(name)}
+        return {name: _quote([name]) for name in names if is_odd(name)}
 
     suspicions = [
         _similar(names, counts),
@@ -155,7 +155,7 @@ def suspicions(counts: Mapping[str, int]) -> list[Suspicion]:
         ),
         _suspicious(
             "class names that were read in the wrong encoding",
-            {name: f"{_quoted([name])} for {_quoted([meant])}" for name, meant in misread.items()},
+            {name: f"{_quote([name])} for {_quote([meant])}" for name, meant in misread.items()},
             "Rename them; for an archive, set --data.name-encoding",
         ),
         _suspicious(
@@ -200,7 +200,7 @@ def identifiers(counts: Mapping[str, int]) -> Suspicion | None:
         "suspicious_labels",
         tuple(sorted(counts)),
         f"{alone:,} of {len(counts):,} classes have a single image, such as "
-        f"{_quoted(sorted(counts))}: they look like the names of images or of objects, not like "
+        f"{_quote(sorted(counts))}: they look like the names of images or of objects, not like "
         "classes",
         "Choose another --data.label-column, or another part of the paths with --data.label",
     )
@@ -232,7 +232,7 @@ def _similar(names: Sequence[str], counts: Mapping[str, int]) -> Suspicion | Non
     if not groups:
         return None
     shown = [
-        f"{' and '.join(f'{_quoted([each])} ({counts[each]:,})' for each in group[:4])} "
+        f"{' and '.join(f'{_quote([each])} ({counts[each]:,})' for each in group[:4])} "
         f"({_difference(group)})"
         for group in groups
     ]
@@ -260,13 +260,13 @@ def _visible(name: str) -> str:
     return "".join(each for each in name if unicodedata.category(each) != "Cf")
 
 
-def _spaced(name: str) -> str:
+def _collapse_spaces(name: str) -> str:
     return _SPACES.sub(" ", name).strip()
 
 
 _WAYS: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("invisible characters", _visible),
-    ("spaces, dashes or underscores", _spaced),
+    ("spaces, dashes or underscores", _collapse_spaces),
     ("upper and lower case", str.casefold),
     ("letters that look alike", alike),
 )
@@ -281,7 +281,7 @@ def _same_answer(names: Sequence[str]) -> Suspicion | None:
             return Suspicion(
                 "similar_classes",
                 tuple(same),
-                f"classes that may be the same answer: {_quoted(same)}",
+                f"classes that may be the same answer: {_quote(same)}",
                 "Write the same word for the same answer",
             )
     return None
@@ -295,7 +295,7 @@ def _copies(names: Sequence[str]) -> Suspicion | None:
             copies[name] = match["name"]
     if not copies:
         return None
-    shown = [f"{_quoted([copy])} beside {_quoted([name])}" for copy, name in copies.items()]
+    shown = [f"{_quote([copy])} beside {_quote([name])}" for copy, name in copies.items()]
     return Suspicion(
         "similar_classes",
         tuple(sorted({*copies, *copies.values()})),
@@ -310,7 +310,7 @@ def _missing(names: Sequence[str], counts: Mapping[str, int]) -> Suspicion | Non
         return None  # negative and positive
     return _suspicious(
         "class names that may mean that there is no label",
-        {name: f"{_quoted([name])} ({counts[name]:,})" for name in missing},
+        {name: f"{_quote([name])} ({counts[name]:,})" for name in missing},
         "If they do, leave the images out: --data.no-label for a table, --data.ignore for folders",
     )
 
@@ -363,7 +363,7 @@ def _is_several(plain_names: Collection[str], name: str) -> bool:
     return len(parts) > 1 and sum(part in plain_names for part in parts) > 1
 
 
-def _quoted(names: Sequence[str]) -> str:
+def _quote(names: Sequence[str]) -> str:
     short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in names)
     return few_names((f"'{visible(name)}'" for name in short), 3)
 

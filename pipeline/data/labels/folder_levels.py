@@ -77,12 +77,12 @@ def _unclear_folders(folders: set[tuple[str, str]]) -> UnclearLevel | None:
                 levels.append({each: set() for each in classes})
             levels[depth][label].add(name)
     for depth, inside in enumerate(levels):
-        level = _shared(inside)
+        level = _find_shared_names(inside)
         if level:
             whole = all(len(parts) == depth + 1 for parts in below.values())
             return _question(classes, level, depth, prefix, is_leaf=whole)
         if depth == 0 and (folder := _like_the_classes(inside)):
-            return _nested_classes(folder, inside[folder])
+            return _describe_nested_classes(folder, inside[folder])
     return None
 
 
@@ -101,7 +101,7 @@ def _beside_marks(folders: Collection[tuple[str, str]]) -> UnclearLevel | None:
     for above, names in sorted(inside.items()):
         if not are_images_and_marks(names):
             continue
-        those = f"{_quoted(sorted(names))} are folders of images and of their boxes or masks"
+        those = f"{_quote(sorted(names))} are folders of images and of their boxes or masks"
         if classes & names:
             return UnclearLevel(
                 f"{those}, as in Pascal VOC, YOLO or KITTI",
@@ -125,13 +125,13 @@ def _other_things(classes: list[str]) -> UnclearLevel | None:
     if not others or all(map(split_named, classes)):
         return None
     return UnclearLevel(
-        f"{_quoted(classes)} are usual names for folders of something else",
+        f"{_quote(classes)} are usual names for folders of something else",
         "Pass the table with the labels, or the folder whose folders are the classes, or set "
         "--data.label top if these are",
     )
 
 
-def _shared(inside: Inside) -> list[str]:
+def _find_shared_names(inside: Inside) -> list[str]:
     """Return the names that most class folders share; none if that is no sign."""
     counts = Counter(name for names in inside.values() for name in {_plain(each) for each in names})
     shared = {name for name, count in counts.items() if count >= _FEWEST}
@@ -161,20 +161,20 @@ def _question(
     if all(split_named(name) for name in shared):
         splits = "{label}/" + above + "{split}/**"
         return UnclearLevel(
-            f"{_quoted(classes)} contain folders that are named like splits, {_quoted(shared)}",
+            f"{_quote(classes)} contain folders that are named like splits, {_quote(shared)}",
             f"Set --data.label '{splits}' if they are splits, or --data.label top if they are not",
         )
     rule = "leaf" if is_leaf else f"'{prefix}*/{above}{{label}}/**'"
     return UnclearLevel(
-        f"{_quoted(classes)} contain folders of the same names, {_quoted(shared)}, so either may "
+        f"{_quote(classes)} contain folders of the same names, {_quote(shared)}, so either may "
         "be the classes",
-        f"Set --data.label top for the classes {_quoted(classes)}, or --data.label {rule} for the "
-        f"classes {_quoted(shared)}",
+        f"Set --data.label top for the classes {_quote(classes)}, or --data.label {rule} for the "
+        f"classes {_quote(shared)}",
     )
 
 
-def _nested_classes(folder: str, names: set[str]) -> UnclearLevel:
-    inner = _quoted(sorted(names))
+def _describe_nested_classes(folder: str, names: set[str]) -> UnclearLevel:
+    inner = _quote(sorted(names))
     return UnclearLevel(
         f"'{folder}' contains folders that are named like the class folders beside it, {inner}",
         f"Set --data.label leaf if their images belong to those classes, --data.label top if "
@@ -187,7 +187,7 @@ def _plain(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip().casefold()
 
 
-def _quoted(names: list[str]) -> str:
+def _quote(names: list[str]) -> str:
     named = [f"'{name}'" for name in names]
     if 1 < len(named) <= _NAMED:
         return f"{', '.join(named[:-1])} and {named[-1]}"

@@ -25,13 +25,13 @@ SINGLE_LABEL: Task = "single_label"
 MULTI_LABEL: Task = "multi_label"
 
 
-def encoded(labels: Iterable[str]) -> str:
+def encode_labels(labels: Iterable[str]) -> str:
     """Return a set of labels as text; each label once, sorted."""
     return json.dumps(sorted(set(labels)), ensure_ascii=False)
 
 
-def decoded(text: str) -> tuple[str, ...]:
-    """Return the labels in a text that `encoded` has made; none for the empty text.
+def decode_labels(text: str) -> tuple[str, ...]:
+    """Return the labels in a text that `encode_labels` has made; none for the empty text.
 
     Raises:
         ValueError: if it is no list of names.
@@ -46,14 +46,14 @@ def decoded(text: str) -> tuple[str, ...]:
 
 def labels_in(text: str, task: Task) -> tuple[str, ...]:
     """Return the labels in a text of a manifest: the text itself, if an image has one label."""
-    return decoded(text) if task == MULTI_LABEL else (text,)
+    return decode_labels(text) if task == MULTI_LABEL else (text,)
 
 
 def matrix(texts: Sequence[str], classes: Sequence[str]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the labels as zeros and ones (N, K).
 
     Args:
-        texts: the label sets of N images, each as `encoded` writes it.
+        texts: the label sets of N images, each as `encode_labels` writes it.
         classes: names of the K columns.
 
     Raises:
@@ -62,7 +62,7 @@ def matrix(texts: Sequence[str], classes: Sequence[str]) -> np.ndarray[Any, np.d
     import numpy as np
 
     index = {name: number for number, name in enumerate(classes)}
-    columns = {text: [index[label] for label in decoded(text)] for text in set(texts)}
+    columns = {text: [index[label] for label in decode_labels(text)] for text in set(texts)}
     found = np.zeros((len(texts), len(classes)), np.uint8)
     for row, text in enumerate(texts):
         found[row, columns[text]] = 1

@@ -14,7 +14,7 @@ from patchline.pipeline.data.labels.label_sets import (
     MULTI_LABEL,
     SINGLE_LABEL,
     Task,
-    decoded,
+    decode_labels,
     label_pairs,
 )
 from patchline.pipeline.data.manifests import manifest as manifests
@@ -96,7 +96,7 @@ def compare(before: pd.DataFrame, now: pd.DataFrame) -> DataDiff:
         if old_number != number:
             changed.append(path)
         elif old_label != label:
-            relabelled.append(_relabelled(path, source, label, old_label, task))
+            relabelled.append(_compare_labels(path, source, label, old_label, task))
         elif source != path:
             moved.append(Moved(path=path, before=source))
         else:
@@ -114,9 +114,11 @@ def compare(before: pd.DataFrame, now: pd.DataFrame) -> DataDiff:
     )
 
 
-def _relabelled(path: str, before: str, label: str, label_before: str, task: Task) -> Relabelled:
+def _compare_labels(
+    path: str, before: str, label: str, label_before: str, task: Task
+) -> Relabelled:
     are_sets = task == MULTI_LABEL
-    new, old = (set(decoded(each)) if are_sets else set() for each in (label, label_before))
+    new, old = (set(decode_labels(each)) if are_sets else set() for each in (label, label_before))
     return Relabelled(
         path=path,
         before=before,

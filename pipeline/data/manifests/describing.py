@@ -36,15 +36,15 @@ from patchline.pipeline.data.reading.decoding import (
     ImageHeader,
     Pixels,
     UndecodableImageError,
-    decoded,
     deep_values,
     frame_count,
+    reserve_and_decode,
 )
 from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
-from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of, refused_format
+from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, find_refused_format, format_of
 from patchline.pipeline.data.reading.image_root import open_image, root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
-from patchline.pipeline.data.reading.reduced_values import reduced_bits
+from patchline.pipeline.data.reading.reduced_values import read_reduced_bits
 from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
 from patchline.pipeline.workspace.files.sealed_files import sha256_of
@@ -154,7 +154,7 @@ class _Description:
         if not self.is_labelled:
             row["status"], row["reason"] = "foreign", "is not in a class folder"
             return
-        if head and not (format_of(head) or refused_format(head)):
+        if head and not (format_of(head) or find_refused_format(head)):
             suffix = PurePosixPath(self.path).suffix.lower()
             if suffix not in IMAGE_SUFFIXES:
                 row["status"], row["reason"] = "foreign", "not an image"
@@ -197,7 +197,7 @@ class _Description:
                     row["pixels"], row["values"] = values_digest(values), summary.text
                     return
         opacity: list[Pixels] = []
-        with decoded(
+        with reserve_and_decode(
             data,
             channels=3,
             on_header=self._note,
@@ -210,7 +210,9 @@ class _Description:
             if self.on_image:
                 self.on_image(row["path"], data, image_HWC)
         if summary.hidden:  # all white, and so the same as every other such image
-            with decoded(data, channels=3, mapping=PixelMapping(opacity=False)) as image_HWC:
+            with reserve_and_decode(
+                data, channels=3, mapping=PixelMapping(opacity=False)
+            ) as image_HWC:
                 row["pixels"] = pixel_digest(image_HWC)
 
     def _note(self, header: ImageHeader) -> None:
@@ -224,7 +226,7 @@ def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:
     """Return what is special about an image of 8 bits."""
     clear, hidden = clarity(np.concatenate(opacity)) if opacity else (-1.0, False)
     summary = FileSummary(
-        pages=frame_count(data), clear=clear, hidden=hidden, reduced=reduced_bits(data)
+        pages=frame_count(data), clear=clear, hidden=hidden, reduced=read_reduced_bits(data)
     )
     return ORDINARY if summary == ORDINARY else summary
 
@@ -312,7 +314,7 @@ def rows_in_process(
         yield from rows([(place, *file) for place, file in enumerate(files)])
 
 
-def _described(root: Path, kept: KeptImageArray | None, file: list[Any]) -> Row | None:
+def _describe_file(root: Path, kept: KeptImageArray | None, file: list[Any]) -> Row | None:
     place, listed, is_labelled = file
     noted = kept.beside(None, place) if kept else None
     try:
@@ -323,11 +325,11 @@ def _described(root: Path, kept: KeptImageArray | None, file: list[Any]) -> Row 
         return None
 
 
-def _prepared(job: list[Any]) -> Callable[[Any], Any]:
+def _prepare(job: list[Any]) -> Callable[[Any], Any]:
     root, *kept = job
     images = KeptImageArray(Path(kept[0]), kept[1]) if kept else None
-    return partial(_described, Path(root), images)
+    return partial(_describe_file, Path(root), images)
 
 
 if __name__ == "__main__":
-    answer_parent(_prepared)
+    answer_parent(_prepare)

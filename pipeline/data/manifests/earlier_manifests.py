@@ -26,7 +26,7 @@ from patchline.pipeline.data.manifests.left_out import STATUS
 from patchline.pipeline.data.reading.image_root import holds, is_file
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.terminal_words import by_number, few_names
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.table_cells import table_cell
 from patchline.pipeline.workspace.run_memory import interrupted_runs
 from patchline.pipeline.workspace.tracking.nested_runs import FINAL, KEY_TAG
@@ -197,7 +197,7 @@ def earlier_data(reference: str, workspace: Path) -> EarlierData:
         return EarlierData(_read(file), str(file.resolve()))
     run_id = run_of_version(reference)
     if run_id is None:
-        run_id = str(interrupted_runs.named(reference, workspace / "runs").info.run_id)
+        run_id = str(interrupted_runs.find_named(reference, workspace / "runs").info.run_id)
     earlier_rows = manifest_of_run(run_id)
     if earlier_rows is None:
         raise DataError(
@@ -207,7 +207,7 @@ def earlier_data(reference: str, workspace: Path) -> EarlierData:
     return EarlierData(_complete(earlier_rows), run_id)
 
 
-def repeated(
+def reuse_manifest(
     config: RunConfig,
     earlier: EarlierData,
     root: Path,
@@ -236,12 +236,12 @@ def repeated(
     used = manifest.index[manifest["status"] == "ok"]
     reasons = _changes(root, manifest.loc[used], on_progress)
     changes = {row: what for row, what in zip(used, reasons, strict=True) if what}
-    notes = _unused(config, earlier)
+    notes = _find_unused_settings(config, earlier)
     if not changes:
         return manifest, [f"the images, labels and splits are those of {earlier.words}", *notes]
     listed = manifest.loc[list(changes), ["path"]].assign(change=list(changes.values()))
     file = workspace / "manifests" / "changes.csv"
-    with replacing(file) as temporary:
+    with replace_file(file) as temporary:
         listed.map(lambda cell: table_cell(str(cell))).to_csv(temporary, index=False)
     counted = (
         f"{len(changes):,} of {len(used):,} images of {earlier.words} "
@@ -263,7 +263,7 @@ def repeated(
     return manifest, [f"{counted}; they are left out, and listed in {file}", *notes]
 
 
-def _unused(config: RunConfig, earlier: EarlierData) -> list[str]:
+def _find_unused_settings(config: RunConfig, earlier: EarlierData) -> list[str]:
     """Name the settings that decide nothing where the splits and the labels are given."""
     unset = DataConfig()
     given = {

@@ -24,7 +24,7 @@ from patchline.pipeline.data.reading.image_formats import REMEDIES
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.terminal_words import by_number, counted, few_names
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.paths import expanded
+from patchline.pipeline.workspace.files.paths import expand_user
 from patchline.pipeline.workspace.files.table_cells import table_cell
 
 LeftOutKind = Literal[
@@ -165,7 +165,7 @@ def cause_of(status: str, reason: str) -> Cause:
     return next(cause for cause in causes if re.match(cause.reasons, reason))
 
 
-def left_out(manifest: pd.DataFrame) -> Iterator[LeftOut]:
+def list_left_out(manifest: pd.DataFrame) -> Iterator[LeftOut]:
     """Yield the files of a manifest that are left out, by cause in the order of `CAUSES`."""
     rows = manifest[manifest["status"].isin(["damaged", "foreign"])]
     pairs = zip(rows["status"], rows["reason"], strict=True)
@@ -228,7 +228,7 @@ def read_exclusion(file: Path) -> Exclusion:
     Raises:
         DataError: if it cannot be read, lacks a column, or has an answer that is not yes or no.
     """
-    file = expanded(file, "data.exclude")
+    file = expand_user(file, "data.exclude")
     setting = f"data.exclude is {file}"
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -244,7 +244,7 @@ def read_exclusion(file: Path) -> Exclusion:
         ) from error
 
 
-def applied(
+def apply_exclusion(
     setting: str | None, manifest: pd.DataFrame, workspace: Path, *, alone: bool
 ) -> tuple[pd.DataFrame, list[str], Path | None]:
     """Return the manifest without the files that `data.exclude` names, notes, and a copy of it.
@@ -253,7 +253,7 @@ def applied(
         setting: the value of `data.exclude`; None excludes nothing.
         manifest: the manifest of all files.
         workspace: receives the copy of the table.
-        alone: whether there are no unlabelled images, to which `excluded_unlabelled` applies the
+        alone: whether there are no unlabelled images, to which `exclude_unlabelled` applies the
             rest of the table.
 
     Raises:
@@ -269,11 +269,11 @@ def applied(
 def with_exclusion(
     manifest: pd.DataFrame, exclusion: Exclusion, *, alone: bool = True
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return the manifest with the files of a table excluded, and notes on them; see `applied`.
+    """Return the manifest with the files of a table excluded, and notes; see `apply_exclusion`.
 
     Files that an earlier run has excluded stay so.
     """
-    written = {path: _written(path, exclusion.reasons) for path in manifest["path"]}
+    written = {path: _format_path(path, exclusion.reasons) for path in manifest["path"]}
     cells = manifest["path"].map(written)
     here = cells.isin(exclusion.reasons)
     usable = here & (manifest["status"] == "ok")
@@ -286,7 +286,7 @@ def with_exclusion(
     return manifest, [*notes, *(_notes_on_absent(exclusion, absent) if alone else [])]
 
 
-def excluded_unlabelled(
+def exclude_unlabelled(
     unlabelled: pd.DataFrame, labelled: pd.DataFrame, setting: str | None
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the manifest of the unlabelled images without the files of a table, and notes.
@@ -301,11 +301,11 @@ def excluded_unlabelled(
     if setting is None:
         return unlabelled, []
     exclusion = read_exclusion(Path(setting))
-    of_labelled = {_written(path, exclusion.reasons) for path in labelled["path"]}
+    of_labelled = {_format_path(path, exclusion.reasons) for path in labelled["path"]}
     others = {path: why for path, why in exclusion.reasons.items() if path not in of_labelled}
     rest = exclusion._replace(reasons=others)
     result, [note] = with_exclusion(unlabelled, rest, alone=False)
-    here = {_written(path, others) for path in unlabelled["path"]}
+    here = {_format_path(path, others) for path in unlabelled["path"]}
     notes = [f"data.unlabelled: {note}"] if others.keys() & here else []
     return result, [*notes, *_notes_on_absent(exclusion, others.keys() - here)]
 
@@ -319,7 +319,7 @@ def _notes_on_absent(exclusion: Exclusion, paths: Iterable[str]) -> list[str]:
     return [f"{files} {are} not in the data: {few_names(absent, 3)}"]
 
 
-def _written(path: str, reasons: Mapping[str, str]) -> str:
+def _format_path(path: str, reasons: Mapping[str, str]) -> str:
     """Return a path as a table states it: as it is, or as a cell that is safe in a spreadsheet."""
     return path if path in reasons else table_cell(path)
 

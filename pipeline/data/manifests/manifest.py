@@ -21,7 +21,7 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.labels.label_sets import label_pairs
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.table_cells import printable
 from patchline.plugin_api import ImageListing
 
@@ -86,7 +86,7 @@ def save(
     if mapping and not mapping.is_plain:
         manifest = manifest.copy()
         manifest.attrs["pixel_values"] = mapping.json()
-    with replacing(file) as temporary:
+    with replace_file(file) as temporary:
         manifest.to_parquet(temporary, index=False)
 
 
@@ -130,7 +130,7 @@ def in_one_form(*tables: pd.DataFrame) -> tuple[list[pd.DataFrame], label_sets.T
 def _with_sets(manifest: pd.DataFrame) -> pd.DataFrame:
     if task_of(manifest) == label_sets.MULTI_LABEL:
         return manifest
-    labels = manifest["label"].map(lambda label: label_sets.encoded([label]) if label else "")
+    labels = manifest["label"].map(lambda label: label_sets.encode_labels([label]) if label else "")
     return with_task(manifest.assign(label=labels), label_sets.MULTI_LABEL)
 
 
@@ -162,7 +162,7 @@ def own_columns(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(OWN_COLUMN)]
 
 
-def listed_columns(listing: ImageListing) -> list[str]:
+def list_columns(listing: ImageListing) -> list[str]:
     """Return the names that the columns of a source get in the manifest."""
     return [f"{OWN_COLUMN}{printable(name)}" for name in listing.columns]
 

@@ -37,7 +37,7 @@ def content_numbers(*manifests: pd.DataFrame) -> list[pd.Series[int]]:
     import pandas as pd
 
     keys = [pd.concat([column_of(table, key) for table in manifests]) for key in (FILE, PIXELS)]
-    numbers = united(*keys)
+    numbers = unite(*keys)
     ends = np.cumsum([len(table) for table in manifests])[:-1]
     parts = np.split(numbers, ends)
     return [
@@ -68,10 +68,10 @@ def units_of(manifest: pd.DataFrame) -> Array:
 
     Such images belong together: what is fitted on one of them has seen the others.
     """
-    return united(*(column_of(manifest, key) for key in (FILE, PIXELS, GROUP)))
+    return unite(*(column_of(manifest, key) for key in (FILE, PIXELS, GROUP)))
 
 
-def united(*keys: pd.Series[str]) -> Array:
+def unite(*keys: pd.Series[str]) -> Array:
     """Return a number for each row, the same for rows connected by shared keys.
 
     Args:

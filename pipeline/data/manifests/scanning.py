@@ -36,8 +36,12 @@ from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.data.reading.image_root import archive_of
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.files.archive_members import MemberError
-from patchline.pipeline.workspace.files.archives import INDEX_SUFFIX, ShardedArchive, named_encoding
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.archives import (
+    INDEX_SUFFIX,
+    ShardedArchive,
+    read_named_encoding,
+)
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.table_cells import printable
 from patchline.pipeline.workspace.workspace import workspace_of
 from patchline.plugin_api import ImageListing, ListedImage
@@ -84,7 +88,7 @@ class ScanMemory:
             return np.full((len(paths), 4), -1, np.int64)
         if archive.suffix == INDEX_SUFFIX:  # it stays while its shards change
             return _facts_of_shards(archive, paths)
-        archive, _ = named_encoding(archive)
+        archive, _ = read_named_encoding(archive)
         return np.tile(np.array(_facts(os.fspath(archive)), np.int64), (len(paths), 1))
 
     def unchanged_rows(self, paths: list[str], facts: Facts) -> pd.DataFrame:
@@ -129,7 +133,7 @@ class ScanMemory:
         table = manifest.loc[kept_rows, ["path", *DESCRIBED]]
         for place, name in enumerate(_FACTS):
             table[name] = facts[kept_rows, place]
-        with replacing(self.file) as temporary:
+        with replace_file(self.file) as temporary:
             table.to_parquet(temporary, index=False)
         if remote_data.is_downloaded(self._root):  # of other files, only this machine knows
             workspace_of(self.file).send_file(self.file)
@@ -140,7 +144,7 @@ def digest_of_root(root: Path, version: int | str) -> str:
 
     They name a file that remembers something about the images there.
     """
-    key = json.dumps([version, *decoder_version(), remote_data.shown_path(str(root))])
+    key = json.dumps([version, *decoder_version(), remote_data.format_path(str(root))])
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -245,7 +249,7 @@ def scan(
     if memory and facts is not None and any(row["status"] == "ok" for row in rows):
         memory.keep(manifest, facts)
     if listing.left_out:
-        manifest = pd.concat([manifest, _left_out(listing)], ignore_index=True)
+        manifest = pd.concat([manifest, _list_left_out(listing)], ignore_index=True)
         manifest = manifest.sort_values("path", kind="stable", ignore_index=True)
     return _with_columns(manifest[COLUMNS], listing)
 
@@ -253,7 +257,9 @@ def scan(
 def _tabulate_images(images: Sequence[ListedImage]) -> pd.DataFrame:
     """Return what the source says of each image."""
     texts = [
-        listed.label if listed.labels is None else label_sets.encoded(map(printable, listed.labels))
+        listed.label
+        if listed.labels is None
+        else label_sets.encode_labels(map(printable, listed.labels))
         for listed in images
     ]
     labels = {label: printable(label) for label in set(texts)}
@@ -277,7 +283,7 @@ def _together(unchanged: pd.DataFrame, rows: Sequence[Row], places: Sequence[int
     return together
 
 
-def _left_out(listing: ImageListing) -> pd.DataFrame:
+def _list_left_out(listing: ImageListing) -> pd.DataFrame:
     """Return the rows of the files that the source does not use."""
     rows = []
     for left_out in listing.left_out:

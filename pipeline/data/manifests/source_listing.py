@@ -11,8 +11,8 @@ from typing import Literal
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.config import GROUP_NAME
-from patchline.pipeline.data.labels.answer_columns import NEAR, joined_groups
-from patchline.pipeline.data.labels.class_names import groups_alike, most_frequent, normalized
+from patchline.pipeline.data.labels.answer_columns import NEAR, join_groups
+from patchline.pipeline.data.labels.class_names import groups_alike, most_frequent, normalize_name
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.data.labels.reading_rules import (
     AUTO,
@@ -33,7 +33,7 @@ from patchline.pipeline.workspace.files.archives import archives_of, shard_names
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.data_names import split_named
 from patchline.pipeline.workspace.files.folder_walk import IgnoredFiles
-from patchline.pipeline.workspace.files.paths import expanded
+from patchline.pipeline.workspace.files.paths import expand_user
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.plugin_api import ImageListing, LeftOutFile, ListedImage, SourceContext, Split
 
@@ -72,8 +72,10 @@ def by_rules(listing: ImageListing, rules: ReadingRules, *, labelled: bool) -> I
             f"data.label is {rules.label}, but no image of {listing.name} is in a folder. Use "
             "a pattern such as {label}_*.jpg if the file names tell the classes, or leave it out."
         )
-    listing = _spelled(listing, {label: normalized(label) for label in _labels(listing)}, _UNICODE)
-    return _merged(listing) if rules.merge_classes else listing
+    listing = _apply_spelling(
+        listing, {label: normalize_name(label) for label in _labels(listing)}, _UNICODE
+    )
+    return _merge_classes(listing) if rules.merge_classes else listing
 
 
 def _without_ignored(listing: ImageListing, ignored: IgnoredFiles) -> ImageListing:
@@ -183,10 +185,10 @@ def _labels(listing: ImageListing) -> Counter[str]:
     )
 
 
-def _spelled(listing: ImageListing, spelling: dict[str, str], why: str) -> ImageListing:
+def _apply_spelling(listing: ImageListing, spelling: dict[str, str], why: str) -> ImageListing:
     """Return the listing with other names for some classes, and a note on those that meet."""
     changed = {label: name for label, name in spelling.items() if label != name}
-    empty = {normalized(name) for name in listing.empty_classes}
+    empty = {normalize_name(name) for name in listing.empty_classes}
     if not changed and empty == set(listing.empty_classes):
         return listing
     names = Counter(spelling.values())
@@ -199,7 +201,7 @@ def _spelled(listing: ImageListing, spelling: dict[str, str], why: str) -> Image
     return _with_names(listing, changed, sorted(empty - set(names)), notes)
 
 
-def _merged(listing: ImageListing) -> ImageListing:
+def _merge_classes(listing: ImageListing) -> ImageListing:
     """Return the listing with one class for names that look equal."""
     counts, names, notes = _labels(listing), dict[str, str](), list[str]()
     for group in groups_alike(list(counts)):
@@ -306,7 +308,7 @@ def with_groups(listing: ImageListing, text: str) -> ImageListing:
         )
     images = [
         image._replace(group=group or None)
-        for image, group in zip(listing.images, joined_groups(names, given), strict=True)
+        for image, group in zip(listing.images, join_groups(names, given), strict=True)
     ]
     return replace(listing, images=images, notes=[*listing.notes, _note(names)])
 
@@ -334,7 +336,7 @@ def listing_of(config: RunConfig, workspace: Path, *, labelled: bool | None = No
     """
     plugin = plugin_loader.load_data_source(config.data.source)
     options = plugin.config_class.model_validate(config.data.options)
-    expanded(config.data.path or "", "data.path")  # whatever the plugin does with it
+    expand_user(config.data.path or "", "data.path")  # whatever the plugin does with it
     work_dir = workspace / "sources" / config.data.source
     with storage_errors(workspace.parent):
         make_folder(work_dir)

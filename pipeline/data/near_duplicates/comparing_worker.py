@@ -48,7 +48,7 @@ COMPARING = Worker(
 )
 
 
-def matching_pairs(
+def find_matching_pairs(
     thumbnails: Thumbnails,
     on_progress: Progress | None = None,
     new: Array | None = None,
@@ -95,7 +95,7 @@ def compare_part(job: ComparingJob, events: EventWriter) -> PartDone:
     def tell(_: str, done: int, total: int) -> None:
         events.progress(done, total, "views")
 
-    np.save(events.folder / _PAIRS_FILE, matching_pairs(thumbnails, tell, new, searches))
+    np.save(events.folder / _PAIRS_FILE, find_matching_pairs(thumbnails, tell, new, searches))
     return PartDone()
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from patchline.pipeline.data.labels.answer_columns import NEAR
 from patchline.pipeline.data.manifests.manifest import usable
-from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers, united
+from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers, unite
 from patchline.pipeline.data.near_duplicates.search import Progress, near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
@@ -38,10 +38,10 @@ def with_near_groups(
     """
     rows = usable(manifest)
     near_N = near_duplicates(thumbnails.of(rows["path"]), rows, on_progress, memory)
-    return grouped_by(manifest, near_N)
+    return group_by(manifest, near_N)
 
 
-def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str]:
+def group_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str]:
     """Return the manifest with images of the same number in one group, and how many are.
 
     Args:
@@ -50,7 +50,7 @@ def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str
     """
     rows = usable(manifest)
     groups = column_of(rows, GROUP)
-    units_N = united(groups, pd.Series(near_N.astype(str), index=rows.index))
+    units_N = unite(groups, pd.Series(near_N.astype(str), index=rows.index))
     contents_N = content_numbers(rows)[0].to_numpy()
     contents_by_near = pd.Series(contents_N).groupby(near_N)
     together_N = contents_by_near.transform("nunique").to_numpy() > 1

@@ -92,7 +92,7 @@ def matches(
                 on_progress(LABEL, number, len(searches))
             for lookup in lookups:
                 whole, part = lookup.candidates(search)
-                values = aligned(thumbnails, whole, part, search)
+                values = compute_similarity(thumbnails, whole, part, search)
                 good = values >= least
                 yield np.stack([whole[good], part[good]]), values[good]
     if on_progress:
@@ -123,7 +123,7 @@ class _Lookup:
         return self._asked[whole], self._held[part]
 
 
-def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
+def compute_similarity(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
     """Return how well parts of some images match other images: correlation, from -1 to 1.
 
     Args:
@@ -138,7 +138,7 @@ def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -
     def align(start: int) -> None:
         rows = np.arange(start, min(start + _BLOCK, len(whole)))
         for step in (coarse, search):
-            values = _aligned(thumbnails, whole[rows], part[rows], step)
+            values = _compute_similarity(thumbnails, whole[rows], part[rows], step)
             similarity[rows] = np.maximum(similarity[rows], values)
             rows = rows[similarity[rows] >= _PROMISING]
 
@@ -148,7 +148,7 @@ def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -
     return similarity
 
 
-def _aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
+def _compute_similarity(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
     original = thumbnails.take(whole)
     originals = fine_vectors(thumbnails.take(part), PictureView(0, 0, 1))
     similarity = np.full(len(whole), -1.0, np.float32)

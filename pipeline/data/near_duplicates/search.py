@@ -24,9 +24,9 @@ from patchline.pipeline.data.manifests.same_images import (
     column_of,
     content_numbers,
     pixel_digest,
-    united,
+    unite,
 )
-from patchline.pipeline.data.near_duplicates.comparing_worker import matching_pairs
+from patchline.pipeline.data.near_duplicates.comparing_worker import find_matching_pairs
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def near_duplicates(
     keys = column_of(rows, PIXELS).where(lambda pixels: pixels != "", rows[FILE]).to_numpy()
     keys = keys[first[large]].astype(np.bytes_)
     new, pairs = memory.recall(keys) if memory else (None, np.zeros((2, 0), np.int64))
-    matched = matching_pairs(thumbnails.take(first[large]), on_progress, new)
+    matched = find_matching_pairs(thumbnails.take(first[large]), on_progress, new)
     pairs = np.concatenate([pairs, matched], axis=1)
     if memory and len(keys):
         memory.keep(keys, pairs)
@@ -113,7 +113,7 @@ class ComparedPictures:
         near_N = near_duplicates(self._thumbnails.of(rows["sha256"]), rows, on_progress)
         near = dict(zip(shown, near_N.astype(str), strict=True))
         numbers = pd.Series([near.get(key, key) for key in keys], dtype=object)
-        return united(numbers, pd.Series(list(groups), dtype=object))
+        return unite(numbers, pd.Series(list(groups), dtype=object))
 
     def lacking(self, keys: Sequence[str]) -> int:
         """Return how many images have no picture."""
@@ -126,7 +126,7 @@ class ComparedPictures:
 
 def groups_alone(groups: Sequence[str]) -> Array:
     """Return a number for each image, equal for images of a group."""
-    return united(pd.Series(list(groups), dtype=object))
+    return unite(pd.Series(list(groups), dtype=object))
 
 
 def are_alike(units_N: Array, groups: Sequence[str]) -> bool:

@@ -121,7 +121,7 @@ def _spectrum(pictures_NHW: Array, top: float, left: float, side: float, count: 
     return spectrum
 
 
-def _normalized(rows_ND: Array) -> Array:
+def _normalize(rows_ND: Array) -> Array:
     """Return the rows scaled to length 1; a row of zeros stays."""
     lengths = np.linalg.norm(rows_ND, axis=1, keepdims=True)
     scaled: Array = (rows_ND / np.maximum(lengths, 1e-6)).astype(np.float32)
@@ -146,7 +146,7 @@ def _vectors(
         heights = np.add.outer(np.arange(count), np.arange(count))
         weights = ((heights + 1) ** power).astype(np.float32)
         parts.append((vectors * weights)[:, heights < count])
-    return _normalized(np.concatenate(parts, axis=1))
+    return _normalize(np.concatenate(parts, axis=1))
 
 
 @cache

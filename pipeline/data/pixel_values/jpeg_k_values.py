@@ -117,7 +117,7 @@ def _jpeg_values(data: bytes, frame: _Frame) -> FileValues:
     return FileValues(
         samples_HWN,
         min(samples, _THREE),
-        opacity=_declared_opacity(data[: frame.start]) if samples == _FOUR else "",
+        opacity=_read_opacity(data[: frame.start]) if samples == _FOUR else "",
         declared=float((1 << frame.bits) - 1),
     )
 
@@ -150,7 +150,7 @@ def _is_read_whole(data: bytes, frame: _Frame) -> bool:
     )
 
 
-def _declared_opacity(head: bytes) -> str:
+def _read_opacity(head: bytes) -> str:
     """Return how the fourth channel is stored, if the file declares it as opacity of all others."""
     channels = _box(head, b"cdef")
     if channels is None:

@@ -168,7 +168,7 @@ class PixelMapping:
         """
         colors_HWN = self._chosen(values)
         low, high = self.range_of(values.kind) or _own_range(values, colors_HWN, self)
-        mapped_HWN = scaled(colors_HWN, low, high)
+        mapped_HWN = scale_to_uint8(colors_HWN, low, high)
         missing = values.missing(colors_HWN)
         if missing.any():
             mapped_HWN[missing] = 0
@@ -186,12 +186,12 @@ class PixelMapping:
         Raises:
             UndecodableImageError: if it has fewer bands.
         """
-        return with_channels(chosen_bands(samples_HWN, self.bands), channels)
+        return with_channels(choose_bands(samples_HWN, self.bands), channels)
 
     def _chosen(self, values: FileValues) -> Values:
         """Return the bands that are used (H, W, 1 or 3)."""
         if self.bands:
-            return chosen_bands(values.samples_HWN, self.bands)
+            return choose_bands(values.samples_HWN, self.bands)
         unknown = values.bands - values.colors - bool(values.opacity)
         if unknown:
             raise UndecodableImageError(
@@ -223,7 +223,7 @@ def orientation_in(exif: bytes) -> int:
         return 1
 
 
-def chosen_bands(samples_HWN: Values, bands: tuple[int, ...]) -> Values:
+def choose_bands(samples_HWN: Values, bands: tuple[int, ...]) -> Values:
     """Return some bands of an image, counted from 1.
 
     Raises:
@@ -238,14 +238,14 @@ def chosen_bands(samples_HWN: Values, bands: tuple[int, ...]) -> Values:
     return samples_HWN[:, :, [band - 1 for band in bands]]
 
 
-def scaled(samples: Values, low: float, high: float) -> Values:
+def scale_to_uint8(samples: Values, low: float, high: float) -> Values:
     """Map values to uint8: `low` and what is below to 0, `high` and what is above to 255."""
     if samples.dtype == np.uint8 and (low, high) == (0, _WHITE):
         return np.array(samples)
     if samples.dtype.itemsize == 2 and samples.dtype.kind in "iu":  # noqa: PLR2004 - 16 bits
         table: Values = _table(samples.dtype.str, low, high)[samples.view(np.uint16)]
         return table
-    return _rounded(samples, low, high)
+    return _scale_and_round(samples, low, high)
 
 
 def with_channels(pixels_HWN: Values, channels: int) -> Values:
@@ -261,10 +261,10 @@ def with_channels(pixels_HWN: Values, channels: int) -> Values:
 @functools.lru_cache(maxsize=8)
 def _table(dtype: str, low: float, high: float) -> Values:
     """Return what each of the 65,536 values of 16 bits becomes."""
-    return _rounded(np.arange(1 << 16, dtype=np.uint16).view(dtype), low, high)
+    return _scale_and_round(np.arange(1 << 16, dtype=np.uint16).view(dtype), low, high)
 
 
-def _rounded(samples: Values, low: float, high: float) -> Values:
+def _scale_and_round(samples: Values, low: float, high: float) -> Values:
     with np.errstate(all="ignore"):  # what is no number becomes 0
         steps = (samples.astype(np.float64) - low) * (_WHITE / (high - low or 1.0))
         known = np.nan_to_num(steps, nan=0.0, posinf=_WHITE, neginf=0.0)

@@ -144,7 +144,7 @@ def tiff_page(data: bytes) -> TiffPage:
         rows_per_strip=one(278, 1 << 32),
         blocks=tuple(zip(starts, lengths, strict=False)),
         orientation=one(274, 1),
-        declared=_declared(tags),
+        declared=_read_declared_maximum(tags),
         no_data=_no_data(tags),
         palette_bits=_palette_bits(tags),
         is_raw=_DNG_VERSION in tags
@@ -190,7 +190,7 @@ def _page_tags(data: bytes, order: ByteOrder, at: int, is_big: bool) -> tuple[Ti
     return tags, int(following[0])
 
 
-def _declared(tags: TiffTags) -> float:
+def _read_declared_maximum(tags: TiffTags) -> float:
     """Return the largest value that a file declares its samples to have; 0 if it does not."""
     for tag in (_S_MAX_SAMPLE, _MAX_SAMPLE):
         value = tags.get(tag)
@@ -349,12 +349,12 @@ def _plane(data: bytes, page: TiffPage, blocks: Sequence[tuple[int, int]], n: in
     form |= {256: across * row_bytes, 257: rows, 258: 8, 259: page.compression, 262: 1}
     form |= {266: page.fill_order, 277: 1}
     content = b"".join(data[start : start + size] for start, size in blocks)
-    packed = _unpacked(content, form).reshape(rows * across, row_bytes)
+    packed = _unpack(content, form).reshape(rows * across, row_bytes)
     samples = _meaning(packed, page, tile_width, n).reshape(rows, across * tile_width, n)
     return samples[: page.height, : page.width]
 
 
-def _unpacked(content: bytes, form: dict[int, Any]) -> Values:
+def _unpack(content: bytes, form: dict[int, Any]) -> Values:
     """Return rows of bytes (rows, bytes).
 
     Args:
@@ -389,7 +389,7 @@ def _meaning(packed: Values, page: TiffPage, width: int, n: int) -> Values:
         summed = unpacked.reshape(rows, width * n, bits).astype(np.uint32) @ weights
         return summed.astype(dtype).reshape(rows, width, n)
     if page.predictor == _FLOATING_POINT:
-        return _floating_point(packed, dtype, width, n)
+        return _undo_float_predictor(packed, dtype, width, n)
     stored = np.ascontiguousarray(packed).view(dtype.newbyteorder(page.order))
     samples = stored.astype(dtype).reshape(rows, width, n)
     if page.predictor == _HORIZONTAL:
@@ -398,7 +398,7 @@ def _meaning(packed: Values, page: TiffPage, width: int, n: int) -> Values:
     return samples
 
 
-def _floating_point(packed: Values, dtype: np.dtype[Any], width: int, n: int) -> Values:
+def _undo_float_predictor(packed: Values, dtype: np.dtype[Any], width: int, n: int) -> Values:
     """Undo the predictor that stores the bytes of floating-point numbers apart."""
     rows = len(packed)
     differences = packed.reshape(rows, -1, n)

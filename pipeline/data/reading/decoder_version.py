@@ -15,4 +15,4 @@ _LIBRARIES = ("opencv-python-headless", "pillow", "pillow-heif", "simplejpeg")
 @cache
 def decoder_version() -> tuple[str, ...]:
     """Return a digest of the decoder's code, and the versions of its libraries."""
-    return stage_keys.code(*_CODE), *map(stage_keys.installed_version, _LIBRARIES)
+    return stage_keys.code(*_CODE), *map(stage_keys.find_installed_version, _LIBRARIES)

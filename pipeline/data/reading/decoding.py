@@ -41,11 +41,11 @@ from patchline.pipeline.data.reading.pillow_decoding import (
     OnFit,
     OnOpacity,
     Pixels,
-    mapped_pixels,
-    turned,
+    map_pixels,
+    turn_upright,
     upright_pixels,
 )
-from patchline.pipeline.data.reading.reduced_values import reduced_bits
+from patchline.pipeline.data.reading.reduced_values import read_reduced_bits
 
 __all__ = [
     "MAX_PIXELS",
@@ -55,11 +55,11 @@ __all__ = [
     "SharedBudget",
     "UndecodableImageError",
     "decode_image",
-    "decoded",
     "deep_values",
     "frame_count",
     "pillow_pixels",
     "read_header",
+    "reserve_and_decode",
 ]
 
 MAX_PIXELS = 178_956_970
@@ -144,18 +144,20 @@ def decode_image(
     Args:
         data: the file.
         channels: 1 or 3.
-        jpeg_decoder: see `decoded`.
+        jpeg_decoder: see `reserve_and_decode`.
         mapping: what becomes of values that are not of 8 bits.
 
     Raises:
         UndecodableImageError: with the reason, if the bytes are not a complete image.
     """
-    with decoded(data, channels, jpeg_decoder=jpeg_decoder, mapping=mapping) as pixels_HWC:
+    with reserve_and_decode(
+        data, channels, jpeg_decoder=jpeg_decoder, mapping=mapping
+    ) as pixels_HWC:
         return pixels_HWC
 
 
 @contextmanager
-def decoded(
+def reserve_and_decode(
     data: bytes,
     channels: int,
     *,
@@ -189,14 +191,14 @@ def decoded(
         frame = jpeg_frame(data) if data.startswith(_JPEG_START) else None
         png = plain_png(data) if data.startswith(_PNG_START) else None
         deep = None if frame or png else deep_file(data, format_of(data[:HEAD_BYTES]))
-        header = _known_header(frame, png) or _header(data, deep)
-        work = _checked_work(data, header.width, header.height, deep)
+        header = _build_header(frame, png) or _header(data, deep)
+        work = _check_work(data, header.width, header.height, deep)
     if on_header:
         on_header(header)
     with _pixels_in_flight.share(work) if work > _FEW_PIXELS else nullcontext():
         if deep:
             with _failures_named():
-                mapped_HWC = mapped_pixels(deep.read(), channels, mapping, on_fit)
+                mapped_HWC = map_pixels(deep.read(), channels, mapping, on_fit)
             yield mapped_HWC
             return
         with _failures_named():
@@ -214,9 +216,9 @@ def decoded(
                 pixels = _decode_strict(data, channels, mapping, on_opacity)
             elif known := frame or png:
                 stored_HWC = pixels if pixels.ndim == 3 else pixels[:, :, None]  # noqa: PLR2004
-                pixels = turned(stored_HWC, orientation_in(known.exif))
+                pixels = turn_upright(stored_HWC, orientation_in(known.exif))
             if on_fit:
-                on_fit(ValueFit(reduced=0 if frame or png else reduced_bits(data)))
+                on_fit(ValueFit(reduced=0 if frame or png else read_reduced_bits(data)))
         yield pixels
 
 
@@ -243,7 +245,7 @@ def deep_values(
         return
     if on_header:
         on_header(header)
-    with _pixels_in_flight.share(_checked_work(data, header.width, header.height, deep)):
+    with _pixels_in_flight.share(_check_work(data, header.width, header.height, deep)):
         with _failures_named():
             values = deep.read()
         yield values
@@ -271,7 +273,7 @@ def frame_count(data: bytes) -> int:
     if name not in _ANIMATED and (not several or any(each in data for each in _GAIN_MAPS)):
         return 1
     try:
-        with _opened(data) as image:
+        with _open(data) as image:
             if name == "JPEG":
                 listed = getattr(image, "mpinfo", {}).get(_PICTURES, [{}])
                 return sum("Thumbnail" not in str(each) for each in listed)
@@ -335,20 +337,20 @@ def _header(data: bytes, deep: DeepFile | None) -> ImageHeader:
     if deep:
         header = ImageHeader(deep.width, deep.height, deep.mode)
     else:
-        with _opened(data) as image:
+        with _open(data) as image:
             header = ImageHeader(image.width, image.height, image.mode)
-    _checked_work(data, header.width, header.height, deep)
+    _check_work(data, header.width, header.height, deep)
     return header
 
 
-def _known_header(frame: JpegFrame | None, png: PlainPng | None) -> ImageHeader | None:
+def _build_header(frame: JpegFrame | None, png: PlainPng | None) -> ImageHeader | None:
     """Return the header of a common JPEG or PNG file, as Pillow would."""
     if frame and frame.components in _JPEG_MODES:
         return ImageHeader(frame.width, frame.height, _JPEG_MODES[frame.components])
     return ImageHeader(png.width, png.height, "L" if png.is_grey else "RGB") if png else None
 
 
-def _checked_work(data: bytes, width: int, height: int, deep: DeepFile | None) -> int:
+def _check_work(data: bytes, width: int, height: int, deep: DeepFile | None) -> int:
     """Return the memory that decoding needs, in pixels of a common format, or refuse the image."""
     weight = _COPIES if format_of(data[:HEAD_BYTES]) in _COPIED_FORMATS else 1
     weight = max(weight, -(-deep.pixel_bytes // _COMMON_BYTES) if deep else 1)
@@ -364,7 +366,7 @@ def _checked_work(data: bytes, width: int, height: int, deep: DeepFile | None) -
     return width * height * weight
 
 
-def _opened(data: bytes) -> Image.Image:
+def _open(data: bytes) -> Image.Image:
     """Open the image with the decoder of its own format only, without decoding it."""
     name = format_of(data[:HEAD_BYTES])
     if name is None:
@@ -415,5 +417,5 @@ def _in_opencv(data: bytes, channels: int) -> Pixels | None:
 def _decode_strict(
     data: bytes, channels: int, mapping: PixelMapping, on_opacity: OnOpacity | None
 ) -> Pixels:
-    with _opened(data) as image:
+    with _open(data) as image:
         return upright_pixels(image, channels, mapping, on_opacity)

@@ -122,13 +122,13 @@ def format_of(head: bytes) -> str | None:
     return next((name for start, name in _STARTS if head.startswith(start)), None)
 
 
-def refused_format(head: bytes) -> str | None:
+def find_refused_format(head: bytes) -> str | None:
     """Return the common name of an image format that is known but not supported."""
     if format_of(head) is not None:
         return None
     if head[_BOX_TYPE] == b"ftyp" and _HEIF_BRANDS & _brands(head):
         return "HEIF"
-    unpacked = _gunzipped(head)
+    unpacked = _gunzip(head)
     for place, mark, name in _REFUSED_LATER:
         if unpacked[place : place + len(mark)] == mark:
             return name
@@ -139,7 +139,7 @@ def refused_format(head: bytes) -> str | None:
 
 def why_not_read(head: bytes) -> str:
     """Return the reason why a file is not read, and the remedy."""
-    name = refused_format(head)
+    name = find_refused_format(head)
     if name is None:
         return "not an image that can be read"
     if name in REMEDIES:
@@ -154,7 +154,7 @@ def reads_heif() -> bool:
     return importlib.util.find_spec("pillow_heif") is not None
 
 
-def _gunzipped(head: bytes) -> bytes:
+def _gunzip(head: bytes) -> bytes:
     """Return the start of what a gzip file holds; that of another file as it is."""
     if not head.startswith(_GZIP):
         return head

@@ -20,7 +20,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files.access import is_readable
 from patchline.pipeline.workspace.files.archive_members import MemberError
 from patchline.pipeline.workspace.files.archives import open_archive
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES
 from patchline.pipeline.workspace.files.sealed_files import sha256_of
 from patchline.pipeline.workspace.files.tar_archive import READ_ERRORS
@@ -116,7 +116,7 @@ def image_on_disk(root: Path, path: str, copy: Path) -> Path:
     """
     if archive_of(root) is None:
         return root / path
-    with root_image_bytes(root, path) as data, replacing(copy) as temporary:
+    with root_image_bytes(root, path) as data, replace_file(copy) as temporary:
         temporary.write_bytes(data)
     return copy
 

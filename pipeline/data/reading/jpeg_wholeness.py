@@ -92,8 +92,8 @@ def lacks_data(data: bytes, frame: JpegFrame) -> bool:
             return not whole
     mode = "L" if frame.luma_last else None
     end = data[: frame.data_end]
-    usual = _decoded(end + b"\xff\xd9", mode)
-    return any(not np.array_equal(usual, _decoded(other, mode)) for other in _others(end, frame))
+    usual = _decode(end + b"\xff\xd9", mode)
+    return any(not np.array_equal(usual, _decode(other, mode)) for other in _others(end, frame))
 
 
 def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for each kind of marker
@@ -209,7 +209,7 @@ def _one_pixel_per_block(data: bytes, height: int, width: int, mode: str) -> Pix
     return np.frombuffer(small.tobytes(), np.uint8).reshape(size[1], size[0], -1)
 
 
-def _decoded(data: bytes, mode: str | None) -> Pixels:
+def _decode(data: bytes, mode: str | None) -> Pixels:
     with Image.open(io.BytesIO(data), formats=("JPEG",)) as opened:
         if mode:
             opened.draft(mode, opened.size)

@@ -53,13 +53,13 @@ def upright_pixels(
     orientation = orientation_in(image.info.get("exif") or b"")
     if image.mode in _DEEP_MODES:
         values = FileValues(np.asarray(image)[:, :, None], 1, orientation=orientation)
-        return mapped_pixels(values, channels, mapping, on_fit)
+        return map_pixels(values, channels, mapping, on_fit)
     if image.mode not in _EIGHT_BIT_MODES:
         raise UndecodableImageError(f"its pixel format {image.mode} is not read; convert it to RGB")
     if on_fit:
         on_fit(ValueFit())
     if mapping.bands:
-        return turned(mapping.selected(_bands(image), channels), orientation)
+        return turn_upright(mapping.selected(_bands(image), channels), orientation)
     flips = _flips(orientation)
     height, width = image.height, image.width
     upright = np.empty((width, height) if flips[2] else (height, width), np.uint8)
@@ -75,7 +75,7 @@ def upright_pixels(
     return upright if channels > 1 else upright[:, :, None]
 
 
-def mapped_pixels(
+def map_pixels(
     values: FileValues, channels: int, mapping: PixelMapping, on_fit: OnFit | None = None
 ) -> Pixels:
     """Return the values of a file as pixels (H, W, C), the right way up.
@@ -86,7 +86,7 @@ def mapped_pixels(
     pixels_HWC, fit = mapping.eight_bits(values, channels)
     if on_fit:
         on_fit(fit)
-    return turned(pixels_HWC, values.orientation)
+    return turn_upright(pixels_HWC, values.orientation)
 
 
 def _eight_bits(
@@ -113,7 +113,7 @@ def _bands(image: Image.Image) -> np.ndarray[Any, Any]:
     return samples[:, :, None] if samples.ndim == 2 else samples  # noqa: PLR2004 - H, W
 
 
-def turned(pixels_HWC: Pixels, orientation: int) -> Pixels:
+def turn_upright(pixels_HWC: Pixels, orientation: int) -> Pixels:
     """Return stored pixels the right way up."""
     flips = _flips(orientation)
     if not any(flips):

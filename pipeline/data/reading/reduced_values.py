@@ -25,7 +25,7 @@ _HEVC_LUMA, _HEVC_CHROMA = 17, 18
 """Bytes of the configuration of HEVC that hold the bits beyond 8."""
 
 
-def reduced_bits(data: bytes) -> int:
+def read_reduced_bits(data: bytes) -> int:
     """Return the bits per color of a file that is decoded to 8 although it has more; 0 otherwise.
 
     Args:

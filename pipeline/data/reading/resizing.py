@@ -35,7 +35,7 @@ def resize_image(
     if (source_height, source_width) == (height, width):
         return np.ascontiguousarray(image_HWC)
     if resize == "pad":
-        return _padded(image_HWC, height, width)
+        return _pad(image_HWC, height, width)
     new_height, new_width = height, width
     if resize == "crop":
         scale = max(height / source_height, width / source_width)
@@ -44,8 +44,8 @@ def resize_image(
     shrinks = new_height < source_height or new_width < source_width
     top, left = (new_height - height) // 2, (new_width - width) // 2
     if not shrinks and new_height * new_width > _MOST_STRETCHED * height * width:
-        image_HWC, new_height, top = _cropped_source(image_HWC, 0, new_height, top, height)
-        image_HWC, new_width, left = _cropped_source(image_HWC, 1, new_width, left, width)
+        image_HWC, new_height, top = _crop_source(image_HWC, 0, new_height, top, height)
+        image_HWC, new_width, left = _crop_source(image_HWC, 1, new_width, left, width)
     method = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
     scaled = cv2.resize(
         np.ascontiguousarray(image_HWC), (new_width, new_height), interpolation=method
@@ -54,7 +54,7 @@ def resize_image(
     return np.ascontiguousarray(cut)
 
 
-def _padded(image_HWC: np.ndarray[Any, Any], height: int, width: int) -> Pixels:
+def _pad(image_HWC: np.ndarray[Any, Any], height: int, width: int) -> Pixels:
     """Scale an image until it fits, and put it into the centre of a border in its mean color."""
     source_height, source_width, channels = image_HWC.shape
     scale = min(height / source_height, width / source_width)
@@ -70,7 +70,7 @@ def _padded(image_HWC: np.ndarray[Any, Any], height: int, width: int) -> Pixels:
     return padded
 
 
-def _cropped_source(
+def _crop_source(
     image_HWC: np.ndarray[Any, Any], axis: int, scaled: int, first: int, count: int
 ) -> tuple[np.ndarray[Any, Any], int, int]:
     """Crop an image along an axis to the part that a crop of its enlargement shows.

@@ -26,7 +26,7 @@ from patchline.pipeline.data.labels.label_sets import (
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import FILE, GROUP, column_of, units_of
 from patchline.pipeline.data.splits.class_coverage import NEW, Parts, spread
-from patchline.pipeline.data.splits.stratification import Stratum, chance_of, stratified
+from patchline.pipeline.data.splits.stratification import Stratum, chance_of, stratify
 from patchline.pipeline.errors import DataError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -62,9 +62,9 @@ def folds_of(rows: pd.DataFrame, folds: int, seed: int, task: Task | None = None
     table["number"] = numbers[table["unit"]]
     if task == MULTI_LABEL:
         stratum = Stratum(units, pairs, np.full(len(own), NEW), numbers)
-        of_unit = stratified(stratum, [1 / folds] * folds)
+        of_unit = stratify(stratum, [1 / folds] * folds)
     else:
-        of_unit = _assigned(table, folds, seed)
+        of_unit = _assign_folds(table, folds, seed)
     pairs_of_units = table.drop_duplicates(["label", "unit"]).sort_values("label", kind="stable")
     codes, held = pd.factorize(pairs_of_units["label"])[0], pairs_of_units["unit"].to_numpy()
     spread(Parts(codes, held, np.full(len(held), NEW)), of_unit, numbers, range(folds))
@@ -89,12 +89,12 @@ def rows_of_fold(rows: pd.DataFrame, fold: int, folds: int, seed: int) -> tuple[
     return np.flatnonzero(training), np.flatnonzero(fold_numbers == fold - 1)
 
 
-def used_rows(rows: pd.DataFrame) -> Integers:
+def find_used_rows(rows: pd.DataFrame) -> Integers:
     """Return the row numbers of the training and validation images."""
     return np.flatnonzero(rows["split"].isin(_USED))
 
 
-def _assigned(table: pd.DataFrame, folds: int, seed: int) -> Integers:
+def _assign_folds(table: pd.DataFrame, folds: int, seed: int) -> Integers:
     """Return the fold of each unit; a unit of several classes counts for its most frequent one."""
     counts = table.groupby(["unit", "label"]).size().rename("images").reset_index()
     order = ["unit", "images", "label"]

@@ -33,7 +33,7 @@ def check_leakage(manifest: pd.DataFrame) -> None:
         DataError: with the number of shared images and a few of them.
     """
     usable = manifest[manifest["status"] == "ok"]
-    notes = notes_on_leakage(usable.assign(split=given_splits(manifest)))
+    notes = notes_on_leakage(usable.assign(split=find_given_splits(manifest)))
     if notes:
         raise DataError(
             f"{notes[0]}. `patchline data inspect` lists all of them. Exclude the copies with "
@@ -41,7 +41,7 @@ def check_leakage(manifest: pd.DataFrame) -> None:
         )
 
 
-def given_splits(manifest: pd.DataFrame) -> pd.Series[str]:
+def find_given_splits(manifest: pd.DataFrame) -> pd.Series[str]:
     """Return the split that the source fixes for each usable image; `train` if it fixes none."""
     usable = manifest[manifest["status"] == "ok"]
     return usable["split"].mask(movable_rows(manifest)[usable.index], "train")
@@ -74,7 +74,9 @@ def notes_on_augmented_copies(rows: pd.DataFrame) -> list[str]:
     """
     copies = "the names are those of augmented copies, which --data.group-pattern"
     remedy = f"{copies} '{GROUP_OF_COPIES}' keeps in one split"
-    return [f"{note}; {remedy}" for note in _torn(rows, augmented_photographs(rows), "photograph")]
+    return [
+        f"{note}; {remedy}" for note in _torn(rows, find_augmented_photographs(rows), "photograph")
+    ]
 
 
 def notes_on_patients(rows: pd.DataFrame) -> list[str]:
@@ -91,7 +93,7 @@ def notes_on_patients(rows: pd.DataFrame) -> list[str]:
     return [f"{note}; their paths name them, and {remedy}" for note in notes]
 
 
-def augmented_photographs(rows: pd.DataFrame) -> pd.Series[str]:
+def find_augmented_photographs(rows: pd.DataFrame) -> pd.Series[str]:
     """Return the photographs that images are named after as augmented copies; others are left out.
 
     Args:

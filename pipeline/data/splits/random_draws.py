@@ -19,7 +19,7 @@ FEWEST = 10
 """With fewer units that were not chosen, any image may be a test image."""
 
 
-def chosen(rows: pd.DataFrame) -> pd.Series[bool]:
+def find_chosen(rows: pd.DataFrame) -> pd.Series[bool]:
     """Return which images were chosen to be labelled, as far as the data says so.
 
     None was if the data was not labelled with `patchline label`. A near duplicate of an answered
@@ -46,7 +46,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         rows: the usable images of a manifest, with their splits.
     """
     tests = rows["split"] == "test"
-    is_chosen = chosen(rows)
+    is_chosen = find_chosen(rows)
     count, tested = int((is_chosen & tests).sum()), int(tests.sum())
     if not count:
         return []

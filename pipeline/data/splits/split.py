@@ -32,7 +32,7 @@ from patchline.pipeline.data.manifests.same_images import (
     PIXELS,
     column_of,
     content_numbers,
-    united,
+    unite,
 )
 from patchline.pipeline.data.splits import random_draws
 from patchline.pipeline.data.splits.class_coverage import (
@@ -44,7 +44,7 @@ from patchline.pipeline.data.splits.class_coverage import (
     notes_on_gaps,
     too_few,
 )
-from patchline.pipeline.data.splits.stratification import Stratum, chance_of, ranked, stratified
+from patchline.pipeline.data.splits.stratification import Stratum, chance_of, rank_units, stratify
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.terminal_words import by_number, counted, few_names
 
@@ -93,8 +93,8 @@ def assign(
     if remembered is None:
         remembered = pd.DataFrame(columns=REMEMBERED, dtype=object)
     pairs = label_pairs(rows["label"], task)
-    new = _NewUnits(pairs, fractions, seed, task, random_draws.chosen(rows).to_numpy())
-    codes, notes, gaps = _decided(rows, new, remembered, scope)
+    new = _NewUnits(pairs, fractions, seed, task, random_draws.find_chosen(rows).to_numpy())
+    codes, notes, gaps = _decide_splits(rows, new, remembered, scope)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
     stuck = {pairs.names[gap.label] for gap in gaps if SPLITS[gap.split] == "train"}
@@ -124,7 +124,7 @@ def origin(manifest: pd.DataFrame, missing_splits: Iterable[str]) -> str:
         return "as given by the data"
     has_given = (manifest.loc[manifest["status"] == "ok", "split"] != "").any()
     drawn = ""
-    if random_draws.chosen(manifest[movable_rows(manifest)]).any():
+    if random_draws.find_chosen(manifest[movable_rows(manifest)]).any():
         drawn = ", the test images of those that were drawn at random"
     return f"{split_off} split off from {'train' if has_given else 'all images'}{drawn}"
 
@@ -134,7 +134,7 @@ def movable_rows(manifest: pd.DataFrame) -> pd.Series[bool]:
     return (manifest["status"] == "ok") & manifest["split"].isin(["", "train"])
 
 
-def learned(rows: pd.DataFrame, scope: str = "") -> pd.DataFrame:
+def collect_assignments(rows: pd.DataFrame, scope: str = "") -> pd.DataFrame:
     """Return the assignments to remember; groups in several splits are left out.
 
     Args:
@@ -146,7 +146,7 @@ def learned(rows: pd.DataFrame, scope: str = "") -> pd.DataFrame:
     for kind in (FILE, PIXELS, GROUP):
         table = pd.DataFrame({"kind": kind, "key": column_of(rows, kind), "split": rows["split"]})
         table = table[table["key"] != ""].drop_duplicates()
-        table["key"] = _remembered_key(table["key"], kind, scope)
+        table["key"] = _derive_remembered_keys(table["key"], kind, scope)
         tables.append(table[~table["key"].duplicated(keep=False)])
     return pd.concat(tables, ignore_index=True)[REMEMBERED]
 
@@ -156,29 +156,29 @@ def all_known(rows: pd.DataFrame, remembered: pd.DataFrame, scope: str = "") -> 
     for kind in (FILE, PIXELS, GROUP):
         keys = column_of(rows, kind)
         held = remembered.loc[remembered["kind"] == kind, "key"]
-        if not _remembered_key(keys[keys != ""], kind, scope).isin(held).all():
+        if not _derive_remembered_keys(keys[keys != ""], kind, scope).isin(held).all():
             return False
     return True
 
 
-def _remembered_key(keys: pd.Series[str], kind: str, scope: str) -> pd.Series[str]:
+def _derive_remembered_keys(keys: pd.Series[str], kind: str, scope: str) -> pd.Series[str]:
     """Return the keys of a kind as they are remembered: those of contents are the same anywhere."""
     if kind != GROUP:
         return keys.str[:_KEY_DIGITS]
     return keys.map(lambda name: f"{scope}/{name}") if scope else keys
 
 
-def _decided(
+def _decide_splits(
     rows: pd.DataFrame, new: _NewUnits, remembered: pd.DataFrame, scope: str
 ) -> tuple[Array, list[str], list[Gap]]:
     """Return the split of each row as an index of `SPLITS`, notes on conflicts, and gaps."""
     groups = column_of(rows, GROUP)
-    units = united(column_of(rows, FILE), column_of(rows, PIXELS), groups)
-    of_file = _looked_up(rows, remembered, FILE)
+    units = unite(column_of(rows, FILE), column_of(rows, PIXELS), groups)
+    of_file = _look_up(rows, remembered, FILE)
     of_content = of_file
     if of_file.isna().any():
-        of_content = of_file.fillna(_looked_up(rows, remembered, PIXELS))
-    of_group = _looked_up(rows, remembered, GROUP, scope)
+        of_content = of_file.fillna(_look_up(rows, remembered, PIXELS))
+    of_group = _look_up(rows, remembered, GROUP, scope)
     count = int(units.max()) + 1 if len(units) else 0
     fixed = np.full(count, NEW)
     lowest = np.full(count, len(SPLITS))
@@ -199,14 +199,14 @@ def _decided(
     return codes, notes, gaps
 
 
-def _looked_up(
+def _look_up(
     rows: pd.DataFrame, remembered: pd.DataFrame, kind: str, scope: str = ""
 ) -> pd.Series[float]:
     """Return the remembered split of each row as an index of `SPLITS`, NaN if there is none."""
     keys = column_of(rows, kind)
     if not (keys != "").any():
         return pd.Series(np.nan, index=rows.index)
-    keys = _remembered_key(keys, kind, scope).where(keys != "", "")
+    keys = _derive_remembered_keys(keys, kind, scope).where(keys != "", "")
     own = remembered[remembered["kind"] == kind]
     places = own["split"].map({split: place for place, split in enumerate(SPLITS)})
     by_key = pd.Series(places.to_numpy(np.float64), index=own["key"].to_numpy(object))
@@ -335,13 +335,13 @@ class _NewUnits:
         shares[SPLITS.index("train")] = 1 - sum(shares)
         important = self.needed[-1:] + self.needed[:-1]
         if self.task == MULTI_LABEL:
-            return stratified(stratum, shares, important)
+            return stratify(stratum, shares, important)
         codes, is_new = np.full(len(stratum.numbers), NEW), stratum.fixed == NEW
         is_shared = (np.bincount(stratum.units) > 1)[stratum.units]
         if (is_shared & is_new).any():  # then the single images fill what is lacking
-            codes = stratified(stratum.of(is_shared | ~is_new), shares, important)
+            codes = stratify(stratum.of(is_shared | ~is_new), shares, important)
         fixed = np.where(is_new, codes[stratum.units], stratum.fixed)
-        rest = ranked(replace(stratum, fixed=fixed), shares, self.needed)
+        rest = rank_units(replace(stratum, fixed=fixed), shares, self.needed)
         return np.where(codes == NEW, rest, codes)
 
     def _parts(self, units: Array, fixed: Array) -> list[tuple[Array, dict[str, float]]]:

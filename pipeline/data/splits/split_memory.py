@@ -24,7 +24,7 @@ from patchline.pipeline.data.splits import split
 from patchline.pipeline.data.splits.class_coverage import SPLITS
 from patchline.pipeline.errors import DataError, StorageError
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.shared_files import SharedFile
 
@@ -50,7 +50,7 @@ class SplitMemory:
 
     def take_over(self, manifest: pd.DataFrame) -> None:
         """Add the splits of an earlier run for images without an entry, without saving."""
-        self._add(split.learned(manifest[manifest["split"].isin(SPLITS)], self._scope))
+        self._add(split.collect_assignments(manifest[manifest["split"].isin(SPLITS)], self._scope))
 
     def remember(self, rows: pd.DataFrame) -> bool:
         """Save the splits of images beside those already remembered; return if any was new.
@@ -62,9 +62,9 @@ class SplitMemory:
         if not self.is_new and not is_lost and split.all_known(rows, self.table, self._scope):
             return False
         before = 0 if self.is_new else len(self.table)
-        self._add(split.learned(rows, self._scope))
+        self._add(split.collect_assignments(rows, self._scope))
         if len(self.table) > before or is_lost:
-            with replacing(self.file) as temporary:
+            with replace_file(self.file) as temporary:
                 self.table.to_parquet(temporary, index=False)
                 if self._shared is not None:
                     self._shared.replace(temporary)
@@ -76,13 +76,13 @@ class SplitMemory:
 
 
 def file_of(workspace: Path, fractions: dict[str, float], seed: int) -> Path:
-    """Return the file that remembers one way of splitting; see `opened`."""
+    """Return the file that remembers one way of splitting; see `open_memory`."""
     shares = "-".join(f"{name}-{share!r}" for name, share in sorted(fractions.items()))
     return workspace / "splits" / f"rule-{split.RULE}-seed-{seed}-{shares}.parquet"
 
 
 @contextmanager
-def opened(
+def open_memory(
     workspace: Path,
     fractions: dict[str, float],
     seed: int,
@@ -103,7 +103,7 @@ def opened(
         StorageError: if it cannot be written, or another process holds the lock for too long.
     """
     file = file_of(workspace, fractions, seed)
-    files = chosen.shared()
+    files = chosen.find_shared_files()
     shared = SharedFile(files, f"splits/{file.name}") if files else None
     with try_lock(file.with_suffix(".lock"), _LOCK_SECONDS) as locked:
         if not locked:

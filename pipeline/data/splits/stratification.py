@@ -60,7 +60,7 @@ def chance_of(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2**56
 
 
-def ranked(stratum: Stratum, shares: Sequence[float], order: Sequence[int]) -> Integers:
+def rank_units(stratum: Stratum, shares: Sequence[float], order: Sequence[int]) -> Integers:
     """Return the part of each unit of one image with one label; `NEW` for those assigned before.
 
     Of each label, the units with the lowest numbers go to the first part, as many as it lacks,
@@ -91,7 +91,7 @@ def ranked(stratum: Stratum, shares: Sequence[float], order: Sequence[int]) -> I
     return parts
 
 
-def stratified(
+def stratify(
     stratum: Stratum, shares: Sequence[float], important: Sequence[int] | None = None
 ) -> Integers:
     """Return the part of each unit; `NEW` for units that were assigned before.

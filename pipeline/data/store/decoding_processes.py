@@ -91,7 +91,7 @@ def _error(images: Pixels, root: Path, spec: StoreSpec, image: list[Any]) -> str
     return ""
 
 
-def _prepared(job: list[Any]) -> Callable[[Any], Any]:
+def _prepare(job: list[Any]) -> Callable[[Any], Any]:
     file, root, resize, mapping = job
     images = np.load(file, mmap_mode="r+", allow_pickle=False)
     _, height, width, channels = images.shape
@@ -100,4 +100,4 @@ def _prepared(job: list[Any]) -> Callable[[Any], Any]:
 
 
 if __name__ == "__main__":
-    answer_parent(_prepared)
+    answer_parent(_prepare)

@@ -45,7 +45,7 @@ class DecodingJob(FrozenModel):
 DECODING = Worker("patchline.pipeline.data.store.decoding_worker", DecodingJob, PartDone)
 
 
-def decoded(
+def decode_images(
     root: Path, images: Sequence[StoredImage], spec: StoreSpec
 ) -> Iterator[tuple[int, Pixels]]:
     """Yield the row and the pixels of each image as workers decode it, in order."""

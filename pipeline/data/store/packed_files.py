@@ -23,7 +23,7 @@ import cv2
 import numpy as np
 
 from patchline.pipeline.data.reading.child_processes import processors
-from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, reserve_and_decode
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import Pixels, ResizePolicy, resize_image
 from patchline.pipeline.data.store.store_shards import (
@@ -183,8 +183,8 @@ class PackedImages(DecodedWhenUsed):
         try:
             data = bytes(self._shard(file, row - within).image(within))
         except (OSError, ValueError, IndexError) as error:
-            raise _damaged(file, error) from error
-        return unpacked(data, self._spec, file)
+            raise _make_damage_error(file, error) from error
+        return unpack_image(data, self._spec, file)
 
     def _shard(self, file: Path, first: int) -> _PackedShard:
         """Return a shard, whose images stay on disk until they are used."""
@@ -193,7 +193,7 @@ class PackedImages(DecodedWhenUsed):
         return self._shards[first]
 
 
-def packed(image: ReadImage, *, keep_file: bool = True) -> bytes:
+def pack_image(image: ReadImage, *, keep_file: bool = True) -> bytes:
     """Return the bytes to keep: the file, or a PNG file of the resized image if that is better.
 
     Args:
@@ -215,7 +215,7 @@ def packed(image: ReadImage, *, keep_file: bool = True) -> bytes:
     return image.file if cheap and len(image.file) <= len(png) else png
 
 
-def unpacked(data: bytes, spec: StoreSpec, file: Path) -> Pixels:
+def unpack_image(data: bytes, spec: StoreSpec, file: Path) -> Pixels:
     """Return the image (H, W, C) that is kept as an image file.
 
     Args:
@@ -227,13 +227,15 @@ def unpacked(data: bytes, spec: StoreSpec, file: Path) -> Pixels:
         DataError: if it is damaged.
     """
     try:
-        with decoded(data, spec.channels, known_whole=True, jpeg_decoder=decode_jpeg) as pixels_HWC:
+        with reserve_and_decode(
+            data, spec.channels, known_whole=True, jpeg_decoder=decode_jpeg
+        ) as pixels_HWC:
             return resize_image(pixels_HWC, spec.height, spec.width, spec.resize)
     except (UndecodableImageError, OSError, ValueError, IndexError) as error:
-        raise _damaged(file, error) from error
+        raise _make_damage_error(file, error) from error
 
 
-def _damaged(file: Path, error: Exception) -> DataError:
+def _make_damage_error(file: Path, error: Exception) -> DataError:
     return DataError(f"{file} is damaged ({error}). Run again to repair it.")
 
 

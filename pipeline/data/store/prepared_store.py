@@ -82,7 +82,7 @@ def prepare(
 
     if shared is not None:
         streamed = StreamedBuild(rows, root, spec, stores, on_progress, shared, kind == "packed")
-        with storage_errors(stores), file_locks.locked(lock_of(streamed.store), on_wait):
+        with storage_errors(stores), file_locks.hold_lock(lock_of(streamed.store), on_wait):
             return streamed.store, streamed.finish(fresh=fresh)
     decoded = DecodedBuild(rows, root, spec, stores, on_progress, fewest)
     if kind != "packed" and not fresh and decoded.is_intact():
@@ -95,7 +95,7 @@ def prepare(
         if not fresh and build.is_intact():
             return build.store, True
 
-    with storage_errors(build.store), file_locks.locked(lock_of(build.store), on_wait):
+    with storage_errors(build.store), file_locks.hold_lock(lock_of(build.store), on_wait):
         return build.store, build.finish(fresh=fresh)
 
 
@@ -119,7 +119,7 @@ def is_complete(store: Path) -> bool:
     index = StreamedIndex.read(store)
     if index is None:
         return True
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     return shared is not None and is_on(index, shared, store.name)
 
 

@@ -34,7 +34,7 @@ from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.data.store import decoding_worker
 from patchline.pipeline.data.store.decoding_processes import decoder
-from patchline.pipeline.data.store.packed_files import PackedFiles, packed
+from patchline.pipeline.data.store.packed_files import PackedFiles, pack_image
 from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
 from patchline.pipeline.data.store.store_shards import (
     Contents,
@@ -131,7 +131,7 @@ class StoreSource(ABC):
     def packed(self, row: int) -> bytes:
         """Return an image as a store of packed images keeps it."""
         with read_image(self.root, self.stored_image(row), self.spec) as image:
-            return packed(image, keep_file=self.spec.mapping.is_plain)
+            return pack_image(image, keep_file=self.spec.mapping.is_plain)
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,9 @@ class DecodedBuild(StoreBuild):
                 count()
         waiting = list(incomplete)
         stored = [self.stored_image(row) for row in rows]
-        for row, image in decoding_worker.decoded(self.root, stored, self.spec) if rows else ():
+        for row, image in (
+            decoding_worker.decode_images(self.root, stored, self.spec) if rows else ()
+        ):
             images[row] = image
             count()
             while waiting and waiting[0].stop <= row + 1:
@@ -361,7 +363,7 @@ class StreamedBuild(StoreSource):
             return True
         machine = f"{socket.gethostname()} {self.stores.resolve()}"
         holder = hashlib.sha256(machine.encode()).hexdigest()[:8]
-        with lease.held(f"decode-{self.store.name}-{holder}"):  # the shards have no name yet
+        with lease.hold_lease(f"decode-{self.store.name}-{holder}"):  # the shards have no name yet
             self._build(fresh=fresh)
         return False
 

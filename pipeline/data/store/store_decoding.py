@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, reserve_and_decode
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import resize_image
@@ -56,7 +56,7 @@ def read_image(
             if hashlib.sha256(data).hexdigest() != image.sha256:
                 remote_data.forget(root / image.path)  # so that the next run downloads it again
                 raise DataError(f"{image.path} changed while it was being read. Run again.")
-            with decoded(
+            with reserve_and_decode(
                 data,
                 spec.channels,
                 known_whole=True,

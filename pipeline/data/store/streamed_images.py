@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from patchline.pipeline.data.reading.resizing import Pixels
-from patchline.pipeline.data.store.packed_files import DecodedWhenUsed, unpacked
+from patchline.pipeline.data.store.packed_files import DecodedWhenUsed, unpack_image
 from patchline.pipeline.data.store.streamed_records import Bytes, Records, Rows, StreamedRecords
 from patchline.pipeline.workspace import cache_limit
 from patchline.pipeline.workspace.files import file_locks
@@ -140,7 +140,7 @@ class LocalPages:
         for name in there:
             if name not in self._open:
                 with contextlib.suppress(OSError):  # it was removed just now
-                    self._open[name] = _opened(self.folder / name)
+                    self._open[name] = _open_page(self.folder / name)
 
 
 class _HeldRows:
@@ -211,7 +211,7 @@ class KeptImages(_HeldRows):
             self._is_there[place] = True
 
 
-def _opened(page: Path) -> _HeldRows:
+def _open_page(page: Path) -> _HeldRows:
     rows, starts = (np.load(page / name) for name in (_ROWS, _STARTS))
     order = np.argsort(rows)
     data = np.memmap(page / _RECORDS, np.uint8, "r")
@@ -257,7 +257,7 @@ class StreamedImages(DecodedWhenUsed):
         return (np.frombuffer(each, np.uint8).reshape(self.shape[1:]) for each in images)
 
     def _unpacked(self, image: memoryview) -> Pixels:
-        return unpacked(bytes(image), self._spec, self.records.folder)
+        return unpack_image(bytes(image), self._spec, self.records.folder)
 
     def _kept_as(self, rows: Rows) -> dict[int, memoryview]:
         """Return rows as they are kept: of pages, of what was kept, or of the object store."""

@@ -60,7 +60,7 @@ class MirrorSymmetry(FrozenModel):
 _MIRRORS, _FLIP = "horizontal_flip", "model.test_time_flip"
 
 
-def mirroring_settings(config: RunConfig) -> tuple[str, ...]:
+def find_mirroring_settings(config: RunConfig) -> tuple[str, ...]:
     """Return what a user has set that makes use of mirror images, whatever the data says.
 
     Each is a clause, such as "augmentation.horizontal_flip is true".
@@ -91,8 +91,8 @@ def notes_on_mirroring_weights(
         config: the settings, with those that follow from the weights.
         mirror: the answer for the data.
     """
-    assumptions = mirroring_settings(before)
-    brought = [each for each in mirroring_settings(config) if each not in assumptions]
+    assumptions = find_mirroring_settings(before)
+    brought = [each for each in find_mirroring_settings(config) if each not in assumptions]
     if not brought or mirror.answer == "symmetric":
         return []
     answer = "mirrored images do not show the same classes"
@@ -105,7 +105,7 @@ def notes_on_mirroring_weights(
     return [f"{cause} prediction, but {answer}: {remedy}"]
 
 
-def unmeasured_symmetries(config: RunConfig) -> str:
+def describe_unmeasured_symmetries(config: RunConfig) -> str:
     """Return what the augmentation assumes without a measurement; empty if that is nothing."""
     assumptions, name = _assumptions(config), config.augmentation.name
     if assumptions is None:

@@ -98,7 +98,7 @@ class MeasuredSymmetry:
     """Whether the probe recognises classes at all."""
 
 
-def measured(images_NSSC: Array, labels_N: Array, units_N: Array) -> MeasuredSymmetry:
+def compare_mirror_images(images_NSSC: Array, labels_N: Array, units_N: Array) -> MeasuredSymmetry:
     """Compare images with their mirror images.
 
     Args:
@@ -112,11 +112,11 @@ def measured(images_NSSC: Array, labels_N: Array, units_N: Array) -> MeasuredSym
     _, units_N = np.unique(units_N, return_inverse=True)
     folds_N = _ranks(labels_N, units_N) % FOLDS
     scores_NK, mirrored_NK = _class_scores(originals_ND, mirrored_ND, labels_N, folds_N)
-    told_N, told_by_chance = _told_apart(originals_ND - mirrored_ND, labels_N, folds_N, units_N)
+    told_N, told_by_chance = _tell_apart(originals_ND - mirrored_ND, labels_N, folds_N, units_N)
     scored_N = np.isfinite(told_N)
     guesses_NK = np.stack([_guesses(scores_NK), _guesses(mirrored_NK)], axis=1)
     right_N, kept_N = np.where(scored_N, (guesses_NK == labels_N[:, None]).T, np.nan)
-    lead_N, contrast_N = _kept_skill(scores_NK, mirrored_NK, labels_N, folds_N)
+    lead_N, contrast_N = _compute_kept_skill(scores_NK, mirrored_NK, labels_N, folds_N)
     number = scores_NK.shape[1]
     classes, sides, suspicious = [], [], False
     for label in range(number):
@@ -202,7 +202,7 @@ def _features(images_NSSC: Array) -> Array:
     blurred = _cells(grey[..., None], 2).reshape(count, -1)
     blurred -= blurred.mean(1, keepdims=True)
     blurred /= blurred.std(1, keepdims=True) + 0.02
-    parts = (8 * _normalised(fine), 4 * _normalised(coarse), colours, 0.3 * blurred)
+    parts = (8 * _normalize(fine), 4 * _normalize(coarse), colours, 0.3 * blurred)
     return np.concatenate(parts, axis=1).astype(np.float64)
 
 
@@ -214,7 +214,7 @@ def _cells(values_NSSD: Array, side: int) -> Array:
     return cells
 
 
-def _normalised(cells: Array) -> Array:
+def _normalize(cells: Array) -> Array:
     whole = cells.sum((1, 2, 3), keepdims=True)
     histogram: Array = np.sqrt(cells / (whole + 1e-6)).reshape(len(cells), -1)
     return histogram
@@ -275,7 +275,7 @@ def _guesses(scores_NK: Array) -> Array:
     return guesses
 
 
-def _told_apart(
+def _tell_apart(
     differences_ND: Array, labels_N: Array, folds_N: Array, units_N: Array
 ) -> tuple[Array, float]:
     """Return 1 for each image that a probe of its class tells from its mirror image, else 0.
@@ -307,7 +307,7 @@ def _told_apart(
     return told_NR[:, 0].astype(float), float((totals_R >= totals_R[0] - _ROUNDING).mean())
 
 
-def _kept_skill(
+def _compute_kept_skill(
     scores_NK: Array, mirrored_NK: Array, labels_N: Array, folds_N: Array
 ) -> tuple[Array, Array]:
     """Return by how much an image, and its mirror image, show its class more than others do.

@@ -17,18 +17,21 @@ import numpy as np
 import pandas as pd
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
+from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, unite
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, reserve_and_decode
 from patchline.pipeline.data.reading.image_quality import shrunk
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
-from patchline.pipeline.data.symmetry.assumed_symmetries import MirrorSymmetry, mirroring_settings
+from patchline.pipeline.data.symmetry.assumed_symmetries import (
+    MirrorSymmetry,
+    find_mirroring_settings,
+)
 from patchline.pipeline.data.symmetry.mirror_probe import (
     FEWEST,
     SIDE,
     MeasuredSymmetry,
-    measured,
+    compare_mirror_images,
 )
 from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.workspace.workspace import workspace_of
@@ -72,10 +75,10 @@ def mirror_symmetry(
     how = f"{key} is {str(setting).lower()}" if is_set else f"{config.data.source} declares so"
     stated = setting if is_set else declared
     origin: Literal["set", "declared"] = "set" if is_set else "declared"
-    flips = mirroring_settings(config)
+    flips = find_mirroring_settings(config)
     if stated is False and not flips:
         return MirrorSymmetry(answer="asymmetric", origin=origin, why=f"{_THEY_DIFFER} ({how})")
-    symmetry = measured_symmetry(rows[rows["split"] == "train"], files, workspace)
+    symmetry = measure_symmetry(rows[rows["split"] == "train"], files, workspace)
     contradicted = symmetry.answer == "asymmetric" and bool(flips or stated)
     cause = flips[0] if flips else how
     if contradicted:
@@ -96,7 +99,7 @@ def mirror_symmetry(
     )
 
 
-def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> MirrorSymmetry:
+def measure_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> MirrorSymmetry:
     """Measure it on training images, or return what was measured on the same ones before."""
     chosen = _sample(rows)
     content = chosen[["label", FILE]].assign(group=column_of(chosen, GROUP)).to_csv(index=False)
@@ -113,8 +116,8 @@ def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> Mirr
     if thumbnails is None:
         return _in_words(None, reason="an image changed while it was measured")
     names, labels = np.unique(column_of(chosen, "label").to_numpy(str), return_inverse=True)
-    units = united(column_of(chosen, FILE), column_of(chosen, PIXELS), column_of(chosen, GROUP))
-    symmetry = _in_words(measured(thumbnails, labels, units), names.tolist())
+    units = unite(column_of(chosen, FILE), column_of(chosen, PIXELS), column_of(chosen, GROUP))
+    symmetry = _in_words(compare_mirror_images(thumbnails, labels, units), names.tolist())
     symmetry.to_file(file)
     workspace_of(file).send_file(file)
     return symmetry
@@ -138,7 +141,7 @@ def _thumbnails(rows: pd.DataFrame, files: Files) -> Array | None:
     def thumbnail(path: str) -> Array:
         with (
             root_image_bytes(files.root, path) as data,
-            decoded(
+            reserve_and_decode(
                 data, 3, known_whole=True, jpeg_decoder=decode_jpeg, mapping=files.mapping
             ) as image_HWC,
         ):

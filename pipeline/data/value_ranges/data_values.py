@@ -24,7 +24,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
     white_of,
 )
 from patchline.pipeline.data.reading.child_processes import threads
-from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, reserve_and_decode
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.range_choice import (
     ChosenRange,
@@ -93,7 +93,7 @@ def summaries(rows: pd.DataFrame) -> list[FileSummary]:
     return [summary_of[text] for text in texts]
 
 
-def valued_files(rows: pd.DataFrame) -> list[ValuedFile]:
+def list_valued_files(rows: pd.DataFrame) -> list[ValuedFile]:
     """Return the files of a manifest with what it notes about their values."""
     columns = (rows["path"], rows["sha256"], rows["mode"], summaries(rows))
     return [ValuedFile(*each) for each in zip(*columns, strict=True)]
@@ -110,7 +110,7 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
         root: the folder or archive that their paths are relative to.
         settings: may fix the range and the bands.
     """
-    files = valued_files(rows)
+    files = list_valued_files(rows)
     problem = _problem(files, settings)
     no_values: PipelineError | None = None
     bands = settings.bands or ()
@@ -145,7 +145,7 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
             *_notes_on_white(deep),
             *_notes_on_bands(files, settings),
             *_other_notes(files),
-            *_unused(bool(deep), settings),
+            *_find_unused_settings(bool(deep), settings),
         ),
         frames=tuple(_note_on_frames(files)),
         losses=(*losses, *opacity_notes),
@@ -166,33 +166,35 @@ def _problem(files: Sequence[ValuedFile], settings: DataConfig) -> PipelineError
         if not few:
             return None
         return ConfigError(
-            f"data.bands is {named}, but {_counted(few)} only {counted(few[0].bands, 'band')}. "
-            "Choose bands that every image has, or leave out the others with data.exclude."
+            f"data.bands is {named}, but {_describe_files(few)} only "
+            f"{counted(few[0].bands, 'band')}. Choose bands that every image has, or leave out the "
+            "others with data.exclude."
         )
     unknown = [file for file in files if file.summary.unknown_bands]
     if unknown:
         count = max(file.bands for file in unknown)
         choice = "--data.bands 1 2 3" if count >= _SIDE_BY_SIDE else "--data.bands 1"
         return DataError(
-            f"{_counted(unknown)} {count} bands, and nothing says which of them are used. Choose "
-            f"three as red, green and blue ({choice}), or a single one (--data.bands {count})."
+            f"{_describe_files(unknown)} {count} bands, and nothing says which of them are used. "
+            f"Choose three as red, green and blue ({choice}), or a single one (--data.bands "
+            f"{count})."
             if count >= _SIDE_BY_SIDE
-            else f"{_counted(unknown)} {count} bands, and nothing says which of them is used. "
-            f"Choose one ({choice})."
+            else f"{_describe_files(unknown)} {count} bands, and nothing says which of them is "
+            f"used. Choose one ({choice})."
         )
     doubtful = [file for file in files if 0 <= file.summary.clear < _LIKE_OPACITY]
     if doubtful and 2 * len(doubtful) > sum(file.summary.clear >= 0 for file in files):
         count = doubtful[0].bands
         rest = " ".join(map(str, range(1, count)))
         return DataError(
-            f"{_counted(doubtful)} a band {count} that is declared as opacity, but does not look "
-            f"like one: few of its pixels are wholly opaque or transparent. Leave it out with "
+            f"{_describe_files(doubtful)} a band {count} that is declared as opacity, but does not "
+            f"look like one: few of its pixels are wholly opaque or transparent. Leave it out with "
             f"--data.bands {rest}, or choose bands with it."
         )
     return None
 
 
-def _counted(files: Sequence[ValuedFile]) -> str:
+def _describe_files(files: Sequence[ValuedFile]) -> str:
     """Return how many files there are, and an example: `3 images, such as a.tif, have`."""
     if len(files) == 1:
         return f"the image {files[0].path} has"
@@ -244,9 +246,10 @@ def _flat(
         return None
     color = "black" if high <= chosen.low else "white"
     return ConfigError(
-        f"data.value_range is {number(chosen.low)} {number(chosen.high)}, but {_counted(group)} "
-        f"{kind_words(kind)} values from {number(low)} to {number(high)} and would be wholly "
-        f"{color}. Choose a range that contains values of the images, or leave it out."
+        f"data.value_range is {number(chosen.low)} {number(chosen.high)}, but "
+        f"{_describe_files(group)} {kind_words(kind)} values from {number(low)} to {number(high)} "
+        f"and would be wholly {color}. Choose a range that contains values of the images, or leave "
+        "it out."
     )
 
 
@@ -314,7 +317,7 @@ def _note_on_frames(files: Sequence[ValuedFile]) -> Iterator[str]:
         )
 
 
-def _unused(deep: bool, settings: DataConfig) -> Iterator[str]:
+def _find_unused_settings(deep: bool, settings: DataConfig) -> Iterator[str]:
     if settings.value_range is not None and not deep:
         yield "data.value_range has no effect, because all images are decoded to 8 bits per color"
 
@@ -322,7 +325,7 @@ def _unused(deep: bool, settings: DataConfig) -> Iterator[str]:
 OnImage = Callable[[str, bytes, Values], None]
 
 
-def chosen_values(
+def decide_values(
     manifest: pd.DataFrame,
     root: Path,
     settings: DataConfig,
@@ -350,12 +353,12 @@ def chosen_values(
     if on_image:
         hides, mapping = not values.spec.opacity, values.mapping
         waiting = [each.is_deep or (each.hidden and hides) for each in summaries(rows)]
-        for _ in decoded_each(root, rows["path"][waiting], mapping, on_image):
+        for _ in decode_each(root, rows["path"][waiting], mapping, on_image):
             pass
     return values
 
 
-def decoded_each(
+def decode_each(
     root: Path, paths: Iterable[str], mapping: PixelMapping, on_image: OnImage
 ) -> Iterator[None]:
     """Call a function for each of some images, and yield when it is done.
@@ -374,7 +377,7 @@ def decoded_each(
         try:
             with (
                 root_image_bytes(root, path) as data,
-                decoded(data, 3, mapping=mapping) as image_HWC,
+                reserve_and_decode(data, 3, mapping=mapping) as image_HWC,
             ):
                 on_image(path, data, image_HWC)
         except UndecodableImageError as error:
@@ -398,7 +401,7 @@ def notes_on_fit(rows: pd.DataFrame, mapping: PixelMapping) -> list[str]:
     Raises:
         DataError: if the model cannot take some images.
     """
-    files, counts = valued_files(rows), FitCounts()
+    files, counts = list_valued_files(rows), FitCounts()
     for file in files:
         if reason := _unfit(file, mapping):
             raise DataError(f"{file.path}: {reason}. Convert it, or remove it from the data.")
@@ -411,7 +414,7 @@ def with_unfit_damaged(manifest: pd.DataFrame, mapping: PixelMapping) -> pd.Data
     """Return a manifest in which images with values that a mapping does not know are damaged."""
     rows = manifest[manifest["status"] == "ok"]
     manifest = manifest.copy()
-    for place, file in zip(rows.index, valued_files(rows), strict=True):
+    for place, file in zip(rows.index, list_valued_files(rows), strict=True):
         if reason := _unfit(file, mapping):
             manifest.loc[place, ["status", "reason"]] = ["damaged", reason]
     return manifest

@@ -29,10 +29,10 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import (
     FLOAT,
     FileValues,
     Values,
-    chosen_bands,
+    choose_bands,
     kind_words,
     number,
-    scaled,
+    scale_to_uint8,
 )
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.reading.decoding import UndecodableImageError, deep_values
@@ -92,25 +92,25 @@ def choose_range(
     percentiles = percentiles_in(value_range)
     if value_range is not None and percentiles is None:
         low, high = map(float, value_range)
-        return _judged(observed, low, high, "set by data.value_range")
+        return _judge_range(observed, low, high, "set by data.value_range")
     kept, apart = _without_ends(observed.sample)
     if percentiles is not None:
         low, high = (float(each) for each in np.percentile(observed.sample, percentiles))
         if not observed.sample.size:
             low, high = 0.0, 1.0
         words = f"percentiles {percentiles[0]:g} and {percentiles[1]:g} of the pixels"
-        return _judged(observed, low, high if high > low else low + 1, words)
+        return _judge_range(observed, low, high if high > low else low + 1, words)
     if not kept.size:
-        return _judged(observed, 0.0, 1.0, "no pixel has a known value")
+        return _judge_range(observed, 0.0, 1.0, "no pixel has a known value")
     nominal = _nominal(observed, kept, apart)
     if nominal is not None and not _loses_too_much(nominal, kept):
         return nominal
-    low, high = _rounded_out(*(float(each) for each in np.percentile(kept, _CORE)))
+    low, high = _round_outwards(*(float(each) for each in np.percentile(kept, _CORE)))
     words = f"percentiles {_CORE[0]:g} and {_CORE[1]:g} of the pixels, rounded"
     if apart:
         stand = by_number(len(apart), "is", "are")
         words += f"; {' and '.join(map(number, apart))} {stand} apart and not counted"
-    return _judged(observed, low, high, words)
+    return _judge_range(observed, low, high, words)
 
 
 def _nominal(observed: Observed, kept: Values, apart: Sequence[float]) -> ChosenRange | None:
@@ -120,23 +120,23 @@ def _nominal(observed: Observed, kept: Values, apart: Sequence[float]) -> Chosen
         fits = [each for each in _FLOAT_RANGES if each[0] <= low and high <= each[1]]
         if fits:
             words = f"all values are from {number(low)} to {number(high)}"
-            return _judged(observed, *fits[0], words)
+            return _judge_range(observed, *fits[0], words)
         if low < 0 or (kept != np.round(kept)).any():
             return None
     if low < 0:
         return None
     if observed.declared and high <= observed.declared:
-        return _judged(observed, 0.0, observed.declared, "declared by the files")
+        return _judge_range(observed, 0.0, observed.declared, "declared by the files")
     white = _full_bits(high)
     usual = _full_bits(float(np.percentile(kept, _ALMOST_ALL)))
     if usual << _STRAY_BITS <= white:
-        return _judged(
+        return _judge_range(
             observed, 0.0, float(usual), f"almost all values are at most {number(usual)}"
         )
-    return _judged(observed, 0.0, float(white), f"the largest value is {number(high)}")
+    return _judge_range(observed, 0.0, float(white), f"the largest value is {number(high)}")
 
 
-def _judged(observed: Observed, low: float, high: float, reason: str) -> ChosenRange:
+def _judge_range(observed: Observed, low: float, high: float, reason: str) -> ChosenRange:
     """Return a range with what it loses."""
     sample = observed.sample
     if not sample.size:
@@ -144,13 +144,13 @@ def _judged(observed: Observed, low: float, high: float, reason: str) -> ChosenR
     outside = float(np.mean((sample < low) | (sample > high)))
     core = _core(sample)
     core = core[(core >= low) & (core <= high)]
-    levels = len(np.unique(scaled(core, low, high))) if core.size else 1
+    levels = len(np.unique(scale_to_uint8(core, low, high))) if core.size else 1
     return ChosenRange(low, high, reason, outside, levels, len(np.unique(core)))
 
 
 def _loses_too_much(chosen: ChosenRange, kept: Values) -> bool:
     core = _core(kept)
-    levels = len(np.unique(scaled(core, chosen.low, chosen.high)))
+    levels = len(np.unique(scale_to_uint8(core, chosen.low, chosen.high)))
     return levels < _FEW_LEVELS and len(np.unique(core)) > levels
 
 
@@ -202,7 +202,7 @@ def _full_bits(value: float) -> int:
     return int((1 << max(8, int(value).bit_length())) - 1)
 
 
-def _rounded_out(low: float, high: float) -> tuple[float, float]:
+def _round_outwards(low: float, high: float) -> tuple[float, float]:
     """Return round numbers around a range, at most a tenth of it away."""
     if not high > low:
         return low, low + 1.0
@@ -244,7 +244,7 @@ def value_sample(root: Path, files: Sequence[Listed], bands: tuple[int, ...]) ->
 def _some(values: FileValues, bands: tuple[int, ...]) -> Values:
     samples = values.samples_HWN
     if bands:
-        samples = chosen_bands(samples, bands)
+        samples = choose_bands(samples, bands)
     elif values.opacity:
         samples = np.delete(samples, values.colors, axis=2)
     flat = samples.reshape(-1)

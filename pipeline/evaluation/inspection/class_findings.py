@@ -19,7 +19,7 @@ from patchline.pipeline.data.labels.label_sets import (
     by_task,
     label_pairs,
 )
-from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, united
+from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, column_of, unite
 from patchline.pipeline.data.symmetry.assumed_symmetries import MirrorSymmetry
 from patchline.pipeline.evaluation.inspection.findings import (
     Finding,
@@ -63,7 +63,7 @@ def findings_on_classes(
     return [
         *small,
         *_imbalance(counts, task),
-        *_dominated(rows, task),
+        *_find_dominated(rows, task),
         *_empty(empty, task),
         *_suspicious(counts, words),
     ]
@@ -119,7 +119,7 @@ def _small(
 ) -> list[Finding]:
     counts = {**of_usable, **dict.fromkeys(unreadable["label"], 0)}
     parts = rows[divided]
-    units = united(column_of(parts, FILE), column_of(parts, PIXELS), column_of(parts, GROUP))
+    units = unite(column_of(parts, FILE), column_of(parts, PIXELS), column_of(parts, GROUP))
     different = pd.Series(units).groupby(parts["label"].to_numpy()).nunique()
     stopping = [label for label in counts if different.get(label, 0) < needed_splits]
     small = sorted(label for label in counts if counts[label] < _FEW_IMAGES or label in stopping)
@@ -180,7 +180,7 @@ def _imbalance(counts: Mapping[str, int], task: Task) -> list[Finding]:
     ]
 
 
-def _dominated(rows: pd.DataFrame, task: Task) -> list[Finding]:
+def _find_dominated(rows: pd.DataFrame, task: Task) -> list[Finding]:
     words = by_task(task)
     return [
         finding_on_classes(
@@ -234,7 +234,7 @@ def findings_on_sets(rows: pd.DataFrame, pairs: LabelPairs) -> list[Finding]:
     return [
         *_without_labels(rows, pairs),
         *_frequent(pairs, len(rows)),
-        *_implied(pairs, len(rows)),
+        *_find_implied(pairs, len(rows)),
         *_rare(rows, pairs),
     ]
 
@@ -295,7 +295,7 @@ def _frequent(pairs: LabelPairs, images: int) -> list[Finding]:
     ]
 
 
-def _implied(pairs: LabelPairs, images: int) -> list[Finding]:
+def _find_implied(pairs: LabelPairs, images: int) -> list[Finding]:
     """Return labels that never occur without some other label that is not on nearly every image."""
     together = _together(pairs, images)
     counts = together.diagonal()

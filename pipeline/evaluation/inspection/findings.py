@@ -300,7 +300,7 @@ def earlier_rows(file: Path) -> dict[tuple[str, str], Row]:
     if not file.is_file():
         return {}
     try:
-        return _answered(file.read_bytes().decode("utf-8-sig"))
+        return _read_answers(file.read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(
             f"The findings would replace {file}, whose answers cannot be read ({error}). Save it "
@@ -308,7 +308,7 @@ def earlier_rows(file: Path) -> dict[tuple[str, str], Row]:
         ) from error
 
 
-def _answered(text: str) -> dict[tuple[str, str], Row]:
+def _read_answers(text: str) -> dict[tuple[str, str], Row]:
     names, rows = table_of(text)
     missing = [name for name in (PATH, EXCLUDE) if name not in names]
     if missing and text.strip():

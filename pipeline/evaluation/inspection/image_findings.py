@@ -18,7 +18,7 @@ from patchline.pipeline.data.labels.label_sets import (
     LabelPairs,
     Task,
 )
-from patchline.pipeline.data.manifests.left_out import LeftOut, left_out, remedies
+from patchline.pipeline.data.manifests.left_out import LeftOut, list_left_out, remedies
 from patchline.pipeline.data.manifests.same_images import GROUP, column_of, content_numbers
 from patchline.pipeline.data.reading.color_profile import UNREADABLE
 from patchline.pipeline.data.reading.image_quality import (
@@ -29,7 +29,7 @@ from patchline.pipeline.data.reading.image_quality import (
     faults,
     limits_among,
 )
-from patchline.pipeline.data.splits.leakage import GROUP_OF_COPIES, augmented_photographs
+from patchline.pipeline.data.splits.leakage import GROUP_OF_COPIES, find_augmented_photographs
 from patchline.pipeline.data.value_ranges.data_values import summaries
 from patchline.pipeline.evaluation.inspection.findings import (
     Finding,
@@ -67,7 +67,7 @@ _SIZE_FACTOR, _SHAPE_FACTOR, _DEVIATIONS = 4.0, 3.0, 6.0
 def findings_on_status(manifest: pd.DataFrame) -> list[Finding]:
     """Return what is left out of every run: a finding of each kind, a sentence for each cause."""
     by_kind: dict[Kind, list[LeftOut]] = {}
-    for part in left_out(manifest):
+    for part in list_left_out(manifest):
         by_kind.setdefault(part.cause.kind, []).append(part)
     usable = int((manifest["status"] == "ok").sum())
     return [_finding_on_causes(kind, parts, usable) for kind, parts in by_kind.items()]
@@ -292,7 +292,7 @@ def findings_on_duplicates(
         *_conflicts(rows, exact, nearly, task),
         *_exact(rows, exact),
         *_near(rows, exact, nearly, grouped=grouped),
-        *_augmented(rows),
+        *_find_augmented(rows),
     ]
 
 
@@ -309,7 +309,7 @@ def finding_on_unlabelled(copied: Sequence[str]) -> list[Finding]:
 
 
 def _exact(rows: pd.DataFrame, exact: pd.Series[Any]) -> list[Finding]:
-    places = _shared(exact)
+    places = _find_shared(exact)
     if not places.any():
         return []
     groups = _groups(rows, exact, places)
@@ -345,10 +345,10 @@ def _near(
     ]  # fmt: skip
 
 
-def _augmented(rows: pd.DataFrame) -> list[Finding]:
+def _find_augmented(rows: pd.DataFrame) -> list[Finding]:
     """Return copies that Roboflow has written of one photograph, as their names say."""
-    photographs = augmented_photographs(rows)
-    copies = pd.Series(rows.index.isin(photographs[_shared(photographs)].index), rows.index)
+    photographs = find_augmented_photographs(rows)
+    copies = pd.Series(rows.index.isin(photographs[_find_shared(photographs)].index), rows.index)
     if not copies.any():
         return []
     leaking = _several(rows["split"], photographs)
@@ -432,7 +432,7 @@ def _conflicts(
     ]  # fmt: skip
 
 
-def _shared(numbers: pd.Series[Any]) -> pd.Series[bool]:
+def _find_shared(numbers: pd.Series[Any]) -> pd.Series[bool]:
     """Return which rows have a number that other rows have too."""
     return numbers.groupby(numbers).transform("size") > 1
 

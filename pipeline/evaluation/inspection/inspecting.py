@@ -20,7 +20,7 @@ from patchline.pipeline.data.manifests import left_out
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, unreadable_classes
 from patchline.pipeline.data.manifests.source_listing import uses_labels
-from patchline.pipeline.data.near_duplicates.grouping import grouped_by
+from patchline.pipeline.data.near_duplicates.grouping import group_by
 from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
@@ -30,8 +30,8 @@ from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 from patchline.pipeline.data.reading.image_quality import as_grey, quality_of_grey, shrunk
 from patchline.pipeline.data.splits import random_draws, split
 from patchline.pipeline.data.splits.class_coverage import SPLITS
-from patchline.pipeline.data.splits.leakage import given_splits, notes_on_patients
-from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
+from patchline.pipeline.data.splits.leakage import find_given_splits, notes_on_patients
+from patchline.pipeline.data.symmetry.assumed_symmetries import describe_unmeasured_symmetries
 from patchline.pipeline.data.symmetry.mirror_probe import with_one_label
 from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
 from patchline.pipeline.data.unlabelled_images import read_unlabelled
@@ -182,7 +182,7 @@ def inspect_data(
     measures = ImageMeasures()
     scanned = ingestion.scan(config, workspace, on_progress, measures.add)
     # files that are left out and empty classes, which scanned.notes name too, are findings here
-    manifest, notes = scanned.manifest, [*scanned.source_notes, *_unused(config)]
+    manifest, notes = scanned.manifest, [*scanned.source_notes, *_note_unused_manifest(config)]
     data = config.data
     if data.exclude is not None:
         excluded = left_out.read_exclusion(Path(data.exclude))
@@ -194,7 +194,7 @@ def inspect_data(
         compared = SearchMemory(scanned.root, workspace)
         near = near_duplicates(measures.thumbnails(rows["path"]), rows, on_progress, compared)
         if data.group_near_duplicates:
-            manifest, note = grouped_by(manifest, near)
+            manifest, note = group_by(manifest, near)
             notes.append(note)
     task = scanned.task
     assigned, origin, more = _with_splits(manifest, scanned, config, workspace)
@@ -207,10 +207,10 @@ def inspect_data(
         )
         unlabelled = int((further["status"] == "ok").sum())
         more = [*more, f"data.unlabelled: {counted(unlabelled, 'image')} without labels", *of_files]
-        findings += finding_on_unlabelled(unlabelled_images.copied_held_out(further, rows))
+        findings += finding_on_unlabelled(unlabelled_images.find_held_out_copies(further, rows))
     if len(rows):
         measured = pd.concat([rows, measures.table(rows["path"])], axis=1)
-        given = given_splits(manifest).reset_index(drop=True)
+        given = find_given_splits(manifest).reset_index(drop=True)
         findings += [
             *findings_on_format(measured),
             *findings_on_profiles(measured, label_pairs(rows["label"], task)),
@@ -229,7 +229,7 @@ def inspect_data(
     mirror = mirror_symmetry(config, scanned.mirror_symmetric, one, files, workspace)
     on_mirror = finding_on_mirror_images(mirror, label_pairs(rows["label"], task).names)
     findings += on_mirror
-    assumed = unmeasured_symmetries(config) if uses_labels(config) else ""
+    assumed = describe_unmeasured_symmetries(config) if uses_labels(config) else ""
     more = [*more, *([assumed] if assumed else [])]
     more += [mirror.note] if mirror.note and not on_mirror else []
     if judge is not None:
@@ -237,7 +237,7 @@ def inspect_data(
         of_task = findings_on_label_sets if task == MULTI_LABEL else findings_on_labels
         findings += of_task(rows, judgement)
         more = [*more, *judgement.notes()]
-    found_in_order, told = _sorted(findings), (*notes, *more)
+    found_in_order, told = _sort(findings), (*notes, *more)
     result = summary_of(scanned.name, assigned, origin, found_in_order, told, mapping, task)
     result = result.model_copy(update={"unlabelled": unlabelled})
     return Inspected(result, scanned.root, assigned, mapping)
@@ -256,7 +256,7 @@ def _on_labels(
     """
     data, task = config.data, scanned.task
     fractions = split.split_fractions(manifest, data.validation_fraction, data.test_fraction)
-    divided = (given_splits(manifest) == "train").reset_index(drop=True)
+    divided = (find_given_splits(manifest) == "train").reset_index(drop=True)
     unreadable = unreadable_classes(manifest, task)
     needed = len(fractions) + 1
     on_classes = findings_on_classes(rows, divided, scanned.empty_classes, needed, unreadable, task)
@@ -265,7 +265,7 @@ def _on_labels(
     return [*on_classes, *findings_on_sets(rows, label_pairs(rows["label"], task))]
 
 
-def _unused(config: RunConfig) -> list[str]:
+def _note_unused_manifest(config: RunConfig) -> list[str]:
     """Return a note on `data.manifest`, which only a run uses."""
     if config.data.manifest is None:
         return []
@@ -312,7 +312,7 @@ def _with_splits(
     return assigned, split.origin(manifest, fractions), told
 
 
-def _sorted(findings: list[Finding]) -> tuple[Finding, ...]:
+def _sort(findings: list[Finding]) -> tuple[Finding, ...]:
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
     return tuple(sorted(findings, key=lambda each: (order[each.severity], KINDS.index(each.kind))))
 

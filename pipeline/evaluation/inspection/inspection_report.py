@@ -68,7 +68,7 @@ def _overview(result: Inspection) -> str:
     named = set(result.classes) - {""}
     classes = f" {class_words(result)}" if named else ""
     images = f"{counted(result.images, 'image')}{classes}"
-    return f"{visible(result.name)}: {'; '.join([images, *_left_out(result)])}"
+    return f"{visible(result.name)}: {'; '.join([images, *_describe_left_out(result)])}"
 
 
 def class_words(result: Inspection) -> str:
@@ -83,7 +83,7 @@ def most_frequent(result: Inspection, most: int) -> list[str]:
     return sorted(result.classes, key=lambda label: (-result.classes[label], label))[:most]
 
 
-def _left_out(result: Inspection) -> list[str]:
+def _describe_left_out(result: Inspection) -> list[str]:
     """Return what else there is: `1 unreadable file`, `2 other files`."""
     others = result.files - result.images
     parts = []

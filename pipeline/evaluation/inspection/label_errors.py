@@ -134,7 +134,7 @@ def likely_labels(labels_N: Array, probabilities_NK: Array, seen_N: Array) -> tu
         others = probabilities.copy()
         others[own] = -1.0
         margins = others.max(axis=1) - probabilities[own]
-        for label, count in _expected_errors(labels, probabilities, usual_K):
+        for label, count in _estimate_errors(labels, probabilities, usual_K):
             rows = np.flatnonzero(labels == label)
             rows = rows[np.argsort(-margins[rows], kind="stable")][:count]
             rows = rows[margins[rows] > 0]
@@ -143,7 +143,7 @@ def likely_labels(labels_N: Array, probabilities_NK: Array, seen_N: Array) -> tu
     return likely_N, margins_N
 
 
-def _expected_errors(
+def _estimate_errors(
     labels_N: Array, probabilities_NK: Array, otherwise_K: Array
 ) -> Iterator[tuple[int, int]]:
     """Yield each label, and how many of the images with it are probably of another class."""

@@ -128,13 +128,13 @@ def average_estimates(
         **_macro_metrics(by_row, present),
         "mcc": _mcc(by_row),
         "macro_precision": _precision(by_column, _even(present)),
-        "weighted_precision": _weighted_precision(by_column),
+        "weighted_precision": _compute_weighted_precision(by_column),
     }
     values = {
         **_macro_metrics(counts, present),
         "mcc": _mcc(counts),
         "macro_precision": _precision(counts, _even(present)),
-        "weighted_precision": _weighted_precision(counts),
+        "weighted_precision": _compute_weighted_precision(counts),
     }
     unseen = present & (predicted == 0)
     missing = {
@@ -230,7 +230,7 @@ def _precision(counts: _CellCounts, weights: Array) -> _Metric:
     return turned._replace(of_row_K=turned.of_column_K, of_column_K=turned.of_row_K)
 
 
-def _weighted_precision(counts: _CellCounts) -> _Metric:
+def _compute_weighted_precision(counts: _CellCounts) -> _Metric:
     images = counts.images
     precision = counts.diagonal_K / _positive(counts.predicted)
     metric = _precision(counts, images / images.sum())

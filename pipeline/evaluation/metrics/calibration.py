@@ -164,7 +164,7 @@ def reliability_of(
         bins: number of bins.
         groups: the groups that the samples form; None if the samples are independent.
     """
-    counts = _binned(answers, bins)
+    counts = _bin(answers, bins)
     edges = np.linspace(0, 1, bins + 1)
     middles = (edges[:-1] + edges[1:]) / 2
     images = counts.images
@@ -190,7 +190,7 @@ class _Bins(NamedTuple):
     """Sum of the highest probabilities in each bin."""
 
 
-def _binned(answers: TopProbabilities, bins: int) -> _Bins:
+def _bin(answers: TopProbabilities, bins: int) -> _Bins:
     order = np.argsort(answers.confidence_N, kind="stable")  # makes sums independent of the order
     confidence, right = answers.confidence_N[order], answers.right_N[order]
     places = _bin_of(confidence, bins)
@@ -224,7 +224,7 @@ def calibration_error_of(
         answers: the answers for N samples.
         groups: the groups that the samples form; None if the samples are independent.
     """
-    counts = _binned(answers, _BINS)
+    counts = _bin(answers, _BINS)
     n = len(answers.right_N)
     if n == 0:
         return MetricEstimate(value=0.0, low=0.0, high=1.0, n=0)
@@ -239,7 +239,7 @@ def calibration_error_of(
     accuracies_FSB = _candidate_accuracies(images, hits, confidence)
     errors_FS = np.abs(accuracies_FSB - confidence) @ (images / images.sum())
     tails_FS = _tails(value, accuracies_FSB, images, confidence)
-    accepted = _accepted(errors_FS, tails_FS)
+    accepted = _find_accepted(errors_FS, tails_FS)
     return MetricEstimate(
         value=value, low=float(min([value, *accepted])), high=float(max([value, *accepted])), n=n
     )
@@ -282,7 +282,7 @@ def _tails(value: float, accuracies_FSB: Array, images: Array, confidence: Array
     return tails
 
 
-def _accepted(errors_FS: Array, tails_FS: Array) -> Array:
+def _find_accepted(errors_FS: Array, tails_FS: Array) -> Array:
     """Return the errors at which the observed one is not extreme, also between the steps."""
     steps = np.arange(_STEPS)
     between = np.linspace(0, _STEPS - 1, 20 * _STEPS)

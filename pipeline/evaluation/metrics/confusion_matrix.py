@@ -107,7 +107,7 @@ class ShownMatrix(NamedTuple):
     is_part: bool
 
 
-def confused_pairs(
+def find_confused_pairs(
     cells: ConfusionCells, classes: Sequence[str], limit: int = 10
 ) -> list[ConfusedPair]:
     """Return the most frequent confusions in descending order."""
@@ -121,7 +121,7 @@ def confused_pairs(
     ]
 
 
-def shown_matrix(cells: ConfusionCells, classes: Sequence[str]) -> ShownMatrix:
+def build_shown_matrix(cells: ConfusionCells, classes: Sequence[str]) -> ShownMatrix:
     """Return the whole matrix, or with more than 30 classes the 20 in the most confused pairs."""
     is_part = len(classes) > MOST_SHOWN_CLASSES
     chosen = _in_the_most_frequent_pairs(cells) if is_part else np.arange(len(classes))

@@ -48,7 +48,7 @@ def log_loss(
     losses = np.sort(losses_N)
     n, value = len(losses), float(losses.mean())
     units = n / loss_inflation(losses_N, groups)
-    expected, squared = _implied_moments(probabilities_NK, _SURPRISES / (n + 1))
+    expected, squared = _compute_implied_moments(probabilities_NK, _SURPRISES / (n + 1))
     implied = max(squared - expected**2, 0.0)
     observed = float(losses.var(ddof=1)) if n > 1 else implied
     variance = (observed * n + implied * _PRIOR_IMAGES) / (n + _PRIOR_IMAGES) / units
@@ -65,7 +65,7 @@ def loss_inflation(losses_N: Array, groups: ImageGroups | None) -> float:
     return min(inflation(losses_N, groups), float(len(losses_N)))
 
 
-def _implied_moments(probabilities_NK: Array, surprise: float) -> tuple[float, float]:
+def _compute_implied_moments(probabilities_NK: Array, surprise: float) -> tuple[float, float]:
     """Return mean loss and mean squared loss of labels drawn from the probabilities.
 
     A share of `surprise` has any label, so that a model that is quite sure implies a loss too.

@@ -42,7 +42,7 @@ def mean_average_precision(scores_NK: Array, sets_NK: Array) -> MeanAveragePreci
     return MeanAveragePrecision(float(precisions_K[known_K].mean()), certain_positives(sets_NK))
 
 
-def ranked_labels(sets_NK: Array) -> Array:
+def find_ranked_labels(sets_NK: Array) -> Array:
     """Return which labels (K) have an average precision: those of some images, but not of all."""
     positives_K = sets_NK.sum(0, dtype=np.int64)
     ranked_K: Array = (positives_K > 0) & (positives_K < len(sets_NK))
@@ -51,7 +51,7 @@ def ranked_labels(sets_NK: Array) -> Array:
 
 def certain_positives(sets_NK: Array) -> float:
     """Return the positives that a mAP of these images is as certain as; see the class above."""
-    positives_K = sets_NK.sum(0, dtype=np.int64)[ranked_labels(sets_NK)]
+    positives_K = sets_NK.sum(0, dtype=np.int64)[find_ranked_labels(sets_NK)]
     labels = len(positives_K)
     return labels**2 / float((1 / positives_K).sum()) if labels else 0.0
 
@@ -59,7 +59,7 @@ def certain_positives(sets_NK: Array) -> float:
 def average_precisions(scores_NK: Array, sets_NK: Array) -> Array:
     """Return the average precision (K) of each label; nan for one of all images, or of none."""
     precisions_K = np.full(scores_NK.shape[1], np.nan)
-    for label in np.flatnonzero(ranked_labels(sets_NK)):
+    for label in np.flatnonzero(find_ranked_labels(sets_NK)):
         precisions_K[label] = _average_precision(scores_NK[:, label], sets_NK[:, label])
     return precisions_K
 

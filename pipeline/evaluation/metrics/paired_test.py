@@ -56,7 +56,7 @@ class PairedResult(Protocol):
         """Two-sided."""
 
 
-def paired_difference(
+def compute_paired_difference(
     a_right_N: Array, b_right_N: Array, groups: ImageGroups | None = None
 ) -> PairedDifference:
     """Compare two classifiers on the same N images.
@@ -93,7 +93,7 @@ def paired_difference(
 
 
 def difference(a_right_N: Array, b_right_N: Array, groups: ImageGroups | None) -> MetricEstimate:
-    """Return the difference in accuracy with Tango's interval; see `paired_difference`."""
+    """Return the difference in accuracy with Tango's interval; see `compute_paired_difference`."""
     wins_N = b_right_N.astype(np.float64) - a_right_N
     n = len(wins_N)
     gained, lost = (int((wins_N == sign).sum()) for sign in (1, -1))

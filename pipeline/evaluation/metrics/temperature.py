@@ -178,7 +178,7 @@ UNRECORDED = TemperatureFit(temperature=1.0, state="unknown")
 """Of a model without a record of its calibration."""
 
 
-def recorded(calibration: Mapping[str, Any] | None, temperature: float) -> TemperatureFit:
+def read_recorded_fit(calibration: Mapping[str, Any] | None, temperature: float) -> TemperatureFit:
     """Return the fit that a package's description holds; unknown if it holds none."""
     if calibration is None:
         return UNRECORDED.model_copy(update={"temperature": temperature})
@@ -222,7 +222,7 @@ def fit_temperature(
     the images' scores at the largest likelihood (Kish 1965), with the degrees of freedom of the
     groups. Few groups so leave the interval open.
 
-    If the classes had equal weight in training, a bias of each is fitted first: see `_fitted_bias`.
+    If the classes had equal weight in training, a bias of each is fitted first: see `_fit_bias`.
 
     Args:
         logits_NK: logits of the model; minus infinity for impossible classes.
@@ -235,12 +235,12 @@ def fit_temperature(
     Raises:
         RunError: if logits are NaN or plus infinity.
     """
-    bias = _fitted_bias(logits_NK, labels_N, np.array(class_images)) if class_images else ()
-    fit = _fitted(logits_NK, labels_N, prior_deviation, groups, bias)
+    bias = _fit_bias(logits_NK, labels_N, np.array(class_images)) if class_images else ()
+    fit = _fit_beside_bias(logits_NK, labels_N, prior_deviation, groups, bias)
     return fit.model_copy(update={"bias": bias})
 
 
-def _fitted(
+def _fit_beside_bias(
     logits_NK: Array,
     labels_N: Array,
     prior_deviation: float,
@@ -440,7 +440,7 @@ def _least_expected_loss(
     return float(np.interp(mean, logits_S[::-1], at_S[::-1]))  # they fall as T rises
 
 
-def _fitted_bias(logits_NK: Array, labels_N: Array, images_K: Array) -> tuple[float, ...]:
+def _fit_bias(logits_NK: Array, labels_N: Array, images_K: Array) -> tuple[float, ...]:
     """Return the bias of each class, the largest of which is 0.
 
     Weights that are inverse to the class shares, or sampling by them, move the log odds of a fitted

@@ -35,9 +35,9 @@ from patchline.pipeline.evaluation.visual_guide.covering_result import (
     MapKind,
 )
 from patchline.pipeline.evaluation.visual_guide.traced_image import Pixels, trace
-from patchline.pipeline.models.calibrated_models import calibrated_logits, class_probabilities
-from patchline.pipeline.models.inference import normalised
-from patchline.pipeline.models.layers.intermediate_values import recorded
+from patchline.pipeline.models.calibrated_models import calibrate_logits, class_probabilities
+from patchline.pipeline.models.inference import normalize
+from patchline.pipeline.models.layers.intermediate_values import record_values
 from patchline.pipeline.models.model_description import Calibration, ModelDescription
 
 Array = np.ndarray[Any, Any]
@@ -158,7 +158,7 @@ def attribute(
     """
 
     def losses(images_BCHW: torch.Tensor) -> torch.Tensor:
-        logits_BK = calibrated_logits(model(images_BCHW), calibration)
+        logits_BK = calibrate_logits(model(images_BCHW), calibration)
         if isinstance(calibration, LabelCalibration):
             return functional.softplus(-logits_BK[:, label])
         targets_B = torch.full((len(images_BCHW),), label)
@@ -206,7 +206,7 @@ def gradient_maps(
     return _by_gradient(losses, inputs_BCHW, grid)
 
 
-def covered(input_CHW: torch.Tensor, cells_hw: Array) -> torch.Tensor:
+def cover_cells(input_CHW: torch.Tensor, cells_hw: Array) -> torch.Tensor:
     """Return the normalised image with the marked cells of a grid in the mean colour."""
     rows, columns = cells_hw.shape
     _, height, width = input_CHW.shape
@@ -248,7 +248,7 @@ def _by_occlusion(
         before = float(losses(input_CHW[None])[0])
         for start in range(0, len(cells), _BATCH):
             batch = cells[start : start + _BATCH]
-            covered_BCHW = torch.stack([covered(input_CHW, cell_hw) for cell_hw in batch])
+            covered_BCHW = torch.stack([cover_cells(input_CHW, cell_hw) for cell_hw in batch])
             effects += losses(covered_BCHW).tolist()
             if on_progress:
                 on_progress(len(effects), len(cells))
@@ -299,8 +299,8 @@ def attention_maps(
     together = max(1, _MOST_WEIGHTS // inside.weights)
     layers = []
     for start in range(0, len(images), together):
-        inputs_BCHW = normalised(_batch(images[start : start + together]), description.image)
-        with torch.inference_mode(), recorded(model) as values:
+        inputs_BCHW = normalize(_batch(images[start : start + together]), description.image)
+        with torch.inference_mode(), record_values(model) as values:
             model(inputs_BCHW)
         attention_LBANN = np.stack(
             [block.attention.weights_BHNN.numpy() for block in values.blocks]
@@ -331,7 +331,7 @@ def _of_gradient(
     maps = [
         gradient_maps(
             model,
-            normalised(_batch([image]), description.image),
+            normalize(_batch([image]), description.image),
             None if labels_B is None else torch.from_numpy(labels_B[place : place + 1]),
             grid,
             is_multi_label=description.is_multi_label,
@@ -372,7 +372,7 @@ _RANDOM_DRAWS = 4
 _TOGETHER = 32
 
 
-def covering_test(
+def run_covering_test(
     model: nn.Module, description: ModelDescription, images: Sequence[Pixels], seed: int
 ) -> CoveringTest | None:
     """Test the model's gradient and, if it can be recorded, its attention.
@@ -437,13 +437,15 @@ class _Cover:
 
     def probabilities(self, images: Sequence[Pixels], attention_Bhw: Array | None) -> list[Array]:
         """Return the probabilities (B) of the predicted classes: before, random, by each map."""
-        inputs_BCHW = normalised(torch.from_numpy(np.stack(images)), self.description.image)
+        inputs_BCHW = normalize(torch.from_numpy(np.stack(images)), self.description.image)
         before_BK = self._probabilities(inputs_BCHW)
         labels_B = before_BK.argmax(dim=1)
 
         def after(importance_of: Callable[[int], Array]) -> Array:
             masks = [_largest(importance_of(place), self.marked) for place in range(len(images))]
-            changed = [covered(image, mask) for image, mask in zip(inputs_BCHW, masks, strict=True)]
+            changed = [
+                cover_cells(image, mask) for image, mask in zip(inputs_BCHW, masks, strict=True)
+            ]
             return _own(self._probabilities(torch.stack(changed)), labels_B)
 
         gradients_Bhw = gradient_maps(
@@ -462,7 +464,7 @@ class _Cover:
             after(gradients_Bhw.__getitem__),
         ]
         if attention_Bhw is not None:
-            columns.append(after(lambda place: _summed(attention_Bhw[place], self.grid)))
+            columns.append(after(lambda place: _sum_by_cell(attention_Bhw[place], self.grid)))
         return columns
 
     def _probabilities(self, images_BCHW: torch.Tensor) -> torch.Tensor:
@@ -483,7 +485,7 @@ def _largest(importance_hw: Array, number: int) -> Array:
     return mask.reshape(importance_hw.shape)
 
 
-def _summed(map_hw: Array, grid: tuple[int, int]) -> Array:
+def _sum_by_cell(map_hw: Array, grid: tuple[int, int]) -> Array:
     """Return the sums over the patches of each cell; a cell without one takes the nearest patch."""
     rows, columns = (
         [slice(part * side // parts, max(part * side // parts + 1, (part + 1) * side // parts))

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from torch import nn
 
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, reserve_and_decode
 from patchline.pipeline.data.reading.image_file import image_bytes
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.resizing import resize_image
@@ -37,7 +37,12 @@ from patchline.pipeline.evaluation.visual_guide.attention_maps import (
 )
 from patchline.pipeline.evaluation.visual_guide.pictures import HEAT, SIGNED, photo_uri, picture
 from patchline.pipeline.evaluation.visual_guide.steps import steps_of
-from patchline.pipeline.evaluation.visual_guide.story import Step, Subject, given_labels, template
+from patchline.pipeline.evaluation.visual_guide.story import (
+    Step,
+    Subject,
+    find_given_labels,
+    template,
+)
 from patchline.pipeline.evaluation.visual_guide.traced_image import (
     Pixels,
     TracedTransformer,
@@ -97,7 +102,9 @@ def read_image(file: Path, description: ModelDescription, label: str | None) -> 
     try:
         with (
             image_bytes(file) as data,
-            decoded(data, spec.channels, jpeg_decoder=decode_jpeg, mapping=mapping) as original,
+            reserve_and_decode(
+                data, spec.channels, jpeg_decoder=decode_jpeg, mapping=mapping
+            ) as original,
         ):
             pixels = resize_image(original, spec.height, spec.width, spec.resize)
             return ImageToExplain(file.name, np.array(original), np.array(pixels), label)
@@ -174,7 +181,7 @@ def subject_of(
     named = None if image.label is None else description.classes.index(image.label)
     true = None if description.is_multi_label else named
     inside = traced.transformer
-    given = given_labels(description, traced.probabilities_K)
+    given = find_given_labels(description, traced.probabilities_K)
     attributions = attribute(
         model,
         traced.input_CHW,
@@ -285,10 +292,10 @@ def _image(subject: Subject, steps: list[Step], images: int) -> dict[str, Any]:
 def queries_of(inside: TracedTransformer, images: int) -> list[int]:
     """Return the tokens whose attention a page about so many images stores."""
     shape = (len(inside.blocks), inside.num_heads, inside.num_tokens, inside.num_tokens)
-    return stored_queries(inside.grid, len(inside.prefix), shape, MOST_BYTES // images)
+    return choose_stored_queries(inside.grid, len(inside.prefix), shape, MOST_BYTES // images)
 
 
-def stored_queries(
+def choose_stored_queries(
     grid: tuple[int, int], prefix_tokens: int, shape: tuple[int, ...], most_bytes: int
 ) -> list[int]:
     """Return the tokens whose rows are stored: all, or those of every s-th row and column."""
@@ -335,14 +342,14 @@ def render_guide(subjects: Sequence[Subject], model_name: str) -> str:
         subjects=subjects,
         photos=[photo_uri(subject.traced.pixels) for subject in subjects],
         stored=inside and len(queries_of(inside, len(subjects))),
-        steps=[_merged(both) for both in zip(*steps, strict=True)],
+        steps=[_merge_steps(both) for both in zip(*steps, strict=True)],
         data=Markup(page_data(list(subjects), steps)),  # noqa: S704 - JSON with < escaped
         heat=HEAT,
         signed=SIGNED,
     )
 
 
-def _merged(steps: tuple[Step, ...]) -> tuple[Step, list[Step]]:
+def _merge_steps(steps: tuple[Step, ...]) -> tuple[Step, list[Step]]:
     """Return what a step says of all images at once, and what it says of each."""
     first = steps[0]
     sentences = [s for s in first.sentences if all(s in each.sentences for each in steps)]

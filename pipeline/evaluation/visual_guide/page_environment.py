@@ -22,14 +22,14 @@ def page_environment(*packages: str) -> Environment:
     return Environment(
         loader=ChoiceLoader([PackageLoader(package, "") for package in packages]),
         autoescape=True,
-        finalize=_shown,
+        finalize=_make_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
 
 
-def _shown(value: object) -> object:
+def _make_visible(value: object) -> object:
     if isinstance(value, str) and not isinstance(value, Markup):
         return visible(value, lines=True)
     return value

@@ -37,7 +37,7 @@ from patchline.pipeline.evaluation.visual_guide.receptive_field import (
 )
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_settings import settings_of
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.plugin_api import DataTraits, PatchEmbeddingContext
 
 SIDE = 224
@@ -188,8 +188,8 @@ def save_figure(figure: Figure, file: Path) -> Path:
         ConfigError: if the file's name has another ending.
         StorageError: if the place may not be written, or is full.
     """
-    ending = _checked_ending(file)
-    with replacing(file) as temporary:
+    ending = _check_ending(file)
+    with replace_file(file) as temporary:
         if ending == ".png":
             drawn = io.BytesIO()
             figure.savefig(drawn, format="png", dpi=_DPI)
@@ -211,12 +211,12 @@ def save_picture(name: str, settings: Settings, photo_file: Path | None, out: Pa
         PluginError: if the plugin is unknown or broken.
         StorageError: if the place may not be written, or is full.
     """
-    _checked_ending(out)
+    _check_ending(out)
     photo = load_photo(photo_file)
     return save_figure(draw_view(view(name, settings), photo), out)
 
 
-def _checked_ending(file: Path) -> str:
+def _check_ending(file: Path) -> str:
     ending = file.suffix.lower()
     if ending not in ENDINGS:
         raise ConfigError(
@@ -242,7 +242,7 @@ def _draw_grid(axes: Axes, photo: Photo, field: ReceptiveField, window: Box) -> 
 
 
 def _draw_neighbours(axes: Axes, photo: Photo, field: ReceptiveField, window: Box) -> None:
-    axes.imshow(_faded(photo, 0.55, 110), extent=(0, SIDE, SIDE, 0), interpolation="nearest")
+    axes.imshow(_fade(photo, 0.55, 110), extent=(0, SIDE, SIDE, 0), interpolation="nearest")
     boxes = _neighbours(field)
     for box, (_, colour, line) in zip(boxes, _NEIGHBOURS, strict=True):
         if box is not None:
@@ -256,7 +256,7 @@ def _draw_neighbours(axes: Axes, photo: Photo, field: ReceptiveField, window: Bo
 def _draw_influence(axes: Axes, photo: Photo, field: ReceptiveField, window: Box) -> None:
     heat_HWC = mpl.colormaps["inferno"](0.25 + 0.75 * field.influence_HW)[:, :, :3] * 255
     strength_HW1 = np.sqrt(field.influence_HW)[:, :, None]
-    dark_HWC = _faded(photo, 0.4, 0)
+    dark_HWC = _fade(photo, 0.4, 0)
     blended = dark_HWC * (1 - strength_HW1) + heat_HWC * strength_HW1
     axes.imshow(blended.astype(np.uint8), extent=(0, SIDE, SIDE, 0), interpolation="nearest")
     _outline(axes, field.box(*field.inner_token), "white", "--", 1.2)
@@ -326,7 +326,7 @@ def _outline(axes: Axes, box: Box, colour: str, line: str, width: float) -> None
     )
 
 
-def _faded(photo: Photo, contrast: float, lift: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _fade(photo: Photo, contrast: float, lift: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the photograph in grey, with less contrast, so that colours on it stand out."""
     grey_HW = cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY)
     faded: np.ndarray[Any, np.dtype[np.uint8]] = np.repeat(

@@ -72,7 +72,7 @@ def picture(values: Array, display: Look, alt: str, caption: str, live: str = ""
     return Picture(_URIS[display](values), alt, caption, display, width, height, live)
 
 
-def coloured(values: Array, colours: tuple[tuple[int, int, int], ...] = HEAT) -> Array:
+def map_to_colors(values: Array, colours: tuple[tuple[int, int, int], ...] = HEAT) -> Array:
     """Return the colours of values from 0 to 1: uint8 (..., 3)."""
     anchors = np.array(colours, dtype=np.float64)
     places = np.clip(values, 0, 1) * (len(anchors) - 1)
@@ -86,10 +86,10 @@ def coloured(values: Array, colours: tuple[tuple[int, int, int], ...] = HEAT) ->
 def heat_uri(values_hw: Array) -> str:
     """Return a map of values from 0 (dark) to its largest (bright)."""
     top = float(values_hw.max())
-    return png_uri(coloured(values_hw / top if top > 0 else np.zeros_like(values_hw)))
+    return png_uri(map_to_colors(values_hw / top if top > 0 else np.zeros_like(values_hw)))
 
 
-def signed_overlay_uri(values_hw: Array) -> str:
+def draw_signed_overlay(values_hw: Array) -> str:
     """Return a map of values of both signs that is clear where they are 0."""
     limit = float(np.abs(values_hw).max()) or 1.0
     colours = np.where(values_hw[..., None] > 0, SIGNED[-1], SIGNED[0])
@@ -111,7 +111,7 @@ def matrix_uri(values_hw: Array) -> str:
     limit = float(np.quantile(np.abs(values_hw), 0.99)) or 1.0
     levels = np.clip(np.round((values_hw / limit + 1) / 2 * (_LEVELS - 1)), 0, _LEVELS - 1)
     image = Image.fromarray(levels.astype(np.uint8), mode="P")
-    image.putpalette(coloured(np.linspace(0, 1, _LEVELS), SIGNED).ravel().tolist())
+    image.putpalette(map_to_colors(np.linspace(0, 1, _LEVELS), SIGNED).ravel().tolist())
     return _uri(image, "png", optimize=True)
 
 
@@ -126,7 +126,7 @@ def _uri(image: Image.Image, kind: str, **options: object) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def tiled(maps_Nhw: Array, columns: int, gap: float = np.nan) -> Array:
+def tile(maps_Nhw: Array, columns: int, gap: float = np.nan) -> Array:
     """Return maps side by side, row by row, with one value between them."""
     count, height, width = maps_Nhw.shape[:3]
     rows = -(-count // columns)
@@ -141,7 +141,7 @@ def tiled(maps_Nhw: Array, columns: int, gap: float = np.nan) -> Array:
 def sheet_uri(sheet_hw: Array, colours: tuple[tuple[int, int, int], ...] = HEAT) -> str:
     """Return tiled maps with values from 0 to 1; the gaps (not a number) are clear."""
     gaps = np.isnan(sheet_hw)
-    rgb = coloured(np.where(gaps, 0, sheet_hw), colours)
+    rgb = map_to_colors(np.where(gaps, 0, sheet_hw), colours)
     alpha = np.where(gaps, 0, 255).astype(np.uint8)[..., None]
     return png_uri(np.concatenate([rgb, alpha], axis=-1))
 
@@ -167,7 +167,7 @@ def patches_uri(pixels_HWC: Array, grid: tuple[int, int]) -> str:
 _URIS: dict[Look, Callable[[Array], str]] = {
     "photo": photo_uri,
     "overlay": heat_uri,
-    "signed": signed_overlay_uri,
+    "signed": draw_signed_overlay,
     "map": sheet_uri,
     "matrix": matrix_uri,
     "strip": matrix_uri,

@@ -122,8 +122,8 @@ def measure(
     column_spans: list[Span | None] = [None] * columns
     for row, column in _diagonal(rows, columns):
         box = _box(_influence(*first, row * columns + column, generator))
-        row_spans[row] = _joined(row_spans[row], box.rows)
-        column_spans[column] = _joined(column_spans[column], box.columns)
+        row_spans[row] = _join(row_spans[row], box.rows)
+        column_spans[column] = _join(column_spans[column], box.columns)
     inner = (rows - 1) // 2 * columns + (columns - 1) // 2
     maps = [_influence(*first, inner, generator)]
     del first  # its graph takes the most memory of all
@@ -198,7 +198,7 @@ def _diagonal(rows: int, columns: int) -> list[tuple[int, int]]:
     return [(step * rows // count, step * columns // count) for step in range(count)]
 
 
-def _joined(one: Span | None, other: Span) -> Span:
+def _join(one: Span | None, other: Span) -> Span:
     return other if one is None else Span(min(one.start, other.start), max(one.end, other.end))
 
 

@@ -17,7 +17,7 @@ from patchline.pipeline.evaluation.visual_guide.pictures import (
     picture,
     png_uri,
     sheet_uri,
-    tiled,
+    tile,
 )
 from patchline.pipeline.evaluation.visual_guide.story import (
     Array,
@@ -31,7 +31,7 @@ from patchline.pipeline.evaluation.visual_guide.story import (
     Subject,
     line,
     percent,
-    ranked,
+    rank,
     shape_of,
 )
 from patchline.pipeline.models.layers.layer_scale import LayerScale
@@ -69,7 +69,7 @@ def steps_of(subject: Subject) -> list[Step]:
         _softmax,
         _weighted_sum,
         _heads,
-        _concatenated,
+        _describe_concatenation,
         _residual,
         _mlp,
         _all_blocks,
@@ -211,7 +211,7 @@ def _convolutions(subject: Subject) -> Step:
     ]
     maps_Dhw = inside.patch_tokens.T.reshape(-1, *inside.grid)[:_FILTERS].numpy()
     limits = np.maximum(np.abs(maps_Dhw).max(axis=(1, 2), keepdims=True), 1e-12)
-    sheet = tiled(maps_Dhw / (2 * limits) + 0.5, 7)
+    sheet = tile(maps_Dhw / (2 * limits) + 0.5, 7)
     return subject.step(
         "projection",
         (
@@ -255,7 +255,7 @@ def _components(weight_DCpq: torch.Tensor) -> Array:
 
 def _filters_uri(components_kpqC: Array) -> str:
     rgb = np.broadcast_to(components_kpqC, (*components_kpqC.shape[:3], 3))
-    sheet = tiled(rgb, 7)
+    sheet = tile(rgb, 7)
     alpha = np.where(np.isnan(sheet[..., :1]), 0, 255)
     return png_uri(np.concatenate([np.nan_to_num(sheet) * 255, alpha], axis=-1).astype(np.uint8))
 
@@ -336,7 +336,7 @@ def _similarity(patches_nD: torch.Tensor, grid: tuple[int, int]) -> Picture:
     maps = (unit @ unit.T).numpy().reshape(rows, columns, rows, columns)
     every = -(-max(grid) // _MOST_MAPS)
     shown = maps[::every, ::every]
-    sheet = tiled(shown.reshape(-1, rows, columns), shown.shape[1])
+    sheet = tile(shown.reshape(-1, rows, columns), shown.shape[1])
     lowest = float(np.nanmin(sheet))
     note = f" (every {every}th place)" if every > 1 else ""
     return picture(
@@ -356,7 +356,7 @@ def _rotary(subject: Subject, attention: RotarySelfAttention) -> Step:
     angles_ANF = x_N[None, :, None] * x_AF[:, None] + y_N[None, :, None] * y_AF[:, None]
     maps_Ahw = angles_ANF.cos().mean(dim=-1).reshape(-1, rows, columns).numpy()
     across = min(len(maps_Ahw), 6)
-    sheet = tiled(maps_Ahw, across)
+    sheet = tile(maps_Ahw, across)
     return subject.step(
         "positions",
         (
@@ -394,10 +394,10 @@ def _token_map(subject: Subject, weights_XN: Array) -> Array:
     return mapped
 
 
-def _scaled_maps(subject: Subject, weights_XN: Array, columns: int) -> Array:
+def _scale_maps(subject: Subject, weights_XN: Array, columns: int) -> Array:
     """Return a sheet of maps of the patches' weights, each divided by its own maximum."""
     maps = _token_map(subject, weights_XN.reshape(-1, weights_XN.shape[-1]))
-    return tiled(maps / np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12), columns)
+    return tile(maps / np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12), columns)
 
 
 def _queries_keys_values(subject: Subject) -> Step:
@@ -490,7 +490,7 @@ def _elsewhere(subject: Subject, row_N: Array) -> str:
 
 
 def _largest(subject: Subject, row_N: Array) -> tuple[Bar, ...]:
-    best = ranked(row_N)[:_SHOWN_TOKENS]
+    best = rank(row_N)[:_SHOWN_TOKENS]
     top = float(row_N[best[0]]) or 1.0
     return tuple(
         Bar(subject.inside.token_name(token), float(row_N[token]) / top, f"{row_N[token]:.4f}")
@@ -503,7 +503,7 @@ def _weighted_sum(subject: Subject) -> Step:
     head, token = subject.head, subject.token
     weights_N = attention.weights_BHNN[0, head, token].numpy()
     values_Nd = attention.value_BHNd[0, head].numpy()
-    best = ranked(weights_N)[:_SHOWN_TOKENS]
+    best = rank(weights_N)[:_SHOWN_TOKENS]
     weighted = weights_N[best, None] * values_Nd[best]
     mixed_d = attention.mixed_BHNd[0, head, token].numpy()
     rest_d = mixed_d - weighted.sum(axis=0)
@@ -530,7 +530,7 @@ def _heads(subject: Subject) -> Step:
         "heads",
         (
             picture(
-                _scaled_maps(subject, weights_AN, min(heads, 6)),
+                _scale_maps(subject, weights_AN, min(heads, 6)),
                 "map",
                 f"A map of the attention of {subject.the_token} for each head of block 1",
                 f"Attention of {subject.the_token} in block 1, head 1 to {heads}; each "
@@ -548,7 +548,7 @@ def _heads(subject: Subject) -> Step:
     )
 
 
-def _concatenated(subject: Subject) -> Step:
+def _describe_concatenation(subject: Subject) -> Step:
     mixed_ANd = subject.inside.blocks[0].attention.mixed_BHNd[0]
     joined_ND = mixed_ANd.transpose(0, 1).flatten(1)
     projected_ND = subject.part("block.attention")
@@ -646,7 +646,7 @@ def _all_blocks(subject: Subject) -> Step:
         "blocks",
         (
             picture(
-                _scaled_maps(subject, attention_LAN, heads),
+                _scale_maps(subject, attention_LAN, heads),
                 "map",
                 f"Attention of {subject.the_token}, blocks by heads: {layers} by {heads}",
                 f"Attention of {subject.the_token}: {rows}each map is scaled to its own maximum",
@@ -706,7 +706,7 @@ def _journey(subject: Subject) -> Step:
     if readouts_LK is None:
         return subject.step("journey", applies=False)
     classes = subject.description.classes
-    best = ranked(readouts_LK[-1])[:_SHOWN_CLASSES]
+    best = rank(readouts_LK[-1])[:_SHOWN_CLASSES]
     true = subject.true_label
     if true is not None and true not in best:
         best[-1] = true
@@ -736,7 +736,7 @@ def _journey(subject: Subject) -> Step:
 def _answer(subject: Subject) -> Step:
     """Return the step about the answer; it suits every model."""
     traced, classes = subject.traced, subject.description.classes
-    best = ranked(traced.probabilities_K)[:_SHOWN_CLASSES]
+    best = rank(traced.probabilities_K)[:_SHOWN_CLASSES]
     true = subject.true_label
     is_multi_label = subject.description.is_multi_label
     for shown in (*subject.labels, subject.attributions.label if is_multi_label else true):
@@ -756,7 +756,7 @@ def _answer(subject: Subject) -> Step:
             for k in best
         ),
     )
-    figures, pooling = _pooled(subject) if traced.transformer else ([], "")
+    figures, pooling = _describe_pooling(subject) if traced.transformer else ([], "")
     return subject.step(
         "answer",
         (*figures, bars),
@@ -769,7 +769,7 @@ def _answer(subject: Subject) -> Step:
     )
 
 
-def _pooled(subject: Subject) -> tuple[list[Figure], str]:
+def _describe_pooling(subject: Subject) -> tuple[list[Figure], str]:
     """Return the figure of the pooling, if there is one, and the pooling's name if it is known."""
     pooling = getattr(subject.model, "pooling", None)
     name = next((kind.__name__ for kind in _POOLINGS if isinstance(pooling, kind)), "")
@@ -802,7 +802,7 @@ def _attribution(subject: Subject) -> Step:
     rows, columns = attributions.grid
     worst = None
     figures: list[Figure] = [
-        _signed(
+        _draw_signed(
             attributions.gradient_hw,
             f"Predicted rise of the cross-entropy for each of {rows} by {columns} parts",
             "Predicted by the gradient",
@@ -813,7 +813,7 @@ def _attribution(subject: Subject) -> Step:
             int(attributions.occlusion_hw.argmax()), attributions.occlusion_hw.shape
         )
         figures.append(
-            _signed(
+            _draw_signed(
                 attributions.occlusion_hw,
                 f"Measured rise of the cross-entropy for each of {rows} by {columns} parts",
                 "Measured by covering",
@@ -831,7 +831,7 @@ def _attribution(subject: Subject) -> Step:
     )
 
 
-def _signed(values_hw: Array, alt: str, caption: str) -> Picture:
+def _draw_signed(values_hw: Array, alt: str, caption: str) -> Picture:
     return picture(
         values_hw,
         "signed",

@@ -144,7 +144,7 @@ class Subject:
     @property
     def labels(self) -> tuple[int, ...]:
         """Numbers of the labels that a multi-label model gives, the most probable first."""
-        return given_labels(self.description, self.traced.probabilities_K)
+        return find_given_labels(self.description, self.traced.probabilities_K)
 
     @property
     def the_token(self) -> str:
@@ -267,13 +267,13 @@ def line(name: str, values: Array, first: int = 1) -> ChartLine:
     return ChartLine(name, tuple((float(x), float(y)) for x, y in enumerate(values, first)))
 
 
-def ranked(values_K: Array) -> list[int]:
+def rank(values_K: Array) -> list[int]:
     """Return the places of values, the largest first."""
     order: list[int] = np.argsort(-values_K, kind="stable").tolist()
     return order
 
 
-def given_labels(description: ModelDescription, probabilities_K: Array) -> tuple[int, ...]:
+def find_given_labels(description: ModelDescription, probabilities_K: Array) -> tuple[int, ...]:
     """Return the numbers of the labels at or above their thresholds, the most probable first.
 
     Args:
@@ -282,5 +282,5 @@ def given_labels(description: ModelDescription, probabilities_K: Array) -> tuple
     """
     if description.thresholds is None:
         return ()
-    best = ranked(probabilities_K)
+    best = rank(probabilities_K)
     return tuple(k for k in best if probabilities_K[k] >= description.thresholds.values[k])

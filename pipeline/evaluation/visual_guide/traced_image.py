@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn import functional
 
 from patchline.pipeline.models.calibrated_models import Ensemble, class_probabilities
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.layers.class_token import ClassToken
-from patchline.pipeline.models.layers.intermediate_values import BlockValues, recorded
+from patchline.pipeline.models.layers.intermediate_values import BlockValues, record_values
 from patchline.pipeline.models.layers.registers import RegisterTokens
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.plugin_api import PatchTokens
@@ -109,14 +109,14 @@ class _Recording:
 def trace(model: nn.Module, description: ModelDescription, pixels: Pixels) -> TracedImage:
     """Run a model on one image, uint8 (H, W, C), and return what it computed on the way."""
     images_BHWC = torch.from_numpy(np.ascontiguousarray(pixels)[None])
-    images_BCHW = normalised(images_BHWC, description.image)
+    images_BCHW = normalize(images_BHWC, description.image)
     why = _why_closed(model)
     transformer = None
     with torch.inference_mode():
         if why:
             logits_BK = model(images_BCHW)
         else:
-            logits_BK, transformer = _traced(model, images_BCHW, description)
+            logits_BK, transformer = _trace(model, images_BCHW, description)
             why = "" if transformer else "Its tokens are not one sequence of patches of the image."
     logits_K = logits_BK[0].float()
     probabilities_K = class_probabilities(logits_K, description.logit_calibration)
@@ -138,7 +138,7 @@ def _why_closed(model: nn.Module) -> str:
             "its own layers."
         )
     try:
-        with recorded(model):
+        with record_values(model):
             pass
     except ValueError:
         return (
@@ -150,10 +150,10 @@ def _why_closed(model: nn.Module) -> str:
     return ""
 
 
-def _traced(
+def _trace(
     model: nn.Module, images_BCHW: torch.Tensor, description: ModelDescription
 ) -> tuple[torch.Tensor, TracedTransformer | None]:
-    with recorded(model) as values, _parts_recorded(model) as recording:
+    with record_values(model) as values, _parts_recorded(model) as recording:
         logits_BK: torch.Tensor = model(images_BCHW)
     blocks, patches = tuple(values.blocks), recording.patches
     if patches is None or not blocks:

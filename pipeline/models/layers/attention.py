@@ -42,7 +42,7 @@ def explicit_attention(
 ) -> AttentionValues:
     """Compute attention step by step, as in the paper: softmax(q k' / sqrt(d)) v.
 
-    Same result as `fused_attention`, which is faster but returns no intermediate values.
+    Same result as `compute_fused_attention`, which is faster but returns no intermediate values.
 
     Args:
         query_BHNd: the queries.
@@ -61,7 +61,7 @@ def explicit_attention(
     return AttentionValues(query_BHNd, key_BHNd, value_BHNd, scores_BHNN, weights_BHNN, mixed_BHNd)
 
 
-def fused_attention(
+def compute_fused_attention(
     query_BHNd: torch.Tensor,
     key_BHNd: torch.Tensor,
     value_BHNd: torch.Tensor,
@@ -78,7 +78,7 @@ def fused_attention(
     `attn_mask` is True where a token must not attend; torch's own function has the opposite sense.
     """
     if query_BHNd.shape[2] <= LONGEST_STORED and _in_bfloat16_on_a_cpu(query_BHNd):
-        return _stored_attention(query_BHNd, key_BHNd, value_BHNd, attn_mask, dropout)
+        return _compute_stored_attention(query_BHNd, key_BHNd, value_BHNd, attn_mask, dropout)
     allowed_NN = None if attn_mask is None else ~attn_mask
     return functional.scaled_dot_product_attention(
         query_BHNd, key_BHNd, value_BHNd, attn_mask=allowed_NN, dropout_p=dropout
@@ -94,7 +94,7 @@ def _in_bfloat16_on_a_cpu(values: torch.Tensor) -> bool:
     return values.dtype is torch.bfloat16
 
 
-def _stored_attention(
+def _compute_stored_attention(
     query_BHNd: torch.Tensor,
     key_BHNd: torch.Tensor,
     value_BHNd: torch.Tensor,
@@ -152,7 +152,7 @@ class MultiHeadSelfAttention(nn.Module):
         self.key_norm = nn.RMSNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
         self.projection = nn.Linear(embed_dim, embed_dim)
         self.observer: Callable[[AttentionValues], None] | None = None
-        """Called with the values; set by `intermediate_values.recorded`."""
+        """Called with the values; set by `intermediate_values.record_values`."""
 
     def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
         """Return the attended tokens, shaped like the input."""
@@ -181,7 +181,7 @@ class MultiHeadSelfAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         inputs = (query_BHNd, key_BHNd, value_BHNd)
         if self.observer is None:
-            mixed_BHNd = fused_attention(*inputs, attn_mask=attn_mask, dropout=dropout)
+            mixed_BHNd = compute_fused_attention(*inputs, attn_mask=attn_mask, dropout=dropout)
         else:
             values = explicit_attention(*inputs, attn_mask=attn_mask, dropout=dropout)
             self.observer(values)

@@ -22,7 +22,7 @@ _OFFSET = 0.1
 """Added to the new sides, whose ratio to the old ones is then the scale, by DINO and DINOv2."""
 
 
-def resized_grid(
+def resize_grid(
     values_1ND: torch.Tensor,
     grid: tuple[int, int],
     new_grid: tuple[int, int],
@@ -45,7 +45,7 @@ def resized_grid(
     return resized_1Dhw.flatten(2).transpose(1, 2).to(values_1ND.dtype)
 
 
-def resized_positions(
+def resize_positions(
     positions_1ND: torch.Tensor,
     prefix_tokens: int,
     grid: tuple[int, int],
@@ -62,4 +62,4 @@ def resized_positions(
     if grid == new_grid:
         return positions_1ND
     prefix_1PD, patches_1ND = positions_1ND.tensor_split([prefix_tokens], dim=1)
-    return torch.cat([prefix_1PD, resized_grid(patches_1ND, grid, new_grid, resizing)], dim=1)
+    return torch.cat([prefix_1PD, resize_grid(patches_1ND, grid, new_grid, resizing)], dim=1)

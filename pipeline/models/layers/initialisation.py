@@ -41,7 +41,7 @@ def zero_residuals(block: nn.Module) -> None:
             nn.init.zeros_(last.bias)
 
 
-def truncated_normal(module: nn.Module) -> None:
+def set_truncated_normal(module: nn.Module) -> None:
     """Set truncated normal weights (std 0.02) and zero biases, as in DeiT and CCT."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)

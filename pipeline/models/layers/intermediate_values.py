@@ -2,7 +2,7 @@
 
 Works for every model whose attention is `patchline.pipeline.models.layers.attention` or derived
 from it.
-Outside of `recorded`, models use their fused kernels.
+Outside of `record_values`, models use their fused kernels.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class IntermediateValues:
 
 
 @contextmanager
-def recorded(model: nn.Module) -> Iterator[IntermediateValues]:
+def record_values(model: nn.Module) -> Iterator[IntermediateValues]:
     """Record the values of every block within the context.
 
     Each call of the model replaces the values of the previous call. The model's outputs equal those

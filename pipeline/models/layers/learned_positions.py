@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from patchline.pipeline.models.layers.grid_resizing import resized_positions
+from patchline.pipeline.models.layers.grid_resizing import resize_positions
 
 
 class LearnedPositionEmbedding(nn.Module):
@@ -39,4 +39,4 @@ class LearnedPositionEmbedding(nn.Module):
 
     def on_grid(self, grid: tuple[int, int]) -> torch.Tensor:
         """Return the vectors for a grid: (1, P + rows * columns, D)."""
-        return resized_positions(self.positions_1ND, self.prefix_tokens, self.grid, grid)
+        return resize_positions(self.positions_1ND, self.prefix_tokens, self.grid, grid)

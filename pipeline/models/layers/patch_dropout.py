@@ -30,7 +30,7 @@ class PatchDropout(nn.Module):
         `visible_BV` holds the numbers of the patches to keep; without it, they are drawn.
         """
         kept_BM = self._kept(tokens_BND, visible_BV)
-        return tokens_BND if kept_BM is None else _chosen(tokens_BND, kept_BM)
+        return tokens_BND if kept_BM is None else _choose_tokens(tokens_BND, kept_BM)
 
     def with_places(
         self,
@@ -42,7 +42,7 @@ class PatchDropout(nn.Module):
         kept_BM = self._kept(tokens_BND, visible_BV)
         if kept_BM is None:
             return tokens_BND, places_N2
-        return _chosen(tokens_BND, kept_BM), places_N2[kept_BM]
+        return _choose_tokens(tokens_BND, kept_BM), places_N2[kept_BM]
 
     def _kept(
         self, tokens_BND: torch.Tensor, visible_BV: torch.Tensor | None
@@ -59,5 +59,5 @@ class PatchDropout(nn.Module):
         return torch.cat([prefix_BP, P + visible_BV], dim=1)
 
 
-def _chosen(tokens_BND: torch.Tensor, kept_BM: torch.Tensor) -> torch.Tensor:
+def _choose_tokens(tokens_BND: torch.Tensor, kept_BM: torch.Tensor) -> torch.Tensor:
     return tokens_BND.gather(1, kept_BM[:, :, None].expand(-1, -1, tokens_BND.shape[2]))

@@ -61,9 +61,7 @@ class RotarySelfAttention(MultiHeadSelfAttention):
         if places is None:
             return self.attend(query_BHNd, key_BHNd, value_BHNd)
         angles_HNF = self._angles(places)
-        return self.attend(
-            rotated(query_BHNd, angles_HNF), rotated(key_BHNd, angles_HNF), value_BHNd
-        )
+        return self.attend(rotate(query_BHNd, angles_HNF), rotate(key_BHNd, angles_HNF), value_BHNd)
 
     def _angles(self, places: torch.Tensor) -> torch.Tensor:
         # Elementwise products: autocast would round a matrix product.
@@ -95,7 +93,7 @@ def rotation_frequencies(num_heads: int, head_dim: int, *, mixed: bool) -> torch
     return torch.stack([magnitudes_F * directions_HF.cos(), magnitudes_F * directions_HF.sin()])
 
 
-def rotated(values_BHNd: torch.Tensor, angles_HNF: torch.Tensor) -> torch.Tensor:
+def rotate(values_BHNd: torch.Tensor, angles_HNF: torch.Tensor) -> torch.Tensor:
     """Rotate each pair of channels (2f, 2f + 1) of a head by angle f, in float32."""
     pairs_BHNF2 = values_BHNd.float().reshape(*values_BHNd.shape[:-1], -1, 2)
     first, second = pairs_BHNF2.unbind(-1)

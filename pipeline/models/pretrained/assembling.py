@@ -48,16 +48,16 @@ def dimensions_of(parts: Parts) -> Dimensions:
     Raises:
         UnsupportedWeightsError: if a part is missing, or the patches are not square.
     """
-    kernel = _required(parts, KERNEL)
+    kernel = _require(parts, KERNEL)
     if kernel.tensor.ndim != 4 or kernel.tensor.shape[2] != kernel.tensor.shape[3]:  # noqa: PLR2004
         raise UnsupportedWeightsError(
-            f"{_named(kernel)} is not a kernel of square patches. Choose weights with square "
-            "patches"
+            f"{_quote_sources(kernel)} is not a kernel of square patches. Choose weights with "
+            "square patches"
         )
     embed_dim, channels, patch_size, _ = kernel.tensor.shape
     blocks = {int(match[1]) for name in parts if (match := _BLOCK.match(name))}
     depth = 1 + max(blocks, default=-1)
-    expand = _required(parts, "blocks.0.mlp.expand.weight")
+    expand = _require(parts, "blocks.0.mlp.expand.weight")
     return Dimensions(embed_dim, depth, expand.tensor.shape[0], patch_size, channels)
 
 
@@ -84,11 +84,11 @@ def join_projections(parts: Parts) -> None:
     """Join the queries, keys and values of each attention layer; a missing bias is zero."""
     layers = {name.rsplit(".", 2)[0] for name in parts if name.endswith(".attention.q.weight")}
     for layer in sorted(layers):
-        weights = [_required(parts, f"{layer}.{each}.weight") for each in "qkv"]
-        parts[f"{layer}.query_key_value.weight"] = _joined(weights)
+        weights = [_require(parts, f"{layer}.{each}.weight") for each in "qkv"]
+        parts[f"{layer}.query_key_value.weight"] = _join(weights)
         biases = [parts.get(f"{layer}.{each}.bias") for each in "qkv"]
         if any(biases):
-            parts[f"{layer}.query_key_value.bias"] = _joined(
+            parts[f"{layer}.query_key_value.bias"] = _join(
                 bias or NamedTensor(torch.zeros(weight.tensor.shape[0]), ())
                 for bias, weight in zip(biases, weights, strict=True)
             )
@@ -204,19 +204,19 @@ def check_shapes(parts: Parts, dimensions: Dimensions, grid: tuple[int, int]) ->
     Raises:
         UnsupportedWeightsError: naming the first that is not.
     """
-    expected = _expected_shapes(parts, dimensions, grid)
+    expected = _compute_expected_shapes(parts, dimensions, grid)
     for name, shape in expected.items():
-        found = tuple(_required(parts, name).tensor.shape)
+        found = tuple(_require(parts, name).tensor.shape)
         if found != shape:
             raise UnsupportedWeightsError(
-                f"{_named(parts[name])} has the shape {found} instead of {shape}. Use the file of "
-                "a complete, plain Vision Transformer"
+                f"{_quote_sources(parts[name])} has the shape {found} instead of {shape}. Use the "
+                "file of a complete, plain Vision Transformer"
             )
     extra = sorted(parts.keys() - expected.keys())
     if extra:
         raise UnsupportedWeightsError(
-            f"{_named(parts[extra[0]])} is not part of any Patchline model. Choose weights of a "
-            "plain Vision Transformer"
+            f"{_quote_sources(parts[extra[0]])} is not part of any Patchline model. Choose weights "
+            "of a plain Vision Transformer"
         )
 
 
@@ -230,13 +230,13 @@ def check_finite(parts: Parts) -> None:
         wrong = part.tensor.numel() - int(part.tensor.isfinite().sum())
         if wrong:
             raise UnsupportedWeightsError(
-                f"{_named(part)} has {wrong:,} of {part.tensor.numel():,} values that are NaN or "
-                "infinite, so its training run has diverged or the file is damaged. Use "
+                f"{_quote_sources(part)} has {wrong:,} of {part.tensor.numel():,} values that are "
+                "NaN or infinite, so its training run has diverged or the file is damaged. Use "
                 "an earlier checkpoint, or copy the file again"
             )
 
 
-def _expected_shapes(
+def _compute_expected_shapes(
     parts: Parts, dimensions: Dimensions, grid: tuple[int, int]
 ) -> dict[str, tuple[int, ...]]:
     D, M, P = dimensions.embed_dim, dimensions.mlp_dim, dimensions.patch_size
@@ -291,19 +291,19 @@ def _as_tokens(part: NamedTensor, embed_dim: int) -> NamedTensor:
     """Return token vectors as (1, N, D), however many leading dimensions of 1 they have."""
     if part.tensor.shape[-1:] != (embed_dim,):
         raise UnsupportedWeightsError(
-            f"{_named(part)} has the shape {tuple(part.tensor.shape)}, whose last dimension is not "
-            f"{embed_dim}. Use the file of a complete, plain Vision Transformer"
+            f"{_quote_sources(part)} has the shape {tuple(part.tensor.shape)}, whose last "
+            f"dimension is not {embed_dim}. Use the file of a complete, plain Vision Transformer"
         )
     return NamedTensor(part.tensor.reshape(1, -1, embed_dim), part.sources)
 
 
-def _joined(parts: Iterable[NamedTensor]) -> NamedTensor:
+def _join(parts: Iterable[NamedTensor]) -> NamedTensor:
     listed = list(parts)
     sources = tuple(name for part in listed for name in part.sources)
     return NamedTensor(torch.cat([part.tensor for part in listed]), sources)
 
 
-def _required(parts: Parts, name: str) -> NamedTensor:
+def _require(parts: Parts, name: str) -> NamedTensor:
     if name not in parts:
         raise UnsupportedWeightsError(
             f"nothing in the file becomes {name}. Use the file of a complete, plain Vision "
@@ -312,5 +312,5 @@ def _required(parts: Parts, name: str) -> NamedTensor:
     return parts[name]
 
 
-def _named(part: NamedTensor) -> str:
+def _quote_sources(part: NamedTensor) -> str:
     return f"'{' + '.join(part.sources)}'"

@@ -35,7 +35,7 @@ Parts = dict[str, NamedTensor]
 """Parts by our names; also `distillation_token`, and q, k and v of an attention layer."""
 
 
-def _unchanged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _keep(_name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
@@ -73,7 +73,7 @@ class Layout:
     """What more to say of `mean` and `std`, if files of models with others look the same."""
     activation_note: str = ""
     """A sentence about `activation`, for the same reason."""
-    oriented: Callable[[str, torch.Tensor], torch.Tensor] = _unchanged
+    oriented: Callable[[str, torch.Tensor], torch.Tensor] = _keep
     """Turns a tensor, given our name for it, to the order of dimensions of torch."""
     num_heads: Callable[[Mapping[str, torch.Tensor]], int | None] = _unknown
     """Reads the number of heads off the shapes, where they show it."""
@@ -92,15 +92,15 @@ class Layout:
         parts: Parts = {}
         skipped = {}
         for name, tensor in tensors.items():
-            if refusal := _applied(self.refused, name):
+            if refusal := _apply(self.refused, name):
                 raise UnsupportedWeightsError(
                     f"'{name}' is part of {refusal}, which Patchline's models cannot represent. "
                     "Choose weights without it"
                 )
-            if reason := _applied(self.skipped, name):
+            if reason := _apply(self.skipped, name):
                 skipped[name] = reason
                 continue
-            ours = _applied(self.names, name)
+            ours = _apply(self.names, name)
             if ours is None:
                 raise UnsupportedWeightsError(
                     f"'{name}' is not part of this layout, and its purpose is unknown. "
@@ -115,7 +115,7 @@ class Layout:
         return parts, skipped
 
 
-def _applied(rules: Rules, name: str) -> str | None:
+def _apply(rules: Rules, name: str) -> str | None:
     """Return what the first matching rule says of a name, its groups filled in."""
     for pattern, result in rules:
         if match := re.fullmatch(pattern, name):

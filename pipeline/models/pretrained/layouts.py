@@ -123,14 +123,14 @@ def convert(file: Path, *, num_heads: int | None = None) -> ConvertedWeights:
             represented by our models.
     """
     tensors = read_tensors(file)
-    layout = _recognised(file, tensors.weights)
+    layout = _recognize(file, tensors.weights)
     try:
-        return _converted(file, layout, tensors, num_heads)
+        return _convert(file, layout, tensors, num_heads)
     except UnsupportedWeightsError as error:
         raise ConfigError(f"'{file}' ({layout.title}): {error}.") from error
 
 
-def _recognised(file: Path, names: Iterable[str]) -> Layout:
+def _recognize(file: Path, names: Iterable[str]) -> Layout:
     listed = list(names)
     if adapter := next(filter(_ADAPTER.search, listed), None):
         raise ConfigError(
@@ -146,7 +146,7 @@ def _recognised(file: Path, names: Iterable[str]) -> Layout:
     )
 
 
-def _converted(
+def _convert(
     file: Path, layout: Layout, tensors: FileTensors, num_heads: int | None
 ) -> ConvertedWeights:
     parts, skipped = layout.assigned(tensors.weights)
@@ -165,7 +165,7 @@ def _converted(
     if layout.activation_note and facts.activation is None:
         notes.append(layout.activation_note)
     heads = num_heads or layout.num_heads(tensors.weights) or facts.num_heads
-    heads = _checked_heads(heads or _assumed_heads(dimensions.embed_dim, notes), dimensions)
+    heads = _check_heads(heads or _assume_heads(dimensions.embed_dim, notes), dimensions)
     model, choices = _model(parts, head, facts)
     settings: dict[str, Any] = {
         "patch_embedding": {"name": "conv", "patch_size": dimensions.patch_size},
@@ -232,7 +232,7 @@ def _model(parts: Parts, head: str, facts: CompanionFacts) -> tuple[str, dict[st
     return "vit_registers", {"num_registers": parts[REGISTERS].tensor.shape[1]}
 
 
-def _assumed_heads(embed_dim: int, notes: list[str]) -> int:
+def _assume_heads(embed_dim: int, notes: list[str]) -> int:
     heads = _PUBLISHED_HEADS.get(embed_dim)
     reason = f"as published for dimension {embed_dim}"
     if heads is None:
@@ -246,7 +246,7 @@ def _assumed_heads(embed_dim: int, notes: list[str]) -> int:
     return heads
 
 
-def _checked_heads(heads: int, dimensions: Dimensions) -> int:
+def _check_heads(heads: int, dimensions: Dimensions) -> int:
     if heads < 1 or dimensions.embed_dim % heads:
         raise UnsupportedWeightsError(
             f"{heads} attention heads do not divide the dimension {dimensions.embed_dim} of the "

@@ -119,7 +119,7 @@ _SPLIT = 3
 """Dimensions of the kernels of an attention layer, whose heads are kept apart."""
 
 
-def _oriented(name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _orient(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in torch's order: outputs first, heads joined."""
     attention = ".attention." in name
     if name.endswith("patch_embedding.projection.weight"):
@@ -178,7 +178,7 @@ JAX = Layout(
     std=HALVES,
     averages_without_class_token=True,
     resizing="linear_corners",
-    oriented=_oriented,
+    oriented=_orient,
     num_heads=_num_heads,
 )
 

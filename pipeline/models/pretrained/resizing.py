@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 
-def resized_kernel(kernel_DChw: torch.Tensor, new_size: tuple[int, int]) -> torch.Tensor:
+def resize_kernel(kernel_DChw: torch.Tensor, new_size: tuple[int, int]) -> torch.Tensor:
     """Resize a patch kernel by the pseudo-inverse of resizing (arXiv 2212.08013, eq. 4 and 5).
 
     The tokens of patches that are resized by bicubic interpolation stay the same: exactly for
@@ -29,7 +29,7 @@ def resized_kernel(kernel_DChw: torch.Tensor, new_size: tuple[int, int]) -> torc
     return resampled_DChw.to(kernel_DChw.dtype)
 
 
-def adapted_channels(kernel_DChw: torch.Tensor, channels: int) -> torch.Tensor:
+def adapt_channels(kernel_DChw: torch.Tensor, channels: int) -> torch.Tensor:
     """Adapt a patch kernel to another number of channels.
 
     The tokens of a grey image that is repeated over the channels stay the same: one channel gets

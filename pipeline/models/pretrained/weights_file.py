@@ -57,9 +57,9 @@ def read_tensors(file: Path) -> FileTensors:
     try:
         reader = _reader(file)
     except OSError as error:
-        raise _damaged(file, _reason(error)) from error
+        raise _make_damage_error(file, _reason(error)) from error
     contents = reader(file)
-    tensors, others, notes = _unwrapped(contents)
+    tensors, others, notes = _unwrap(contents)
     weights = {}
     for name, tensor in _without_prefixes(tensors).items():
         if tensor.is_floating_point():
@@ -105,7 +105,7 @@ def _read_safetensors(file: Path) -> Mapping[str, torch.Tensor]:
     try:
         tensors: dict[str, torch.Tensor] = load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
-        raise _damaged(file, _reason(error)) from error
+        raise _make_damage_error(file, _reason(error)) from error
     return tensors
 
 
@@ -122,13 +122,13 @@ def _read_pickle(file: Path) -> Mapping[Any, Any]:
             contents = torch.load(file, map_location="cpu", weights_only=True, mmap=whole)
     except pickle.UnpicklingError as error:
         if "GLOBAL" not in str(error) and "add_safe_globals" not in str(error):
-            raise _damaged(file, "not a torch.save checkpoint") from error
+            raise _make_damage_error(file, "not a torch.save checkpoint") from error
         raise ConfigError(
             f"'{file}': the file contains code, which Patchline does not run. Convert it to "
             "safetensors."
         ) from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as error:
-        raise _damaged(file, _reason(error)) from error
+        raise _make_damage_error(file, _reason(error)) from error
     if isinstance(contents, torch.nn.Module) or not isinstance(contents, Mapping):
         raise ConfigError(
             f"'{file}' holds a {type(contents).__name__}, not tensors by name. Save the model's "
@@ -142,12 +142,12 @@ def _is_torchscript(file: Path) -> bool:
         with zipfile.ZipFile(file) as archive:
             return any(name.endswith("constants.pkl") for name in archive.namelist())
     except (*_ZIP_ERRORS, ValueError) as error:
-        raise _damaged(file, _reason(error)) from error
+        raise _make_damage_error(file, _reason(error)) from error
 
 
 def _read_npz(file: Path) -> Mapping[str, torch.Tensor]:
     if not zipfile.is_zipfile(file):
-        raise _damaged(file, "not a numpy.savez archive")
+        raise _make_damage_error(file, "not a numpy.savez archive")
     tensors = {}
     try:
         with np.load(file, allow_pickle=False) as archive:
@@ -155,13 +155,13 @@ def _read_npz(file: Path) -> Mapping[str, torch.Tensor]:
                 tensors[name] = torch.from_numpy(archive[name])
     except (ValueError, TypeError) as error:
         if "allow_pickle" not in str(error) and "numpy.object_" not in str(error):
-            raise _damaged(file, _reason(error)) from error
+            raise _make_damage_error(file, _reason(error)) from error
         raise ConfigError(
             f"'{file}' holds Python objects, which can run code when they are loaded, so Patchline "
             "does not read them. Save plain arrays."
         ) from error
     except _ZIP_ERRORS as error:
-        raise _damaged(file, _reason(error)) from error
+        raise _make_damage_error(file, _reason(error)) from error
     return tensors
 
 
@@ -169,14 +169,14 @@ def _reason(error: Exception) -> str:
     return first_line(error).split(". ")[0][:120]
 
 
-def _damaged(file: Path, reason: str) -> ConfigError:
+def _make_damage_error(file: Path, reason: str) -> ConfigError:
     return ConfigError(
         f"'{file}' cannot be read as {file.suffix.lower()} ({reason}). "
         "Download or copy the file again."
     )
 
 
-def _unwrapped(
+def _unwrap(
     contents: Mapping[Any, Any],
 ) -> tuple[dict[str, torch.Tensor], dict[str, str], tuple[str, ...]]:
     """Return the tensors inside the wrappers of a checkpoint, its other parts, and notes."""

@@ -16,14 +16,14 @@ from torch import nn
 
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.models.calibrated_models import Ensemble
-from patchline.pipeline.models.probing.linear_head import classifying_head
+from patchline.pipeline.models.probing.linear_head import find_classifying_head
 from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]
 _MOST_IMAGES = 2000
 
 
-def chosen_rows(table: pd.DataFrame, seed: int) -> Array:
+def choose_rows(table: pd.DataFrame, seed: int) -> Array:
     """Return the rows of at most 2,000 validation and 2,000 test images, drawn at random.
 
     Args:
@@ -68,7 +68,7 @@ class ChosenFeatures:
         inputs: list[torch.Tensor | None] = [None] * len(members)
         with ExitStack() as stack:
             try:
-                heads = [classifying_head(each, num_classes, image) for each in members]
+                heads = [find_classifying_head(each, num_classes, image) for each in members]
             except ConfigError:
                 yield None
                 return

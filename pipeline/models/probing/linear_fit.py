@@ -126,10 +126,10 @@ def fit_head(
             path = _Path.of(_problem(*training, num_classes, weights_K))
             return path.fitted_with(regularization)
         validation = _finite(validation_features), _indices(validation_labels)
-        return _fitted(training, validation, num_classes, weights_K, units_N, on_progress)
+        return _fit(training, validation, num_classes, weights_K, units_N, on_progress)
 
 
-def _fitted(
+def _fit(
     training: tuple[torch.Tensor, torch.Tensor],
     validation_images: tuple[torch.Tensor, torch.Tensor],
     num_classes: int,
@@ -143,7 +143,7 @@ def _fitted(
     held_out = []
     if len(validation) < FEWEST_VALIDATION:
         divided_N = strata(labels.numpy()) if _are_sets(labels) else labels.numpy()
-        for part_rows in held_out_folds(divided_N, units_N):
+        for part_rows in split_into_folds(divided_N, units_N):
             rows = torch.from_numpy(part_rows)
             fitted = torch.ones(len(labels), dtype=torch.bool)
             fitted[rows] = False
@@ -233,7 +233,9 @@ class _Unseen:
         return torch.addmm(bias_K, self.features_MD, weight_KD.T)
 
 
-def _tried(regularization: float, training_loss: float, unseen: Sequence[_Unseen]) -> TriedFit:
+def _evaluate_unseen(
+    regularization: float, training_loss: float, unseen: Sequence[_Unseen]
+) -> TriedFit:
     """Return the outcome of the latest minimum on images that were not fitted."""
     if _are_sets(unseen[0].labels_M):
         logits_MK = torch.cat([each.logits() for each in unseen])
@@ -256,7 +258,7 @@ def _search(
     for regularization in REGULARIZATIONS:
         for each in paths.values():
             each.advance(regularization)
-        tried.append(_tried(regularization, path.problem.loss(path.solution), unseen))
+        tried.append(_evaluate_unseen(regularization, path.problem.loss(path.solution), unseen))
         latest, smallest = tried[-1].cost, tried[best_at].cost
         if latest < (1 - _IMPROVEMENT) * smallest:
             improved_at = len(tried) - 1
@@ -291,7 +293,7 @@ def _indices(labels: Labels) -> torch.Tensor:
     return torch.from_numpy(np.array(labels, np.int64))
 
 
-def held_out_folds(
+def split_into_folds(
     labels_N: Labels, units_N: Labels | None = None, folds: int = FOLDS
 ) -> list[Labels]:
     """Return the rows of each fold, with a share of every class, and none with all of a class.

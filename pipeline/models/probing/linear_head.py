@@ -46,7 +46,7 @@ def linear_head(model: nn.Module, num_classes: int, image: ImageSpec | None = No
     return candidates[-1]
 
 
-def classifying_head(model: nn.Module, num_classes: int, image: ImageSpec) -> nn.Module:
+def find_classifying_head(model: nn.Module, num_classes: int, image: ImageSpec) -> nn.Module:
     """Return the part of a model whose input is the features: its `head`, or its last layer.
 
     Raises:
@@ -57,7 +57,7 @@ def classifying_head(model: nn.Module, num_classes: int, image: ImageSpec) -> nn
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def use_evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Run a block with the model in evaluation mode and without gradients; restore its mode."""
     was_training = model.training
     model.eval()
@@ -79,7 +79,7 @@ def _that_end(model: nn.Module, candidates: list[nn.Linear], image: ImageSpec) -
     image_BCHW = torch.randn((1, image.channels, image.height, image.width), generator=random)
     hooks = [layer.register_forward_hook(keep) for layer in candidates]
     try:
-        with evaluating(model):
+        with use_evaluation_mode(model):
             logits_BK = model(image_BCHW.to(candidates[0].weight.device))
             return [
                 layer

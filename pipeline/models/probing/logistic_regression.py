@@ -112,7 +112,7 @@ class LogisticProblem(ABC):
         """Return the minimum for a C as in scikit-learn, searched from a start."""
         penalty = self._penalty(regularization)
         scale = self._scale(penalty, start)
-        unknowns_KU = (_joined(start) / scale).requires_grad_()
+        unknowns_KU = (_join(start) / scale).requires_grad_()
 
         def unscaled() -> Solution:
             values_KU = unknowns_KU.detach() * scale
@@ -122,7 +122,7 @@ class LogisticProblem(ABC):
             here = unscaled()
             loss, slope = self._loss_and_slope(here)
             slope = slope._replace(weight_KR=slope.weight_KR + penalty * here.weight_KR)
-            unknowns_KU.grad = _joined(slope) * scale
+            unknowns_KU.grad = _join(slope) * scale
             return loss + penalty / 2 * float(here.weight_KR.double().square().sum())
 
         tolerance = _TOLERANCE[unknowns_KU.dtype]
@@ -314,7 +314,7 @@ def suitable_threads(multiplications: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _joined(solution: Solution) -> torch.Tensor:
+def _join(solution: Solution) -> torch.Tensor:
     """Return weights and bias in one tensor (K, U)."""
     return torch.cat([solution.weight_KR, solution.bias_K[:, None]], 1)
 

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchline.pipeline.models.inference import Transfers, fitting_batches
-from patchline.pipeline.models.probing.linear_head import evaluating
-from patchline.pipeline.workspace.files.file_locks import locked, try_lock
+from patchline.pipeline.models.inference import Transfers, compute_fitting_batches
+from patchline.pipeline.models.probing.linear_head import use_evaluation_mode
+from patchline.pipeline.workspace.files.file_locks import hold_lock, try_lock
 from patchline.pipeline.workspace.files.resumable_work import (
     EarlierResult,
     EarlierRows,
@@ -124,7 +124,7 @@ class StoredRows(ABC):
         def compute(rows: Rows) -> None:
             self._finish([[self._of_rows(rows)]])
 
-        with evaluating(self.model):
+        with use_evaluation_mode(self.model):
             return seconds_per_image(compute, self.rows, self.batch_size)
 
     def _complete(self, on_progress: Progress | None) -> ResumableArray:
@@ -139,21 +139,23 @@ class StoredRows(ABC):
         array = self.array()
         if self.group and self.group.rank:
             _wait_for_lock(self.group)
-            with evaluating(self.model):
-                for _ in self._batches(array, _agreed(self.group, []), EarlierRows((), ())):
+            with use_evaluation_mode(self.model):
+                for _ in self._batches(
+                    array, _agree_on_starts(self.group, []), EarlierRows((), ())
+                ):
                     pass
             return array
         workspace = workspace_of(array.file)
         with (
-            _locked_for(self.group, array.file.with_suffix(".lock"), self._on_wait),
-            evaluating(self.model),
+            _hold_lock_for(self.group, array.file.with_suffix(".lock"), self._on_wait),
+            use_evaluation_mode(self.model),
         ):
             workspace.fetch_array(array.file)
             finished = array.resume()
             starts = range(0, len(self.rows), self.batch_size)
             missing = [each for each in starts if not finished[each : each + self.batch_size].all()]
             batches = self._batches(
-                array, _agreed(self.group, missing), self._stored_elsewhere(finished)
+                array, _agree_on_starts(self.group, missing), self._stored_elsewhere(finished)
             )
             done = int(finished.sum())
             if on_progress and done:
@@ -208,7 +210,7 @@ class StoredRows(ABC):
             return torch.from_numpy(self._finish([self._of_batch(array, start, stored)]))
 
         like = torch.from_numpy(np.empty((self.batch_size, *array.shape[1:]), array.dtype))
-        for start, batch in _computed_in_turn(self.group, starts, like, compute):
+        for start, batch in _compute_in_turn(self.group, starts, like, compute):
             yield start, [batch[: len(self.rows) - start]]
 
     def _finish(self, batches: list[Batch]) -> Array:
@@ -239,7 +241,9 @@ class StoredRows(ABC):
 
     def _computed(self, rows: Rows) -> Batch:
         """Return the values of a batch; it is divided if the device runs out of memory."""
-        parts = fitting_batches(len(rows), len(rows), lambda part: self._of_rows(rows[part]))
+        parts = compute_fitting_batches(
+            len(rows), len(rows), lambda part: self._of_rows(rows[part])
+        )
         return [values for _, values in parts]
 
     def _on_wait(self) -> None:
@@ -277,7 +281,7 @@ def seconds_per_image(compute: Callable[[Rows], object], rows: Rows, largest: in
 
 
 @contextmanager
-def _locked_for(
+def _hold_lock_for(
     group: BatchGroup | None, file: Path, on_wait: Callable[[], None]
 ) -> Iterator[None]:
     """Hold a lock; the first process of a group waits for the whole group.
@@ -286,7 +290,7 @@ def _locked_for(
     stopped if another run computes the same for longer than a group waits for a process.
     """
     if group is None:
-        with locked(file, on_wait):
+        with hold_lock(file, on_wait):
             yield
         return
     for attempt in itertools.count():
@@ -305,7 +309,7 @@ def _wait_for_lock(group: BatchGroup) -> None:
         pass
 
 
-def _agreed(group: BatchGroup | None, starts: list[int]) -> list[int]:
+def _agree_on_starts(group: BatchGroup | None, starts: list[int]) -> list[int]:
     """Return the starts of batches that the first process of a group passes, to all of it."""
     if group is None:
         return starts
@@ -314,7 +318,7 @@ def _agreed(group: BatchGroup | None, starts: list[int]) -> list[int]:
     return [int(start) for start in group.numbers_of_first(*own)]
 
 
-def _computed_in_turn(
+def _compute_in_turn(
     group: BatchGroup,
     starts: Sequence[int],
     like: torch.Tensor,

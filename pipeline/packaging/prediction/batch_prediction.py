@@ -56,7 +56,7 @@ from patchline.pipeline.workers.worker_parts import (
     read_lines,
 )
 from patchline.pipeline.workers.worker_process import Worker
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.table_cells import printable, table_cell
 
 FEWEST_IMAGES = 500
@@ -258,7 +258,7 @@ def predict_part(job: PredictionJob, events: EventWriter) -> PartDone:
     schema = part_schema(_schema(model, job.model_id, whole=job.whole, spread=job.spread))
     done = 0
     with (
-        replacing(events.folder / _TABLE_FILE) as temporary,
+        replace_file(events.folder / _TABLE_FILE) as temporary,
         pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
         closing(_predictions(model, iter(files), job.top_k, job.coverage)) as batches,
     ):

@@ -178,12 +178,12 @@ def pixels_of(model: PackagedModel, file: ImageFile) -> np.ndarray[Any, Any]:
 
 def _name(path: str) -> str:
     """Return what an image is called: its path, or its address."""
-    return printable(remote_data.shown_path(path))
+    return printable(remote_data.format_path(path))
 
 
 def _members(argument: int, path: Path) -> list[ImageFile]:
     """Return the members of an archive, in order; those that are refused have an error."""
-    file, archive = _opened_archive(path)
+    file, archive = _open_archive(path)
     errors = [("", member) for member in _possible(archive.paths)]
     errors += [(member.reason, member.path) for member in archive.refused]
     members = [
@@ -198,7 +198,7 @@ def _possible(paths: Sequence[str]) -> list[str]:
     return list(filter(may_be_image, DEFAULT_IGNORED.remaining(paths)))
 
 
-def _opened_archive(path: Path) -> tuple[Path, Archive]:
+def _open_archive(path: Path) -> tuple[Path, Archive]:
     """Open an archive, and return the file that it is read from.
 
     A compressed tar is decompressed once, where a run on it would look for it.
@@ -230,7 +230,7 @@ def _below(argument: int, root: str, left_out: set[str], *, in_order: bool) -> I
             yield ImageFile(argument, path, _name(path))
             continue
         try:
-            folder = _opened(path, stack[-1].above, in_order=in_order)
+            folder = _open(path, stack[-1].above, in_order=in_order)
         except OSError as error:
             reason = f"the folder cannot be opened: {error.strerror}"
             yield ImageFile(argument, path, _name(path or root), reason)
@@ -239,7 +239,7 @@ def _below(argument: int, root: str, left_out: set[str], *, in_order: bool) -> I
             stack.append(folder)
 
 
-def _opened(path: str, above: frozenset[tuple[int, int]], *, in_order: bool) -> _Folder | None:
+def _open(path: str, above: frozenset[tuple[int, int]], *, in_order: bool) -> _Folder | None:
     """Return a folder's entries; None if a link leads back to a parent."""
     try:
         status = Path(path).stat()
@@ -247,7 +247,7 @@ def _opened(path: str, above: frozenset[tuple[int, int]], *, in_order: bool) -> 
         if identity in above:
             return None
         entries = _entries(path or ".")
-        return _Folder(path, _sorted(entries) if in_order else entries, above | {identity})
+        return _Folder(path, _sort(entries) if in_order else entries, above | {identity})
     except FileNotFoundError:
         return None  # deleted in the meantime
 
@@ -276,7 +276,7 @@ def _is(question: Callable[[], bool]) -> bool:
         return False
 
 
-def _sorted(entries: Iterator[_Entry]) -> Iterator[_Entry]:
+def _sort(entries: Iterator[_Entry]) -> Iterator[_Entry]:
     """Sort a folder's entries by their printable names.
 
     Plain strings and a set of the folders take a third of the memory of sorted entries.

@@ -94,7 +94,7 @@ class Model:
         """
         if errors not in ("raise", "mark"):
             raise ConfigError(f"errors is {errors!r}, but must be 'raise' or 'mark'.")
-        named = _named(_as_iterable(images))
+        named = _name_images(_as_iterable(images))
         names, answers = list[Any](), list[dict[str, Any]]()
         for batch in _batches(named):
             names += [each.name for each in batch]
@@ -180,7 +180,7 @@ def _as_iterable(images: Image | Iterable[Image]) -> Iterable[Image]:
     return images
 
 
-def _named(images: Iterable[Image]) -> Iterator[_Named]:
+def _name_images(images: Iterable[Image]) -> Iterator[_Named]:
     for position, image in enumerate(images):
         if isinstance(image, str | Path):
             check_images([Path(image)])

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.packaging.prediction.image_files import ImageFile, Place, place
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.atomic_files import replace_file, storage_errors
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.files.resumable_work import FinishedPieces, Piece
 from patchline.pipeline.workspace.files.sealed_files import digest_of
@@ -121,7 +121,7 @@ class PredictionParts:
         if self._pending:
             table = pa.concat_tables(self._pending)
             part = Piece(self._next, self._next + len(table))
-            with replacing(self._file_of(part)) as temporary:
+            with replace_file(self._file_of(part)) as temporary:
                 pyarrow.parquet.write_table(table, temporary)
             self._finished.add(part)
             self._parts.append(part)
@@ -288,12 +288,12 @@ def _check_state(folder: Path, out: Path, state: PredictionState) -> None:
         then = getattr(before, key)
         if then != now:
             raise ConfigError(
-                f"{folder} holds unfinished predictions with {key} {_shown(then)}, not "
-                f"{_shown(now)}. {remedy}"
+                f"{folder} holds unfinished predictions with {key} {_format(then)}, not "
+                f"{_format(now)}. {remedy}"
             )
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 

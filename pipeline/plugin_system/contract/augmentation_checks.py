@@ -14,8 +14,8 @@ from patchline.pipeline.data.batches.augmentation import BuiltAugmentation, Pixe
 from patchline.pipeline.plugin_system.contract.checks import (
     Check,
     CheckedPlugin,
-    accepted_side,
     checks,
+    find_accepted_side,
     require,
 )
 from patchline.pipeline.plugin_system.contract.module_checks import ImageShape
@@ -33,7 +33,7 @@ def table(subject: CheckedPlugin) -> list[Check]:
     file.
     """
     try:
-        accepted_side(lambda side: subject.settings.resolved_for(traits(side)))
+        find_accepted_side(lambda side: subject.settings.resolved_for(traits(side)))
     except ConfigError:
         return []
     return checks(
@@ -49,15 +49,15 @@ def table(subject: CheckedPlugin) -> list[Check]:
 def keeps_shape_and_type(subject: CheckedPlugin) -> None:
     """Colour, greyscale and non-square images stay uint8 of the same shape."""
     for built, images in _samples(subject):
-        _augmented(built, images)
+        _augment(built, images)
 
 
 def same_seed_same_image(subject: CheckedPlugin) -> None:
     """The same seed gives the same images, in this object and in a new one."""
     for (built, images), (other, _) in zip(_samples(subject), _samples(subject), strict=True):
-        first = _augmented(built, images)
+        first = _augment(built, images)
         require(
-            all(np.array_equal(first, _augmented(each, images)) for each in (built, other)),
+            all(np.array_equal(first, _augment(each, images)) for each in (built, other)),
             "The same seed gives different images. Draw from the transform's own "
             "generators, and keep no state between images.",
         )
@@ -66,9 +66,9 @@ def same_seed_same_image(subject: CheckedPlugin) -> None:
 def independent_of_the_batch(subject: CheckedPlugin) -> None:
     """An image looks the same alone and in a batch, wherever it is in the batch."""
     for built, images in _samples(subject):
-        together = _augmented(built, images)
+        together = _augment(built, images)
         alone = [built(image, 0, row) for row, image in zip(_ROWS, images, strict=True)]
-        backwards = _augmented(built, images[::-1].copy(), _ROWS[::-1])[::-1]
+        backwards = _augment(built, images[::-1].copy(), _ROWS[::-1])[::-1]
         require(
             np.array_equal(together, np.stack(alone)) and np.array_equal(together, backwards),
             "An image looks different in another batch. Draw one number for each image, and "
@@ -80,7 +80,7 @@ def changes_something(subject: CheckedPlugin) -> None:
     """Different seeds give different images, for at least one shape."""
     versions = []
     for built, images in _samples(subject):
-        augmented = _augmented(built, np.repeat(images[:1], len(_ROWS), axis=0))
+        augmented = _augment(built, np.repeat(images[:1], len(_ROWS), axis=0))
         versions.append(len({image.tobytes() for image in augmented}))
     require(
         max(versions) > 1,
@@ -109,7 +109,7 @@ def _samples(subject: CheckedPlugin) -> Iterator[tuple[BuiltAugmentation, Pixels
         yield BuiltAugmentation(subject.plugin, resolved, context, "checked here", seed=0), images
 
 
-def _augmented(built: BuiltAugmentation, images_BHWC: Pixels, rows: list[int] = _ROWS) -> Pixels:
+def _augment(built: BuiltAugmentation, images_BHWC: Pixels, rows: list[int] = _ROWS) -> Pixels:
     images = torch.from_numpy(built.by_image(images_BHWC.copy(), 0, rows))
     augmented: Pixels = built.by_batch(images, 0, torch.tensor(rows)).numpy()
     return augmented

@@ -142,7 +142,7 @@ def with_expected_failures(
     return list(by_name.values())
 
 
-def accepted_side(attempt: Callable[[int], object]) -> int:
+def find_accepted_side(attempt: Callable[[int], object]) -> int:
     """Return the smallest usual side of a square image that an attempt does not refuse.
 
     Raises:

@@ -31,7 +31,7 @@ def table(subject: CheckedPlugin) -> list[Check]:
 def runs_a_worker(subject: CheckedPlugin) -> None:
     """A worker runs to its end; its exit code is returned once its result is in its folder."""
     for job, expected in _CODES.items():
-        with _started(subject, job) as (folder, worker):
+        with _start_worker(subject, job) as (folder, worker):
             ended = wait_until(
                 lambda: worker.poll() is not None,
                 _POLL_SECONDS,
@@ -46,7 +46,7 @@ def runs_a_worker(subject: CheckedPlugin) -> None:
 
 def streams_until_it_is_stopped(subject: CheckedPlugin) -> None:
     """Lines of events.jsonl appear once each while the worker runs, and none when it is stopped."""
-    with _started(subject, "beat") as (folder, worker):
+    with _start_worker(subject, "beat") as (folder, worker):
         file = folder / "events.jsonl"
 
         def has_lines() -> bool:
@@ -75,7 +75,7 @@ def closes_twice(subject: CheckedPlugin) -> None:
 
 
 @contextmanager
-def _started(subject: CheckedPlugin, job: str) -> Iterator[tuple[Path, RunningWorker]]:
+def _start_worker(subject: CheckedPlugin, job: str) -> Iterator[tuple[Path, RunningWorker]]:
     """Start a worker; it is stopped with its launcher, a second time if the check has done it."""
     launcher = subject.plugin.build(subject.settings, LauncherContext(subject.folder))
     try:

@@ -20,8 +20,8 @@ from patchline.pipeline.plugin_system.contract.checks import (
     Check,
     CheckedPlugin,
     CheckError,
-    accepted_side,
     checks,
+    find_accepted_side,
     require,
 )
 from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
@@ -90,7 +90,7 @@ class ModuleSubject(CheckedPlugin):
         Raises:
             ConfigError: if it accepts no size from 32 to 384 pixels.
         """
-        side = accepted_side(lambda each: self.build(ImageShape(channels, each, each)))
+        side = find_accepted_side(lambda each: self.build(ImageShape(channels, each, each)))
         return ImageShape(channels, side, side)
 
     def built(self, shape: ImageShape | None = None, seed: int = 0) -> nn.Module:

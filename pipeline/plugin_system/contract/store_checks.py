@@ -56,7 +56,7 @@ def reads_what_was_written(subject: CheckedPlugin) -> None:
             store.read_range("a/none", 0, 1) is None,
             "read_range returns bytes of an object that does not exist. Return None.",
         )
-        _refused("read_range", lambda: store.read_range("a/b", 0, 1, if_match="another"))
+        _check_refused("read_range", lambda: store.read_range("a/b", 0, 1, if_match="another"))
         for _ in range(2):
             store.delete("a/b")
         require(store.read("a/b") is None, "An object is there after it was deleted.")
@@ -101,10 +101,10 @@ def keeps_conditions(subject: CheckedPlugin) -> None:
     """A write is refused if there is an object already, or not the one that was read."""
     with _store(subject) as store:
         first = store.write("split", b"1", if_absent=True)
-        _refused("if_absent", lambda: store.write("split", b"2", if_absent=True))
+        _check_refused("if_absent", lambda: store.write("split", b"2", if_absent=True))
         second = store.write("split", b"2", if_match=first)
-        _refused("if_match", lambda: store.write("split", b"3", if_match=first))
-        _refused("if_match", lambda: store.write("gone", b"3", if_match=first))
+        _check_refused("if_match", lambda: store.write("split", b"3", if_match=first))
+        _check_refused("if_match", lambda: store.write("gone", b"3", if_match=first))
         content = store.read("split")
         require(
             content is not None and (bytes(content.data), content.info.state) == (b"2", second),
@@ -112,7 +112,9 @@ def keeps_conditions(subject: CheckedPlugin) -> None:
         )
 
 
-def _refused(condition: str, action: Callable[[], ObjectState | bytes | memoryview | None]) -> None:
+def _check_refused(
+    condition: str, action: Callable[[], ObjectState | bytes | memoryview | None]
+) -> None:
     try:
         action()
     except ConflictError:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.contract.checks import Check, CheckedPlugin, checks, require
-from patchline.pipeline.plugin_system.tools import imported, tools
+from patchline.pipeline.plugin_system.tools import import_function, tools
 from patchline.plugin_api import ToolPlugin
 
 _HEAVY = {"torch", "pandas", "mlflow", "prefect", "albumentations", "sklearn", "matplotlib", "cv2"}
@@ -43,7 +43,8 @@ def names_what_exists(subject: CheckedPlugin) -> None:
     """Every function that it names can be imported."""
     for path in _paths(subject.plugin):
         require(
-            callable(imported(path)), f"{path} is no function. Name one as package.module:function."
+            callable(import_function(path)),
+            f"{path} is no function. Name one as package.module:function.",
         )
 
 
@@ -52,7 +53,7 @@ def help_is_what_the_command_says(subject: CheckedPlugin) -> None:
     for command in subject.plugin.commands:
         if command.composed:
             continue
-        said = " ".join((getdoc(imported(command.function)) or "").split("\n\n")[0].split())
+        said = " ".join((getdoc(import_function(command.function)) or "").split("\n\n")[0].split())
         require(
             said == command.help,
             f"`patchline {command.words}` has the help '{command.help}', and {command.function} "
@@ -63,7 +64,7 @@ def help_is_what_the_command_says(subject: CheckedPlugin) -> None:
 def schedules_a_flow(subject: CheckedPlugin) -> None:
     """What a schedule repeats is a flow at the top level of the module that it names."""
     for work in subject.plugin.work:
-        function = getattr(imported(work.flow), "fn", None)
+        function = getattr(import_function(work.flow), "fn", None)
         path = function and f"{function.__module__}:{function.__qualname__}"
         require(
             path == work.flow,
@@ -108,7 +109,7 @@ def is_listed_at_once(subject: CheckedPlugin) -> None:
     """The module of the plugin imports neither torch nor pandas, MLflow, Prefect and the like."""
     targets = [
         entry.target
-        for entry in plugin_loader.installed("tool")
+        for entry in plugin_loader.list_installed("tool")
         if entry.error is None and plugin_loader.load_entry(entry) is subject.plugin
     ]
     require(targets, "It is not installed, so its module is not known. Install its package.")

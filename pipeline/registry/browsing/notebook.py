@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from patchline.pipeline.evaluation.headline import headline_of
 from patchline.pipeline.evaluation.promotion_decision import verdict
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.terminal_words import counted, short_path, visible
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class NotebookLines:
 
     def note(self, text: str) -> None:
         """Write the text."""
-        self._lines.append((f"         {visible(redacted(text))}", _DIM))
+        self._lines.append((f"         {visible(redact_text(text))}", _DIM))
         self._draw()
 
     def advance(
@@ -125,7 +125,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return a frame with the report, in which no script runs."""
-        return _framed(self.path)
+        return _frame_page(self.path)
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,7 +173,7 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """Return a frame with the page; its own script may run, but not reach the notebook."""
-        return _framed(self.path, "allow-scripts")
+        return _frame_page(self.path, "allow-scripts")
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,7 +205,7 @@ class DataReport:
 
     def _repr_html_(self) -> str:
         """Return a frame with the page, in which no script runs."""
-        return _framed(self.path)
+        return _frame_page(self.path)
 
 
 @dataclass(frozen=True, repr=False)
@@ -314,7 +314,7 @@ Shown = TypeVar("Shown", Run, DataReport, Decision)
 def run_of(summary: RunSummary) -> Run:
     """Return the run that a summary is about."""
     served = summary.tracking_uri.startswith("http")
-    return _shown(
+    return _convert(
         Run,
         summary,
         report=Report(Path(summary.report), summary.metrics),
@@ -328,12 +328,12 @@ def run_of(summary: RunSummary) -> Run:
 
 def data_report_of(inspected: Inspected, folder: Path) -> DataReport:
     """Return what an inspection found, whose page and table are in a folder."""
-    return _shown(DataReport, inspected.result, path=folder / PAGE, table=folder / TABLE)
+    return _convert(DataReport, inspected.result, path=folder / PAGE, table=folder / TABLE)
 
 
 def decision_of(promotion: Promotion) -> Decision:
     """Return the decision that a promotion came to."""
-    return _shown(
+    return _convert(
         Decision,
         promotion,
         provenance=promotion.provenance.state,
@@ -341,7 +341,7 @@ def decision_of(promotion: Promotion) -> Decision:
     )
 
 
-def _shown(kind: type[Shown], source: object, **others: Any) -> Shown:
+def _convert(kind: type[Shown], source: object, **others: Any) -> Shown:
     """Return what a notebook shows of a value: its fields of the same names, and others."""
     same = {
         each.name: getattr(source, each.name) for each in fields(kind) if each.name not in others
@@ -349,7 +349,7 @@ def _shown(kind: type[Shown], source: object, **others: Any) -> Shown:
     return kind(**same, **others)
 
 
-def _framed(path: Path, allowed: str = "") -> str:
+def _frame_page(path: Path, allowed: str = "") -> str:
     """Return a frame with a page, or where it is if it is too large to be kept in a notebook."""
     name = html.escape(short_path(path))
     try:

@@ -87,7 +87,7 @@ def grid_images(outcome: Outcome) -> Iterator[GridImage]:
         if images and (folder / name).exists():
             rows = plots.gallery_rows(len(images))
             for step, pixels in enumerate(_slices(_read(folder / name), rows)[:_GALLERY_STEPS]):
-                yield GridImage(key, step, _stacked(pixels))
+                yield GridImage(key, step, _stack_halves(pixels))
 
 
 def _galleries(
@@ -122,7 +122,7 @@ def preview_steps(preview_HWC: Pixels, most: int = _PREVIEW_STEPS) -> list[Pixel
     return steps
 
 
-def _stacked(row_HWC: Pixels) -> Pixels:
+def _stack_halves(row_HWC: Pixels) -> Pixels:
     """Stack the left half of a row of images on its right half, because grid cells are square."""
     left, right = np.split(row_HWC[:, : row_HWC.shape[1] // 2 * 2], 2, axis=1)
     return np.concatenate([left, right], axis=0)

@@ -23,7 +23,7 @@ from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.registry.browsing.outcome import EncoderOutcome, Outcome
 from patchline.pipeline.registry.promotion import Promotion
-from patchline.pipeline.terminal_words import pasted_path, pasted_program
+from patchline.pipeline.terminal_words import find_program, pasted_path
 from patchline.pipeline.workspace.tracking import addresses, tracking_store
 
 
@@ -138,7 +138,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
         seconds: duration of the whole command.
         plugins: plugin files that were given with `--plugin`.
     """
-    program, activation = pasted_program("patchline")
+    program, activation = find_program("patchline")
     return render_markdown(
         "next_steps.txt.j2",
         __package__,
@@ -148,7 +148,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
         headline=headline_of(summary.metrics),
         program=program,
         activation=activation,
-        mlflow=pasted_program("mlflow")[0],
+        mlflow=find_program("mlflow")[0],
         plugins="".join(f" --plugin {pasted_path(str(file))}" for file in plugins),
         pasted_path=pasted_path,
         has_server=_has_server(summary.tracking_uri),

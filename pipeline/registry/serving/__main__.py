@@ -18,11 +18,11 @@ from patchline.pipeline import config_errors
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.registry.serving import server
 from patchline.pipeline.registry.serving.alias_watch import Registry
-from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, checked_package
+from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, check_package
 from patchline.pipeline.registry.serving.engine import cores
 from patchline.pipeline.web.access_control import check_access
 from patchline.pipeline.web.config import ServingConfig
-from patchline.pipeline.web.listening import check_certificate, listening_socket
+from patchline.pipeline.web.listening import check_certificate, open_listening_socket
 
 _OF_A_REGISTRY = {"form", "feedback", "allow_new_classes", "record", "record_images"}
 """Settings that a container does not have."""
@@ -63,12 +63,12 @@ def _serve(given: argparse.Namespace) -> None:
     config = _config(given)
     check_access(config)
     check_certificate(config)
-    with listening_socket(config) as listening:
+    with open_listening_socket(config) as listening:
         first = server.FirstVersion(
             given.name,
             None,
             given.model_version,
-            lambda: checked_package(given.package, config.threads or cores()),
+            lambda: check_package(given.package, config.threads or cores()),
         )
 
         def tell() -> None:

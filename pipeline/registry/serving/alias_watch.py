@@ -16,13 +16,13 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.served_package import (
     MissingExportError,
     RegistryReader,
+    fetch_served_package,
     registry_reader,
-    served_package,
 )
 from patchline.pipeline.registry.serving.checked_package import (
     Checked,
     PackageRefusedError,
-    checked_package,
+    check_package,
 )
 from patchline.pipeline.registry.serving.model_host import ModelHost
 from patchline.pipeline.terminal_words import few_names
@@ -117,8 +117,10 @@ class AliasWatch:
         """Load a version and switch to it; keep the present one if that is refused."""
         host, began = self._host, time.monotonic()
         try:
-            folder = served_package(self._registry.reader(), host.name, version, host.config.form)
-            checked = checked_package(folder, host.threads)
+            folder = fetch_served_package(
+                self._registry.reader(), host.name, version, host.config.form
+            )
+            checked = check_package(folder, host.threads)
         except PackageRefusedError as error:
             self._reject(version, str(error))
             return

@@ -54,7 +54,7 @@ class Checked(NamedTuple):
     """Images beyond which a larger batch is hardly faster for each of them."""
 
 
-def checked_package(folder: Path, threads: int) -> Checked:
+def check_package(folder: Path, threads: int) -> Checked:
     """Open the package in a folder, warm it, and check it.
 
     One that answers differently on other processors, as `patchline export --to int8` writes it, is
@@ -85,17 +85,19 @@ def checked_package(folder: Path, threads: int) -> Checked:
         logger.warning("The package holds no digests: whether its files were changed is not known.")
     if not package.classes:
         raise PackageRefusedError("it is an encoder without classes")
-    allowed = _allowed_difference(artifacts, package)
+    allowed = _check_on_processor(artifacts, package)
     seconds = _seconds_of_one(package, allowed)
     if seconds > _QUICK_SECONDS and threads > 1:
         each = min(threads, _MOST_THREADS)
         package = package.with_threads(each)
         _seconds_of_one(package, allowed)
-        return Checked(package, max(1, threads // each), paying_batch(package, time.perf_counter))
-    return Checked(package, threads, paying_batch(package, time.thread_time))
+        return Checked(
+            package, max(1, threads // each), measure_paying_batch(package, time.perf_counter)
+        )
+    return Checked(package, threads, measure_paying_batch(package, time.thread_time))
 
 
-def paying_batch(package: PackagedModel, clock: Callable[[], float]) -> int:
+def measure_paying_batch(package: PackagedModel, clock: Callable[[], float]) -> int:
     """Return how many images to compute together at most.
 
     An image waits for all others of its batch, so a batch that takes in proportion to its images
@@ -137,7 +139,7 @@ def _seconds_for(
     return least
 
 
-def _allowed_difference(artifacts: Path, package: PackagedModel) -> float:
+def _check_on_processor(artifacts: Path, package: PackagedModel) -> float:
     """Check the answers of a package that depends on the processor.
 
     Returns:
@@ -203,7 +205,7 @@ def _check(
     if np.abs(together_BK - alone_BK).max() > allowed:
         raise PackageRefusedError("an image has other probabilities alone than in a batch")
     for row_K, answer in zip(together_BK, answers, strict=True):
-        if _named(answer) != _named(package.writer.verdict(row_K, 1)):
+        if _list_named(answer) != _list_named(package.writer.verdict(row_K, 1)):
             raise PackageRefusedError("its answers name other classes than its network")
 
 
@@ -216,6 +218,6 @@ def _are_probabilities(outputs_BK: np.ndarray[Any, Any], *, of_one_label: bool) 
     return bool((outputs_BK <= 1 + _TOLERANCE).all())
 
 
-def _named(answer: Mapping[str, Any]) -> list[Any]:
+def _list_named(answer: Mapping[str, Any]) -> list[Any]:
     """Return the class that an answer names, or the labels."""
     return [each["label"] for each in answer.get("labels", [answer])]

@@ -40,7 +40,7 @@ from patchline.pipeline.registry.serving.interfaces import (
 from patchline.pipeline.registry.serving.interfaces.answering import Server, server_of
 from patchline.pipeline.registry.serving.model_host import ModelHost
 from patchline.pipeline.registry.serving.traffic_recorder import TrafficRecorder
-from patchline.pipeline.web.access_control import AccessControl, left_unread
+from patchline.pipeline.web.access_control import AccessControl, read_rest
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import CertificateRenewal
 from patchline.pipeline.web.request_body import Refusal, json_response
@@ -196,17 +196,17 @@ def application(host: ModelHost, port: int) -> AccessControl:
         app.include_router(router)
     if host.config.feedback is not None:
         package = host.served.package
-        app.state.feedback = feedback_api.opened_table(
+        app.state.feedback = feedback_api.open_table(
             host.config.feedback, several=package.is_multi_label, classes=package.classes
         )
         app.include_router(feedback_api.router)
     app.add_api_route("/", _page("index.html"), include_in_schema=False)
     app.add_api_route("/docs", _page("interface.html"), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=PAGE), name="static")
-    app.add_exception_handler(Refusal, _refused)
+    app.add_exception_handler(Refusal, _handle_refusal)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
-    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(Exception, _handle_failure)
     describe(app)
     return AccessControl(app, host.config, port, host.metrics)
 
@@ -251,7 +251,7 @@ def _page(name: str) -> Any:
     return page
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _handle_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)  # noqa: S101 - it is registered for this class
     server_of(request).host.metrics.refused.labels(error.status.phrase.lower()).inc()
     return await _error(request, error.sentence, error.status, error.headers)
@@ -270,7 +270,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _error(
     request: Request, sentence: str, status: int, headers: Mapping[str, str]
 ) -> Response:
-    closing = {"connection": "close"} if await left_unread(request) else {}
+    closing = {"connection": "close"} if await read_rest(request) else {}
     return json_response({"error": sentence}, status=status, headers={**headers, **closing})
 
 
@@ -280,7 +280,7 @@ async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _handle_failure(request: Request, error: Exception) -> Response:
     """Answer what nobody expected; the log has the traceback."""
     del request, error
     return json_response(

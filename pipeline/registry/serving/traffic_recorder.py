@@ -111,7 +111,7 @@ class TrafficRecorder:
         try:
             self._prepare()
             alive = file_locks.acquire(folder / _LOCK, 0)
-            self._bytes = _measured(folder)
+            self._bytes = _measure_size(folder)
         except (OSError, StorageError) as error:
             raise ConfigError(
                 f"--record is {folder}, which cannot be written ({_reason(error)}). Name a folder "
@@ -210,7 +210,7 @@ class TrafficRecorder:
             "model": model,
             "version": version,
             "probabilities": [round(float(each), 7) for each in probabilities_K],
-            "features": _packed(features_D),
+            "features": _pack(features_D),
             "digest": _digest(image),
             "image": None if file is None else f"{IMAGES}/{file.name}",
         }
@@ -298,7 +298,7 @@ class TrafficRecorder:
         if self._bytes <= room:
             return
         counted = self._bytes
-        measured = _measured(self.folder)
+        measured = _measure_size(self.folder)
         with self._lock:  # what was written meanwhile may count twice, until the next time
             self._bytes += measured - counted
         if self._bytes > room:
@@ -374,7 +374,7 @@ def _digest(image: Image) -> str:
     return digest.hexdigest()
 
 
-def _packed(features_D: np.ndarray[Any, Any] | None) -> str | None:
+def _pack(features_D: np.ndarray[Any, Any] | None) -> str | None:
     if features_D is None:
         return None
     bounded = np.clip(features_D, -_LARGEST_FEATURE, _LARGEST_FEATURE).astype(np.float16)
@@ -399,7 +399,7 @@ def _is_own(entry: Path) -> bool:
     return entry.name in (MARKER, IMAGES, "labels.csv") or entry.name.startswith(("part-", "."))
 
 
-def _measured(folder: Path) -> int:
+def _measure_size(folder: Path) -> int:
     """Return the bytes of all parts and images."""
     size = 0
     for place in (folder, folder / IMAGES):

@@ -147,7 +147,7 @@ def launcher_for(job: TeachingJob) -> AbstractContextManager[Any]:
     here = [each.root for each in job.images if stays_here(each.root, rows_of(each)["path"])]
     if here and job.device != "cpu":
         raise missing_data(here[0].absolute())
-    return worker_start.using_launcher("images here", LocalLauncher) if here else nullcontext()
+    return worker_start.use_launcher("images here", LocalLauncher) if here else nullcontext()
 
 
 class ClassColumns(NamedTuple):

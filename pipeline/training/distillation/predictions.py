@@ -25,7 +25,7 @@ from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.child_processes import threads
 from patchline.pipeline.data.store.store_decoding import StoredImage, read_image
 from patchline.pipeline.data.store.store_shards import StoreSpec
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.probing.features import (
     earlier_features,
     feature_array,
@@ -181,7 +181,7 @@ class TeacherOutputs(StoredRows):
         return earlier_features(self.folder, self._computed_with, self._dimensions)
 
     def _of_rows(self, rows: Rows) -> torch.Tensor:
-        images_BCHW = normalised(self._transfers.to_device(self.images[rows]), self.image)
+        images_BCHW = normalize(self._transfers.to_device(self.images[rows]), self.image)
         columns = list(self.columns)
         logits = [self.model(images_BCHW)[:, columns]]
         if self.mirrored:

@@ -33,12 +33,12 @@ from patchline.pipeline.training.initial_weights import finding, recipe
 from patchline.pipeline.training.initial_weights.record import (
     InitialWeights,
     WeightsKind,
-    stored_provenance,
+    read_stored_provenance,
     weights_folder,
     weights_name,
 )
 from patchline.pipeline.training.initial_weights.starting_point import StartingPoint
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.atomic_files import replace_file, storage_errors
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 from patchline.pipeline.workspace.tracking.tracking_store import client, store_exists
@@ -121,7 +121,7 @@ def check_teacher(config: RunConfig, workspace: Path) -> None:
     Raises:
         ConfigError: if there is no such teacher, or its classes are not known.
     """
-    reference = _given(config)
+    reference = _resolve_reference(config)
     if recipe.is_name(reference) or recipe.is_file(reference, SETTING):
         teacher = find_teacher(config, workspace)
         if config.data.task != "auto":
@@ -139,8 +139,8 @@ def find_teacher(config: RunConfig, workspace: Path) -> Teacher:
         ConfigError: if there is no such model, its classes are not known, or it is not the one that
             the run has recorded.
     """
-    reference, sha256 = _given(config), config.record.teacher_sha256
-    if sha256 and (kept := _kept(workspace, sha256)):
+    reference, sha256 = _resolve_reference(config), config.record.teacher_sha256
+    if sha256 and (kept := _read_kept(workspace, sha256)):
         return kept
     trained = finding.find_trained(reference, workspace, SETTING)
     if trained is not None:
@@ -159,14 +159,14 @@ def find_teacher(config: RunConfig, workspace: Path) -> Teacher:
     return teacher
 
 
-def _given(config: RunConfig) -> str:
+def _resolve_reference(config: RunConfig) -> str:
     """Return the reference; a folder that holds a model stands for its file of weights."""
     reference = str(config.training.teacher)
     file = Path(reference).expanduser() / WEIGHTS_FILE
     return str(file) if file.is_file() else reference
 
 
-def _kept(workspace: Path, sha256: str) -> Teacher | None:
+def _read_kept(workspace: Path, sha256: str) -> Teacher | None:
     folder = teacher_folder(workspace, sha256)
     kept = Teacher.from_file_or_none(folder / _RECORD_FILE)
     return kept and kept.model_copy(update={"folder": folder})
@@ -185,9 +185,9 @@ def _of_training(trained: finding.Trained, workspace: Path) -> Teacher:
     with storage_errors(folder):
         make_folder(folder)
         for name in (WEIGHTS_FILE, DESCRIPTION_FILE):
-            with replacing(folder / name) as temporary:
+            with replace_file(folder / name) as temporary:
                 shutil.copyfile(trained.folder / name, temporary)
-    run_id, score, test_images = _tested(description.run_id, description.task)
+    run_id, score, test_images = _find_test(description.run_id, description.task)
     return Teacher(
         reference=trained.reference,
         kind=trained.kind,
@@ -258,7 +258,7 @@ def _of_weights(weights: InitialWeights, workspace: Path) -> Teacher:
     )
     with storage_errors(folder):
         make_folder(folder)
-        save_model(folder, built, description, stored_provenance(source))
+        save_model(folder, built, description, read_stored_provenance(source))
     return Teacher(
         reference=weights.reference,
         kind=weights.kind,
@@ -282,7 +282,7 @@ def _image(weights: InitialWeights) -> ImageSpec:
     )
 
 
-def _tested(run_id: str, task: Task) -> tuple[str, float | None, str]:
+def _find_test(run_id: str, task: Task) -> tuple[str, float | None, str]:
     """Return a run, its test metric, and the version of its test images, as far as known."""
     if not run_id or not store_exists():
         return "", None, ""
@@ -316,13 +316,13 @@ def teacher_for(config: RunConfig, data: IngestedData, workspace: Path) -> Teach
     )
 
 
-def seen_before(
+def find_seen_before(
     teacher: Teacher, start: StartingPoint | None, data: IngestedData, workspace: Path
 ) -> SeenBefore:
     """Return what the teacher, and the initial weights if there are some, have seen of the data."""
     provenance, weights = teacher.provenance, "the teacher"
     if start is not None and start.weights is not None:
-        initial = stored_provenance(weights_folder(workspace, start.weights.sha256))
+        initial = read_stored_provenance(weights_folder(workspace, start.weights.sha256))
         provenance = together([initial, provenance])
         weights = "the initial weights or the teacher"
     return count_seen_images(data.manifest_file, provenance, weights)

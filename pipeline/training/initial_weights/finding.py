@@ -109,7 +109,7 @@ def find(
         ConfigError: if there are no such weights, they cannot be read, or they are not those that
             the run has recorded.
     """
-    if sha256 and (kept := _kept(workspace, sha256)):
+    if sha256 and (kept := _read_kept(workspace, sha256)):
         return kept.model_copy(update={"reference": reference})
     if reference in (OWN_CHAMPION, f"{name}@{OWN_CHAMPION}"):
         champion = registered_models.champion_of(name) if store_exists() else None
@@ -147,8 +147,8 @@ def find_trained(reference: str, workspace: Path, setting: str = SETTING) -> Tra
     if is_name(reference):
         return None
     if not is_file(reference, setting):
-        return _trained(reference, workspace / "runs", setting)
-    file = _checked_file(Path(reference).expanduser(), setting)
+        return _find_trained(reference, workspace / "runs", setting)
+    file = _check_file(Path(reference).expanduser(), setting)
     if file.name == WEIGHTS_FILE and file.with_name(DESCRIPTION_FILE).is_file():
         return Trained(str(file), "file", file.parent)
     if file.suffix.lower() == ".safetensors" and has_record(file):
@@ -181,11 +181,11 @@ def find_converted(
     """
     if is_name(reference):
         return _of_name(reference, num_heads, workspace, download=download, setting=setting)
-    file = _checked_file(Path(reference).expanduser(), setting)
+    file = _check_file(Path(reference).expanduser(), setting)
     return _of_file(str(file), file, num_heads, workspace)
 
 
-def _kept(workspace: Path, sha256: str) -> InitialWeights | None:
+def _read_kept(workspace: Path, sha256: str) -> InitialWeights | None:
     folder = weights_folder(workspace, sha256)
     workspace_of(folder).fetch_folder(folder)
     try:
@@ -197,7 +197,7 @@ def _kept(workspace: Path, sha256: str) -> InitialWeights | None:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _checked_file(file: Path, setting: str) -> Path:
+def _check_file(file: Path, setting: str) -> Path:
     """Return the absolute path of a file that can be read.
 
     Raises:
@@ -233,9 +233,9 @@ def _of_file(
     beside = [file.with_name(name) for name in COMPANION_FILES]
     digests = [digest_of(each).sha256 for each in beside if each.is_file()]
     code = " ".join([stage_keys.code(*_CODE), *digests, str(num_heads or "")]).strip()
-    kept = _kept(workspace, sha256)
+    kept = _read_kept(workspace, sha256)
     license_name = license_name or (kept.license if kept else "")
-    provenance = _published(reference, file, sha256, license_name, kept)
+    provenance = _find_published(reference, file, sha256, license_name, kept)
     if kept is not None and kept.code == code:
         changes = {"reference": reference, "license": license_name, "provenance": provenance}
         record = kept.model_copy(update=changes)
@@ -245,13 +245,13 @@ def _of_file(
     from patchline.pipeline.models.pretrained.layouts import convert
 
     converted = convert(file, num_heads=num_heads)
-    record = _converted_record(reference, sha256, code, converted)
+    record = _build_converted_record(reference, sha256, code, converted)
     record = record.model_copy(update={"license": license_name, "provenance": provenance})
     _keep(record, converted.weights, workspace)
     return record
 
 
-def _published(
+def _find_published(
     reference: str, file: Path, sha256: str, license_name: str, kept: InitialWeights | None
 ) -> ProvenanceSummary:
     """Return what is known about the training images of a file that Patchline has not trained.
@@ -273,7 +273,7 @@ def _published(
     return Provenance.without_record(what).summary
 
 
-def _converted_record(
+def _build_converted_record(
     reference: str, sha256: str, code: str, converted: ConvertedWeights
 ) -> InitialWeights:
     settings = {"name": converted.model, **converted.settings}
@@ -323,7 +323,7 @@ def _write_record(record: InitialWeights, workspace: Path) -> None:
 # -- what Patchline has trained --------------------------------------------------------------------
 
 
-def _trained(reference: str, runs: Path, setting: str) -> Trained:
+def _find_trained(reference: str, runs: Path, setting: str) -> Trained:
     """Return the folder of a model version or a run."""
     try:
         version = registered_models.resolve(reference)
@@ -335,14 +335,14 @@ def _trained(reference: str, runs: Path, setting: str) -> Trained:
             ) from no_version
         if any(sign in reference for sign in "@/:"):
             raise ConfigError(f"{setting} {reference} was not found: {no_version}") from no_version
-        return _trained_by_run(reference, runs, setting)
+        return _find_trained_by_run(reference, runs, setting)
     folder = package_download.package_folder(version) / "artifacts"
     return Trained(f"{version.name}/{version.version}", "version", folder)
 
 
-def _trained_by_run(reference: str, runs: Path, setting: str) -> Trained:
+def _find_trained_by_run(reference: str, runs: Path, setting: str) -> Trained:
     try:
-        run = interrupted_runs.named(reference, runs)
+        run = interrupted_runs.find_named(reference, runs)
     except ConfigError as error:
         raise ConfigError(
             f"{setting} {reference} is neither a file nor a registered model nor a run. Give the "
@@ -371,8 +371,8 @@ def _of_training(trained: Trained, workspace: Path) -> InitialWeights:
         )
     file = trained.folder / WEIGHTS_FILE
     provenance = provenance_of(file, trained.name)
-    record = _trained_record(trained, description, digest_of(file).sha256, provenance)
-    kept = _kept(workspace, record.sha256)
+    record = _build_trained_record(trained, description, digest_of(file).sha256, provenance)
+    kept = _read_kept(workspace, record.sha256)
     if kept is None or kept.layout != OWN_LAYOUT:
         weights, _ = read_tensors(file)
         _keep(record, weights, workspace, provenance)
@@ -381,7 +381,7 @@ def _of_training(trained: Trained, workspace: Path) -> InitialWeights:
     return record
 
 
-def _trained_record(
+def _build_trained_record(
     trained: Trained, description: ModelDescription, sha256: str, provenance: Provenance
 ) -> InitialWeights:
     image, tags = description.image, _tags_of(description.run_id)

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.models.layers.grid_resizing import resized_positions
-from patchline.pipeline.models.pretrained.resizing import adapted_channels, resized_kernel
+from patchline.pipeline.models.layers.grid_resizing import resize_positions
+from patchline.pipeline.models.pretrained.resizing import adapt_channels, resize_kernel
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.training.initial_weights.record import TENSORS_FILE, InitialWeights
 from patchline.pipeline.workspace.files.sealed_files import read_tensors
@@ -159,11 +159,11 @@ class _Loader:
             prefix, new_grid = _grid_of(module)
             grid = self.start.grid or _square(old.shape[1] - prefix)
             if grid is not None:
-                resized = resized_positions(old, prefix, grid, new_grid, self.start.resizing)
+                resized = resize_positions(old, prefix, grid, new_grid, self.start.resizing)
                 return self._noted(name, resized, "resized", change)
         if name.startswith("patch_embedding.") and old.ndim == own.ndim == _KERNEL_AXES:
-            kernel_DChw = adapted_channels(old, own.shape[1])
-            resized = resized_kernel(kernel_DChw, (own.shape[2], own.shape[3]))
+            kernel_DChw = adapt_channels(old, own.shape[1])
+            resized = resize_kernel(kernel_DChw, (own.shape[2], own.shape[3]))
             if resized.shape == own.shape:
                 return self._noted(name, resized, "resized", change)
         raise ConfigError(

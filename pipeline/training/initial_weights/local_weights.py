@@ -85,7 +85,7 @@ def search(own_name: str) -> WeightsSearch:
     """
     found: dict[str, WeightsAtHand] = {}
     passed: list[str] = []
-    for place in (*_named(passed), *_of_hub()):
+    for place in (*_find_named(passed), *_of_hub()):
         shapes = _shapes(place.file)
         weights = _weights(place, shapes)
         if weights is None:
@@ -103,14 +103,14 @@ def search(own_name: str) -> WeightsSearch:
     passed += _pickles()
     ordered = sorted(found.values(), key=lambda each: (-each.parameters, each.reference))
     return WeightsSearch(
-        weights=tuple(ordered), passed=tuple(passed), registered=tuple(_registered(own_name))
+        weights=tuple(ordered), passed=tuple(passed), registered=tuple(_list_registered(own_name))
     )
 
 
 # -- places ----------------------------------------------------------------------------------------
 
 
-def _named(passed: list[str]) -> Iterator[_CachePlace]:
+def _find_named(passed: list[str]) -> Iterator[_CachePlace]:
     """Yield the files that the variable names."""
     named = os.environ.get(VARIABLE, "").strip()
     if not named:
@@ -201,7 +201,7 @@ def _pickles() -> Iterator[str]:
             )
 
 
-def _registered(own_name: str) -> list[str]:
+def _list_registered(own_name: str) -> list[str]:
     """Return the versions of other models, in a store that is a file: no server is asked."""
     database = sqlite_file()
     if database is None or not database.exists():

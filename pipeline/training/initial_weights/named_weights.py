@@ -56,13 +56,13 @@ def publisher_of(file: Path, sha256: str) -> str:
         sha256: SHA-256 of the file's content.
     """
     if file.suffix.lower() in _TORCH:
-        name = _STATED.get(sha256[:_STATED_DIGITS], "") or _stated_by_torchvision(sha256)
+        name = _STATED.get(sha256[:_STATED_DIGITS], "") or _find_in_torchvision(sha256)
         if name:
             return name
     return _of_hub(file, sha256)
 
 
-def _stated_by_torchvision(sha256: str) -> str:
+def _find_in_torchvision(sha256: str) -> str:
     from torchvision.models import get_model_weights as weights_of
     from torchvision.models import list_models
 
@@ -145,7 +145,7 @@ def file_of(reference: str, *, download: bool, setting: str = "model.init") -> D
         OrchestrationError: if the proxy of the environment cannot be used for the download.
         PluginError: if the library is not installed.
     """
-    weights = published(reference)
+    weights = find_published(reference)
     if weights.cached is not None:
         return Downloaded(weights.cached, weights.license)
     bring = f"or bring {weights.file} to this machine and give its path"
@@ -156,7 +156,7 @@ def file_of(reference: str, *, download: bool, setting: str = "model.init") -> D
             f"allow it, {bring}."
         )
     environment_variables.check_proxy(_address_of(reference))
-    answer = _downloaded(reference)
+    answer = _download_apart(reference)
     if "error" in answer:
         raise ConfigError(
             f"{setting} {reference} could not be downloaded ({answer['error']}). Check the "
@@ -165,7 +165,7 @@ def file_of(reference: str, *, download: bool, setting: str = "model.init") -> D
     return Downloaded(Path(answer["file"]), answer["license"] or weights.license)
 
 
-def published(reference: str) -> PublishedWeights:
+def find_published(reference: str) -> PublishedWeights:
     """Return what is known about published weights without a network.
 
     Raises:
@@ -177,7 +177,7 @@ def published(reference: str) -> PublishedWeights:
         return _of_torchvision(name)
     repository, license_name = _of_timm(name) if library == "timm" else (name, "")
     license_name = license_name or _license_on_card(repository)
-    cached = next((found for file in _WEIGHTS if (found := _cached(repository, file))), None)
+    cached = next((found for file in _WEIGHTS if (found := _find_cached(repository, file))), None)
     return PublishedWeights(cached, f"{_WEIGHTS[0]} of the repository {repository}", license_name)
 
 
@@ -209,7 +209,7 @@ def _of_timm(name: str) -> tuple[str, str]:
 
 def _license_on_card(repository: str) -> str:
     """Return the license that the cached card of a repository states; empty if none does."""
-    file = _cached(repository, _CARD_FILE)
+    file = _find_cached(repository, _CARD_FILE)
     text = file.read_text(encoding="utf-8", errors="replace") if file else ""
     if not text.startswith("---"):
         return ""
@@ -221,7 +221,7 @@ def _license_on_card(repository: str) -> str:
     return str(facts.get("license_name") or facts.get("license") or "")
 
 
-def _cached(repository: str, file: str) -> Path | None:
+def _find_cached(repository: str, file: str) -> Path | None:
     hub = _library("huggingface_hub", "hf")
     try:
         cached = hub.try_to_load_from_cache(repository, file)
@@ -267,7 +267,7 @@ def _address_of(reference: str) -> str:
     return os.environ.get("HF_ENDPOINT") or str(ENDPOINT)
 
 
-def _downloaded(reference: str) -> dict[str, str]:
+def _download_apart(reference: str) -> dict[str, str]:
     """Download in a process that may use the network; its progress bar is on the terminal."""
     command = [sys.executable, "-P", "-m", __name__, reference]
     environment = {**os.environ, "HF_HUB_OFFLINE": "0"}

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from patchline.pipeline.workspace.files.paths import expanded
+from patchline.pipeline.workspace.files.paths import expand_user
 
 _SUFFIXES = {".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz"}
 
@@ -60,7 +60,7 @@ def is_file(reference: str, setting: str = "model.init") -> bool:
 
     A folder is none: `digits/3` is a version, also where a folder has this path.
     """
-    path = expanded(reference, setting)
+    path = expand_user(reference, setting)
     return path.suffix.lower() in _SUFFIXES or path.is_file()
 
 

@@ -89,7 +89,7 @@ def weights_folder(workspace: Path, sha256: str) -> Path:
     return workspace / FOLDER / sha256
 
 
-def stored_provenance(folder: Path) -> Provenance:
+def read_stored_provenance(folder: Path) -> Provenance:
     """Return the images that kept weights have seen, and whether these are all.
 
     Raises:

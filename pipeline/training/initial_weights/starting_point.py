@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from patchline.pipeline import config_files
-from patchline.pipeline.config import AUTO, RunConfig, dotted
+from patchline.pipeline.config import AUTO, RunConfig, flatten_settings
 from patchline.pipeline.config_files import Settings
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.data.ingested_data import SeenBefore
@@ -21,7 +21,7 @@ from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.initial_weights import finding, recipe
 from patchline.pipeline.training.initial_weights.record import (
     InitialWeights,
-    stored_provenance,
+    read_stored_provenance,
     weights_folder,
 )
 from patchline.pipeline.workspace.tracking.tracked_run import INITIAL_RUN_TAG, LICENSE_TAG
@@ -65,7 +65,7 @@ def with_initial_weights(
         "download": config.model.download,
     }
     followed = _with_suitable_head(start, classes)
-    model = config_files.merged(followed, {**chosen, **reference})
+    model = config_files.merge_settings(followed, {**chosen, **reference})
     trainable = config.training.trainable
     is_frozen = start.kind == "file" or start.head_only
     if trainable is None and (config.preset is None or not is_frozen):
@@ -75,12 +75,12 @@ def with_initial_weights(
     changes = {
         "data": _of_images(config, start),
         "training": {"trainable": trainable, **_last_blocks(config, start)},
-        "record": {"init_sha256": start.sha256, "set_by_user": _listed_with(config, chosen)},
+        "record": {"init_sha256": start.sha256, "set_by_user": _list_with(config, chosen)},
     }
     if start.head_only and trainable not in (None, "head"):
-        settings = config_files.merged(settings, _fine_tuning(config))
-    settings = config_files.merged({**settings, "model": model}, changes)
-    return config_files.validated(_keeping(settings, dotted(implied)))
+        settings = config_files.merge_settings(settings, _fine_tuning(config))
+    settings = config_files.merge_settings({**settings, "model": model}, changes)
+    return config_files.validate_config(_keep_in_plan(settings, flatten_settings(implied)))
 
 
 def _last_blocks(config: RunConfig, start: InitialWeights) -> Settings:
@@ -164,7 +164,7 @@ def without_initial_weights(config: RunConfig) -> RunConfig:
         for key, value in values.items():
             if settings[section][key] == value and f"{section}.{key}" not in listed:
                 settings[section][key] = defaults[section][key]
-    return config_files.validated(settings)
+    return config_files.validate_config(settings)
 
 
 def _keys_set_by_user(config: RunConfig) -> set[str]:
@@ -174,11 +174,11 @@ def _keys_set_by_user(config: RunConfig) -> set[str]:
     return set(config.preset.keep) if config.preset else set()
 
 
-def _listed_with(config: RunConfig, chosen: Settings) -> list[str] | None:
+def _list_with(config: RunConfig, chosen: Settings) -> list[str] | None:
     """Return the listed keys and those that the user has chosen besides, in a form."""
     if config.record.init_sha256:  # resolved before; its values also differ because of the weights
         return None if config.record.set_by_user is None else list(config.record.set_by_user)
-    return sorted({*_keys_set_by_user(config), *dotted({"model": chosen})})
+    return sorted({*_keys_set_by_user(config), *flatten_settings({"model": chosen})})
 
 
 def _with_suitable_head(start: InitialWeights, classes: tuple[str, ...] | None) -> Settings:
@@ -204,13 +204,13 @@ def _set_by_user(config: RunConfig) -> Settings:
         return _without_null_dimensions(model)
     name, embedding = config.model.name, config.model.patch_embedding.name
     names = {"name": name, "patch_embedding": {"name": embedding}}
-    defaults = config_files.validated({"model": names}).model.model_dump(mode="json")
+    defaults = config_files.validate_config({"model": names}).model.model_dump(mode="json")
     chosen = _different(model, defaults)
     if name != RunConfig().model.name:
         chosen["name"] = name
     if embedding not in (AUTO, patch_embedding_name(name, AUTO)):
         chosen["patch_embedding"] = {**chosen.get("patch_embedding", {}), "name": embedding}
-    chosen = config_files.merged(chosen, _picked(model, _keys_set_by_user(config), "model."))
+    chosen = config_files.merge_settings(chosen, _pick(model, _keys_set_by_user(config), "model."))
     return _without_null_dimensions(chosen)
 
 
@@ -231,12 +231,12 @@ def _different(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Settin
     return settings
 
 
-def _picked(values: Mapping[str, Any], keys: Collection[str], prefix: str) -> Settings:
+def _pick(values: Mapping[str, Any], keys: Collection[str], prefix: str) -> Settings:
     """Return the values with these dotted keys."""
     settings: Settings = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            if inner := _picked(value, keys, f"{prefix}{key}."):
+            if inner := _pick(value, keys, f"{prefix}{key}."):
                 settings[key] = inner
         elif f"{prefix}{key}" in keys:
             settings[key] = value
@@ -283,7 +283,7 @@ def _for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]
     return (sum(values) / len(values),) * channels
 
 
-def _keeping(settings: Settings, keys: Collection[str]) -> Settings:
+def _keep_in_plan(settings: Settings, keys: Collection[str]) -> Settings:
     """Name the settings that a preset's plan must keep."""
     preset = settings.get("preset")
     if preset is None:
@@ -342,10 +342,10 @@ def check_published(config: RunConfig, workspace: Path) -> None:
         ConfigError: if there are no such weights, or a setting contradicts them.
     """
     if config.model.init and recipe.is_published(config.model.init):
-        starting_point(config, "", workspace)
+        find_starting_point(config, "", workspace)
 
 
-def starting_point(
+def find_starting_point(
     config: RunConfig,
     data_name: str,
     workspace: Path,
@@ -377,7 +377,7 @@ def starting_point(
     )
     if weights is None:
         return StartingPoint(config=without_initial_weights(config), weights=None)
-    provenance = stored_provenance(weights_folder(workspace, weights.sha256))
+    provenance = read_stored_provenance(weights_folder(workspace, weights.sha256))
     seen_images = SeenBefore(provenance=provenance.summary)
     if manifest_file:
         seen_images = count_seen_images(manifest_file, provenance)

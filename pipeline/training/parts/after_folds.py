@@ -151,7 +151,7 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
     described = description.model_copy(update={"members": len(models), "run_id": job.run_id})
     labels = [class_labels(each["label"], job.classes, described.task) for each in held]
     if described.is_multi_label:
-        fits, thresholds = _fitted_to_sets(logits, [sets_NK for _, sets_NK in labels])
+        fits, thresholds = _fit_to_sets(logits, [sets_NK for _, sets_NK in labels])
         found: dict[str, Any] = {"label_calibrations": fits, "thresholds": thresholds}
     else:
         balanced = job.config.training.class_balance != "none"
@@ -171,7 +171,7 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
     return EnsembleResult(weights=folder, seconds=time.monotonic() - began, **found)
 
 
-def _fitted_to_sets(
+def _fit_to_sets(
     logits: Sequence[Array], sets: Sequence[Any]
 ) -> tuple[tuple[Calibration, ...], LabelThresholds]:
     """Return the calibration of each member, and the thresholds.

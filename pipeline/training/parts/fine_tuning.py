@@ -36,7 +36,7 @@ from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.job import TrainingJob
-from patchline.pipeline.training.parts.probe import FeatureNetwork, frozen_network, probe_of
+from patchline.pipeline.training.parts.probe import FeatureNetwork, build_frozen_network, probe_of
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.start import HEAD_FOLDER
 from patchline.pipeline.training.train_result import FineTuningRecord, TrainResult, TriedShare
@@ -198,7 +198,7 @@ def fit_head_first(job: TrainingJob, events: EventWriter, ranks: Ranks | None = 
     if is_fitted:
         return
     began = time.monotonic()
-    frozen = frozen_network(own, events, ranks)
+    frozen = build_frozen_network(own, events, ranks)
     if ranks.is_first:
         head_first(own, frozen, events, began)
 

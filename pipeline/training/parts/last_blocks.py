@@ -34,7 +34,7 @@ from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION, FOLD
 from patchline.pipeline.models.probing.linear_fit import (
     WITHOUT_CHOICE,
     FittedHead,
-    held_out_folds,
+    split_into_folds,
 )
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.checkpoint import FINAL
@@ -42,7 +42,11 @@ from patchline.pipeline.training.config import duration_seconds, with_changes
 from patchline.pipeline.training.job import TOKEN_VIEWS, StoredTokens, TrainingJob
 from patchline.pipeline.training.parts import fine_tuning
 from patchline.pipeline.training.parts.fine_tuning import head_first
-from patchline.pipeline.training.parts.probe import FeatureNetwork, frozen_network, head_of_rows
+from patchline.pipeline.training.parts.probe import (
+    FeatureNetwork,
+    build_frozen_network,
+    head_of_rows,
+)
 from patchline.pipeline.training.parts.stored_tokens import (
     TokenFit,
     TokenStore,
@@ -145,8 +149,8 @@ def train_last_blocks(
         StorageError: if the disk has no space for the tokens.
     """
     tokens = _tokens_of_ranks(job, events, run)
-    frozen, fitted = _frozen_with_head(job, events)
-    start = _Start(job, frozen, tokens or _stored_tokens(job, frozen, events), run)
+    frozen, fitted = _fit_frozen_head(job, events)
+    start = _Start(job, frozen, tokens or _store_tokens(job, frozen, events), run)
     parts = _parts_to_hold_out(job, frozen)
     fit = start.fit(events, _share_of_limit(job, len(parts)))
     logits_SMK = fit.logits_along()
@@ -182,11 +186,11 @@ def refit_last_blocks(
         run: a function that runs a job in several processes; by default, this one trains alone.
     """
     tokens = _tokens_of_ranks(job, events, run)
-    frozen = _frozen_network(job, events)
+    frozen = _build_frozen_network(job, events)
     rows, nothing = frozen.data.training.rows, frozen.data.validation_rows
     head = head_of_rows(job, frozen, rows, nothing, job.part.regularization)
     _write_head(_head_folder(job) / _HEAD_FILE, head)
-    start = _Start(job, frozen, tokens or _stored_tokens(job, frozen, events), run)
+    start = _Start(job, frozen, tokens or _store_tokens(job, frozen, events), run)
     fit = start.fit(events, {})
     folder = job.folder / _WEIGHTS
     fit.save_at(job.part.share or 0.0, folder)
@@ -200,7 +204,7 @@ def refit_last_blocks(
 def tokens_together(job: TrainingJob, events: EventWriter, ranks: Ranks) -> StoredTokens:
     """Compute features and tokens with all ranks, if they are not stored yet."""
     own = job.model_copy(update={"folder": _head_folder(job)})
-    return _stored_tokens(job, _frozen_network(own, events, ranks), events, ranks)
+    return _store_tokens(job, _build_frozen_network(own, events, ranks), events, ranks)
 
 
 def _tokens_of_ranks(
@@ -246,7 +250,7 @@ def _head_folder(job: TrainingJob) -> Path:
     return job.folder if job.part.refit else job.folder / HEAD_FOLDER
 
 
-def _frozen_network(
+def _build_frozen_network(
     job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
 ) -> FeatureNetwork:
     """Return the frozen network of a job, after checking that it can be divided.
@@ -258,15 +262,15 @@ def _frozen_network(
     if ranks is None:  # several GPUs may be those of other machines
         config = with_changes(job.config, training={"processes": 1})
         job = job.model_copy(update={"config": config})
-    return frozen_network(job, events, ranks)
+    return build_frozen_network(job, events, ranks)
 
 
-def _frozen_with_head(job: TrainingJob, events: EventWriter) -> tuple[FeatureNetwork, TrainResult]:
+def _fit_frozen_head(job: TrainingJob, events: EventWriter) -> tuple[FeatureNetwork, TrainResult]:
     """Return the frozen network, and the result of fitting its head, which is kept in a file."""
     folder = _head_folder(job)
     own = job.model_copy(update={"folder": folder})
     began = time.monotonic()
-    frozen = _frozen_network(own, events)
+    frozen = _build_frozen_network(own, events)
     fitted = head_first(own, frozen, events, began)
     if not (folder / _HEAD_FILE).exists():
         weights, _ = read_tensors(fitted.best / WEIGHTS_FILE)
@@ -276,7 +280,7 @@ def _frozen_with_head(job: TrainingJob, events: EventWriter) -> tuple[FeatureNet
     return frozen, fitted
 
 
-def _stored_tokens(
+def _store_tokens(
     job: TrainingJob, frozen: FeatureNetwork, events: EventWriter, ranks: Ranks | None = None
 ) -> StoredTokens:
     """Compute the tokens that are not stored yet, with all ranks."""
@@ -291,7 +295,7 @@ def _stored_tokens(
         model=model,
         blocks=len(model.blocks) - settings.last_blocks,
         images=frozen.data.images,
-        rows=folds.used_rows(usable),
+        rows=folds.find_used_rows(usable),
         image=job.image,
         augmentation=SeededAugmentation(job.config.augmentation, job.image, job.config.seed),
         augmented="" if mirrored else "\n".join(identity),
@@ -333,7 +337,7 @@ def _parts_to_hold_out(job: TrainingJob, frozen: FeatureNetwork) -> list[Integer
     if len(frozen.data.validation_rows) >= FEWEST_VALIDATION:
         return []
     rows = frozen.data.training.rows
-    parts = held_out_folds(frozen.data.labels[rows], units_of_rows(job, rows), FOLDS_OF_BLOCKS)
+    parts = split_into_folds(frozen.data.labels[rows], units_of_rows(job, rows), FOLDS_OF_BLOCKS)
     return parts if len(parts) > 1 else []
 
 

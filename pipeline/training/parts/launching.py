@@ -28,8 +28,8 @@ from patchline.pipeline.training.job import (
 from patchline.pipeline.training.machine import (
     MEMBER_MODULE,
     MODULE,
-    cached_machine,
     choose_device,
+    detect_cached_machine,
     resources_of,
 )
 from patchline.pipeline.training.train_result import TrainResult
@@ -95,7 +95,7 @@ def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingI
             return result
     own = (inputs.config, inputs.data, inputs.prepared, folder, run.run_id)
     job = job_of(*own, memory.workspace.resolve()).model_copy(update={"teacher": inputs.teacher})
-    extends = extended_run.extended_training(job, run.folder.parent)
+    extends = extended_run.find_extended_training(job, run.folder.parent)
     job = job.model_copy(update={"part": part, "extends": extends})
     log = MetricSender(run)
     for event in events:
@@ -123,7 +123,7 @@ def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingI
     return result
 
 
-def recalled_part(
+def recall_part(
     part: TrainingPart, result_class: type[Result], inputs: TrainingInputs
 ) -> Result | None:
     """Return the result of a part that this run has finished before, or None; logs nothing."""
@@ -207,7 +207,7 @@ def _ingredients(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:
     Raises:
         ConfigError: if the machine does not have the requested device.
     """
-    config, data, machine = inputs.config, inputs.data, cached_machine()
+    config, data, machine = inputs.config, inputs.data, detect_cached_machine()
     sections = ("seed", "augmentation", "model", "objective", "optimizer", "training", "record")
     return {
         "data": data.fingerprint,

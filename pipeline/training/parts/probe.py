@@ -24,7 +24,7 @@ from patchline.pipeline.data.reading.decoder_version import decoder_version
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_files import save_model
-from patchline.pipeline.models.probing.chosen_features import chosen_rows
+from patchline.pipeline.models.probing.chosen_features import choose_rows
 from patchline.pipeline.models.probing.features import (
     FeatureStore,
     suitable_batch_size,
@@ -101,7 +101,7 @@ def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
         ConfigError: if the model has no linear head, or the initial weights do not fit it.
     """
     began = time.monotonic()
-    return probe_of(job, frozen_network(job, events), events, began)
+    return probe_of(job, build_frozen_network(job, events), events, began)
 
 
 def probe_together(job: TrainingJob, events: EventWriter, ranks: Ranks) -> FrozenModel:
@@ -111,7 +111,7 @@ def probe_together(job: TrainingJob, events: EventWriter, ranks: Ranks) -> Froze
         The result; on other ranks only the precision.
     """
     began = time.monotonic()
-    frozen = frozen_network(job, events, ranks)
+    frozen = build_frozen_network(job, events, ranks)
     return probe_of(job, frozen, events, began) if ranks.is_first else frozen.precision
 
 
@@ -133,7 +133,7 @@ def probe_of(
         is_first: whether more weights are trained after the head; its metrics are then called
             `head/…`.
     """
-    fitted = fitted_head(job, frozen, events)
+    fitted = fit_classifier_head(job, frozen, events)
     logits_NK = frozen.logits_with(fitted)
     record = _record(frozen, logits_NK)
     values = record.metric_values()
@@ -142,7 +142,7 @@ def probe_of(
     values["probe/regularization"] = fitted.regularization
     events.write("metrics", step=len(fitted.tried) + 1, values=values)
     return TrainResult(
-        best=_saved(job, frozen, fitted, logits_NK),
+        best=_save(job, frozen, fitted, logits_NK),
         best_step=record.step,
         best_epoch=record.epoch,
         best_validation_accuracy=record.validation_accuracy,
@@ -174,15 +174,15 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
     The features are those that the earlier parts of the run have computed.
     """
     began = time.monotonic()
-    frozen = frozen_network(job, events)
-    fitted, rows = fitted_head(job, frozen, events), frozen.data.training.rows
+    frozen = build_frozen_network(job, events)
+    fitted, rows = fit_classifier_head(job, frozen, events), frozen.data.training.rows
     logits_NK = frozen.logits_with(fitted)
     fit = quality(torch.from_numpy(logits_NK[rows]), frozen.data.truth(rows))
     values = {"refit/loss": fit.loss, "refit/accuracy": fit.accuracy, "refit/mAP": fit.map}
     events.write("metrics", step=1, values=without_none(values))
     seconds = max(time.monotonic() - began, 1e-9)
     return RefitResult(
-        weights=_saved(job, frozen, fitted, logits_NK),
+        weights=_save(job, frozen, fitted, logits_NK),
         images=len(rows),
         steps=1,
         epochs=1.0,
@@ -191,7 +191,7 @@ def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
     )
 
 
-def frozen_network(
+def build_frozen_network(
     job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
 ) -> FeatureNetwork:
     """Build the model of a job, and compute the features that are not stored yet.
@@ -210,7 +210,7 @@ def frozen_network(
         model = initial_model(job, data, events).to(device).eval()
     precision = choose_for_training(job, model, ranks, events, is_frozen=True)
     store = _feature_store(job, data, model, precision.name, ranks)
-    features_ND, seconds = _computed(job, store, events, ranks)
+    features_ND, seconds = _compute_features(job, store, events, ranks)
     return FeatureNetwork(
         data,
         model,
@@ -224,7 +224,7 @@ def frozen_network(
     )
 
 
-def _saved(job: TrainingJob, frozen: FeatureNetwork, fitted: FittedHead, logits_NK: Array) -> Path:
+def _save(job: TrainingJob, frozen: FeatureNetwork, fitted: FittedHead, logits_NK: Array) -> Path:
     """Save the model with its fitted head, and the logits if they are exact; return the folder."""
     with torch.no_grad():
         frozen.head.weight.copy_(torch.from_numpy(fitted.weight_KD))
@@ -234,7 +234,7 @@ def _saved(job: TrainingJob, frozen: FeatureNetwork, fitted: FittedHead, logits_
     save_model(folder, frozen.model, described, provenance_of_job(job))
     precision, device = frozen.precision.name, frozen.device.type
     table = manifests.usable(manifests.load(job.manifest_file))
-    rows = chosen_rows(table, job.config.seed).tolist()
+    rows = choose_rows(table, job.config.seed).tolist()
     features = {row: frozen.features_ND[row] for row in rows}
     save_logits(folder, logits_NK, precision=precision, device=device, features=features)
     return folder
@@ -263,7 +263,7 @@ def _feature_store(
     )
 
 
-def _computed(
+def _compute_features(
     job: TrainingJob, store: FeatureStore, events: EventWriter, ranks: Ranks
 ) -> tuple[Array, float]:
     """Return the features of all images, and the seconds it took to compute what was missing."""
@@ -348,7 +348,9 @@ def head_of_rows(
     )
 
 
-def fitted_head(job: TrainingJob, frozen: FeatureNetwork, events: EventWriter) -> FittedHead:
+def fit_classifier_head(
+    job: TrainingJob, frozen: FeatureNetwork, events: EventWriter
+) -> FittedHead:
     """Fit the head, and report the tried values of C."""
     training, validation = frozen.data.training.rows, frozen.data.validation_rows
     if not len(training):

@@ -115,13 +115,13 @@ class RunParts:
         self.on_note(f"fold {fold} of {folds}")
         part, config = TrainingPart(fold=fold, folds=folds), self._first()
         if first is not None:
-            config = _following(config, first)
+            config = _build_following_config(config, first)
             if config.record.step_plan is not None:
                 part = part.model_copy(update={"plan_steps_per_epoch": first.steps_per_epoch})
         inputs = replace(self.inputs, config=config, on_event=self._prepare_next)
-        finished = nested_runs.finished_fold(inputs.run, fold)
+        finished = nested_runs.find_finished_fold(inputs.run, fold)
         if finished is not None:
-            recalled = launching.recalled_part(part, TrainResult, replace(inputs, run=finished))
+            recalled = launching.recall_part(part, TrainResult, replace(inputs, run=finished))
             if recalled is not None:
                 return recalled, self._record(fold, finished, recalled)
         with nested_runs.fold_run(inputs.run, fold, folds, config) as run:
@@ -174,7 +174,7 @@ class RunParts:
 
         A fitted head has its regularization instead.
         """
-        config = _following(self._first(), first)
+        config = _build_following_config(self._first(), first)
         part = TrainingPart(refit=True, plan_steps_per_epoch=first.steps_per_epoch, epochs=epochs)
         data = self.inputs.data
         images = data.training_images + data.counts["validation"]
@@ -251,7 +251,7 @@ def images_of_parts(config: RunConfig, data: IngestedData) -> list[float]:
     )
 
 
-def _following(config: RunConfig, first: TrainResult) -> RunConfig:
+def _build_following_config(config: RunConfig, first: TrainResult) -> RunConfig:
     """Return the config of a later part: the first one's plan, but not its faults.
 
     If a later part diverges or runs out of memory, it does so in steps of its own.

@@ -27,11 +27,11 @@ from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.errors import RunError, StorageError
 from patchline.pipeline.models.inference import (
     autocast,
-    normalised,
+    normalize,
 )
 from patchline.pipeline.models.layers.last_blocks import whole_model
 from patchline.pipeline.models.layers.vision_transformer import VisionTransformer
-from patchline.pipeline.models.probing.linear_head import evaluating
+from patchline.pipeline.models.probing.linear_head import use_evaluation_mode
 from patchline.pipeline.models.probing.stored_rows import Batch, Progress, Rows, StoredRows
 from patchline.pipeline.training.checkpoint import PREVIOUS
 from patchline.pipeline.training.job import TOKEN_VIEWS, TrainingJob
@@ -116,7 +116,7 @@ class TokenStore(StoredRows):
             *(TOKEN_VIEWS, self.mirrored, self.augmented),
         ]
         name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
-        with evaluating(self.model):
+        with use_evaluation_mode(self.model):
             zeros_1CHW = torch.zeros(
                 1, self.image.channels, self.image.height, self.image.width, device=self.device
             )
@@ -157,7 +157,7 @@ class TokenStore(StoredRows):
     def _tokens(self, images_BHWC: torch.Tensor) -> torch.Tensor:
         """Return the tokens (B, N, D) of one view of some images, on the device."""
         with autocast(self.device, self.precision):
-            tokens_BND = self.model.tokens_after(normalised(images_BHWC, self.image), self.blocks)
+            tokens_BND = self.model.tokens_after(normalize(images_BHWC, self.image), self.blocks)
         return tokens_BND.half()
 
 
@@ -207,14 +207,14 @@ class TokenFit:
         """Return the logits (S, N, K) of the validation images from the head to the weights."""
         model, rows = self.model.to(self.job.config.training.device), self.data.validation_rows
         logits_SNK = fine_tuning.logits_along(
-            model, self.fitted, copied(model), self.data.images, rows, self.job.image
+            model, self.fitted, copy_weights(model), self.data.images, rows, self.job.image
         )
         model.cpu()  # whose memory the next fit may need
         return logits_SNK
 
     def save_at(self, share: float, folder: Path) -> None:
         """Save the whole model with the weights at a share of the way."""
-        trained = copied(self.model)
+        trained = copy_weights(self.model)
         self.model.load_state_dict(fine_tuning.between(self.fitted, trained, share))
         save_model_of(self.job, whole_model(self.model), folder)
 
@@ -226,16 +226,16 @@ class TokenFit:
 
 def fit_alone(job: TrainingJob, events: EventWriter) -> TokenFit:
     """Train from the tokens of a job in this process."""
-    training, fitted = _trained(job, events)
+    training, fitted = _train(job, events)
     model = training.state.average.model
     return TokenFit(job, _result_of(training), training.data, model, fitted)
 
 
 def fit_together(job: TrainingJob, events: EventWriter, ranks: Ranks) -> TrainResult | RefitResult:
     """Train from the tokens of a job as one of several ranks; the first writes the weights."""
-    training, _ = _trained(job, events, ranks)
+    training, _ = _train(job, events, ranks)
     if ranks.is_first:
-        write_tensors(job.folder / _TRAINED_FILE, copied(training.state.average.model))
+        write_tensors(job.folder / _TRAINED_FILE, copy_weights(training.state.average.model))
     return _result_of(training)
 
 
@@ -245,23 +245,23 @@ def fit_of_ranks(
     """Return the fit that ranks have done together, each by `fit_together`."""
     data = open_data(job)
     model = initial_model(job, data, events)
-    fitted = copied(model)
+    fitted = copy_weights(model)
     model.load_state_dict(read_tensors(job.folder / _TRAINED_FILE)[0])
     return TokenFit(job, result, data, model, fitted)
 
 
-def copied(model: nn.Module) -> Tensors:
+def copy_weights(model: nn.Module) -> Tensors:
     """Return copies of all weights on the CPU."""
     weights = model.state_dict()
     return {name: each.detach().to("cpu", copy=True) for name, each in weights.items()}
 
 
-def _trained(
+def _train(
     job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
 ) -> tuple[Training, Tensors]:
     """Train to the end; return the training, and the weights that it began with."""
     training = (Refit if job.part.refit else LastBlocksTraining)(job, events, ranks)
-    fitted = copied(training.state.model)
+    fitted = copy_weights(training.state.model)
     training.train_to_the_end()
     return training, fitted
 

@@ -19,7 +19,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.config import GALLERY_SIZE
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.pretraining.evaluating import (
     TESTING,
@@ -30,7 +30,7 @@ from patchline.pipeline.training.pretraining.evaluating import (
 )
 from patchline.pipeline.training.recipe.objectives import build_objective, load_trained
 from patchline.pipeline.workers.event_log import EventWriter
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.plugin_api import ImageSpec, Objective
 
 _BATCH = 64
@@ -55,15 +55,15 @@ def evaluate_objective(job: PretrainingJob, events: EventWriter) -> PretrainingR
     images, losses = open_images(job.store), list[float]()
     for start in range(0, len(rows), _BATCH):
         batch = torch.from_numpy(np.array(images[rows[start : start + _BATCH]])).to(device)
-        losses += _losses(objective, module, normalised(batch, job.image))
+        losses += _losses(objective, module, normalize(batch, job.image))
         events.progress(min(start + _BATCH, len(rows)), len(rows), "image")
     shown = rows[:GALLERY_SIZE]
     batch = torch.from_numpy(np.array(images[shown])).to(device)
-    pictures = objective.pictures(module, normalised(batch, job.image))
+    pictures = objective.pictures(module, normalize(batch, job.image))
     return PretrainingResult(
         losses=tuple(losses),
         images=len(rows),
-        pictures=_written(pictures, list(table["path"].iloc[shown]), job.image, job.folder),
+        pictures=_write_views(pictures, list(table["path"].iloc[shown]), job.image, job.folder),
         seconds=time.monotonic() - began,
     )
 
@@ -85,7 +85,7 @@ def _losses(objective: Objective, module: nn.Module, images_BCHW: torch.Tensor) 
     return [float(objective.loss(outputs[part], targets_B[part])) for part in parts]
 
 
-def _written(
+def _write_views(
     pictures: dict[str, torch.Tensor], paths: list[str], image: ImageSpec, folder: Path
 ) -> tuple[PicturedImage, ...]:
     """Write all views as PNG files."""
@@ -96,7 +96,7 @@ def _written(
             name = f"image_{number + 1}_view_{place + 1}.png"
             pixels = _pixels(views_BCHW[number], image)
             encoded = cv2.imencode(".png", np.ascontiguousarray(pixels[:, :, ::-1]))[1]
-            with replacing(folder / name) as temporary:
+            with replace_file(folder / name) as temporary:
                 temporary.write_bytes(encoded.tobytes())
             views.append(ViewFile(title=title, file=name))
         images.append(PicturedImage(path=path, views=tuple(views)))

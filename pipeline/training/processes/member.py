@@ -42,9 +42,9 @@ def take_part(member: MemberJob, _events: EventWriter) -> MemberDone:
     """Run the agent of this machine for each attempt of the first one, until that has ended."""
     job = TrainingJob.from_file(member.folder / JOB_FILE)
     machines = Machines.of(member.folder)
-    store, attempt = _reached(machines), 0
+    store, attempt = _wait_for_store(machines), 0
     while True:
-        said = _told(store, process_launch.attempt_key(attempt))
+        said = _wait_for_message(store, process_launch.attempt_key(attempt))
         if said == process_launch.THE_END:
             return MemberDone()
         if not machines.shares_folder:
@@ -55,14 +55,14 @@ def take_part(member: MemberJob, _events: EventWriter) -> MemberDone:
         attempt += 1
 
 
-def _reached(machines: Machines) -> Store:
+def _wait_for_store(machines: Machines) -> Store:
     """Wait until the first machine starts its processes; it may compute something else before."""
     while True:
         with contextlib.suppress(RuntimeError):  # torch's errors of a connection are of this class
             return machines.reach_store(_LOOK)
 
 
-def _told(store: Store, key: str) -> str:
+def _wait_for_message(store: Store, key: str) -> str:
     """Wait for what the first machine says; its end breaks the connection."""
     while not store.check([key]):
         try:

@@ -33,7 +33,7 @@ from patchline.pipeline.training.processes.rank import (
     RESULT_FILE,
     take_words,
 )
-from patchline.pipeline.workers.worker_process import JOB_FILE, ended_early, reported
+from patchline.pipeline.workers.worker_process import JOB_FILE, make_early_end_error, read_result
 from patchline.pipeline.workers.worker_start import LOG_FILE
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class ProcessGroup:
                     raise  # otherwise, a rank has said why
             self._attempt += 1
             if not (shared / RESTART_FILE).exists():
-                return reported(shared / RESULT_FILE, kind)
+                return read_result(shared / RESULT_FILE, kind)
 
     def _say(self, name: str) -> None:
         """Tell the other machines the name of an attempt that starts, or that there is none."""
@@ -165,7 +165,7 @@ def run_agent(job: TrainingJob, machines: Machines, name: str, node: int, logs: 
             launch(*command)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        raise ended_early(
+        raise make_early_end_error(
             f"Training process {rank + 1} of {job.config.training.processes}",
             failure.exitcode,
             job.folder / LOG_FILE,

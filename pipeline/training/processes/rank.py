@@ -103,10 +103,10 @@ def take_words(shared: Path, folder: Path, words: str) -> None:
 
 
 def _fit(job: TrainingJob, folder: Path, machines: Machines, *, is_first: bool) -> FrozenModel:
-    from patchline.pipeline.training.processes.ranks import stopped_ranks_named
+    from patchline.pipeline.training.processes.ranks import name_stopped_ranks
 
     alone = last_worker_gone(folder, _LOCK_FILE) if is_first else nullcontext()
-    with alone, stopped_ranks_named():
+    with alone, name_stopped_ranks():
         events = EventWriter(job.folder / EVENTS_FILE if is_first else Path(os.devnull))
         if is_first:
             _say_what_happened(events, _restarts(machines))

@@ -307,7 +307,7 @@ class Ranks:
 
 
 @contextmanager
-def stopped_ranks_named(longest_wait: timedelta = LONGEST_WAIT) -> Iterator[None]:
+def name_stopped_ranks(longest_wait: timedelta = LONGEST_WAIT) -> Iterator[None]:
     """Say so if this rank has waited too long for another one inside the block.
 
     Raises:

@@ -57,7 +57,7 @@ def one_hot(labels_B: torch.Tensor, classes: int) -> torch.Tensor:
     return (labels_B[:, None] == torch.arange(classes, device=labels_B.device)).float()
 
 
-def balanced_class_weights(
+def compute_class_weights(
     labels_N: np.ndarray[tuple[int], np.dtype[np.int64]], classes: int
 ) -> torch.Tensor:
     """Return the inverse frequency of each class (K), 1 on average over the images.

@@ -64,7 +64,7 @@ def _cut(generator: np.random.Generator, share: float, height: int, width: int) 
     return Mix(1.0 - (bottom - top) * (right - left) / (height * width), (top, left, bottom, right))
 
 
-def mixed_images(images_BCHW: torch.Tensor, mix: Mix) -> torch.Tensor:
+def mix_images(images_BCHW: torch.Tensor, mix: Mix) -> torch.Tensor:
     """Return mixed images; the input is not modified.
 
     Args:
@@ -80,7 +80,7 @@ def mixed_images(images_BCHW: torch.Tensor, mix: Mix) -> torch.Tensor:
     return mixed_BCHW
 
 
-def mixed_targets(targets: torch.Tensor, num_classes: int, mix: Mix) -> torch.Tensor:
+def mix_targets(targets: torch.Tensor, num_classes: int, mix: Mix) -> torch.Tensor:
     """Return soft targets (B, K), float32: of each class, its shares in the mixed image.
 
     A row of probabilities sums to 1. Of two sets of labels, what both have is 1, and what one has

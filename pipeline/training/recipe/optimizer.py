@@ -42,7 +42,7 @@ _RMS_OF_ADAMW = 0.2
 
 
 @torch.no_grad()
-def orthogonalised(matrices_SMN: torch.Tensor) -> torch.Tensor:
+def orthogonalize(matrices_SMN: torch.Tensor) -> torch.Tensor:
     """Return nearly U V' for each matrix U S V': its singular values become 0.7 to 1.2.
 
     Five Newton-Schulz iterations, matrix products only, in the type of the matrices.
@@ -132,7 +132,7 @@ class Muon(torch.optim.Optimizer):
             alike[each.flatten(1).shape].append(index)
         for shape, indices in alike.items():
             matrices_SMN = torch.stack([ahead[index].flatten(1) for index in indices])
-            updates_SMN = orthogonalised(matrices_SMN.to(_type_of_products(matrices_SMN.device)))
+            updates_SMN = orthogonalize(matrices_SMN.to(_type_of_products(matrices_SMN.device)))
             scale = _RMS_OF_ADAMW * math.sqrt(max(shape))
             for index, update_MN in zip(indices, updates_SMN, strict=True):
                 parameter = trained[index]

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from patchline.pipeline.models.inference import PREDICTED_TOGETHER, normalised
+from patchline.pipeline.models.inference import PREDICTED_TOGETHER, normalize
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.job import TrainingJob
@@ -223,7 +223,7 @@ def measure_batch_norm(
         layer.train()
     for start in range(0, max(1, len(chosen) - 1), batch_size):  # one image has no variance
         batch_BHWC = torch.from_numpy(np.array(images[chosen[start : start + batch_size]]))
-        model.forward(normalised(batch_BHWC.to(device), image))  # a compiled one, as it is written
+        model.forward(normalize(batch_BHWC.to(device), image))  # a compiled one, as it is written
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     model.eval()

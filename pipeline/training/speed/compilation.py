@@ -71,7 +71,7 @@ def compile_model(
     """
     if not is_wanted(step.config.training, step.device, step.state.plan.last_step):
         return False
-    reason = _refused_cache() or _failure(step, order)
+    reason = _prepare_cache() or _failure(step, order)
     if step.ranks.sum(torch.tensor(float(bool(reason)))) and not reason:
         _undo(step.state.model)
         reason = "another process could not compile it"
@@ -83,7 +83,7 @@ def compile_model(
     return not reason
 
 
-def _refused_cache() -> str:
+def _prepare_cache() -> str:
     """Let compiled code be kept where nobody else can put any; return what prevents it.
 
     PyTorch's own default is a predictable name in the temporary directory, from which it loads code

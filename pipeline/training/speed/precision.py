@@ -182,10 +182,10 @@ def choose_for_training(
         is_frozen=is_frozen,
         folds=job.part.folds,
     )
-    return ranks.from_first(Precision, lambda: _chosen(chooser, job.folder / FILE, events))
+    return ranks.from_first(Precision, lambda: _choose(chooser, job.folder / FILE, events))
 
 
-def _chosen(chooser: Chooser, file: Path, events: EventWriter) -> Precision:
+def _choose(chooser: Chooser, file: Path, events: EventWriter) -> Precision:
     if chooser.setting == "auto" and file.exists():
         return Precision.from_file(file)
     limit = chooser.config.training.time_limit

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from patchline.pipeline.models.inference import HALF_PRECISIONS, normalised
+from patchline.pipeline.models.inference import HALF_PRECISIONS, normalize
 from patchline.pipeline.training.device import wait_for
 from patchline.pipeline.training.recipe.progressive_learning import ProgressiveSize
 from patchline.plugin_api import ImageSpec
@@ -107,7 +107,7 @@ def forward_flops(model: nn.Module, image: ImageSpec, device: torch.device) -> i
         1, image.height, image.width, image.channels, dtype=torch.uint8, device=device
     )
     with _one_view_in_evaluation(model), FlopCounterMode(display=False) as counter:
-        model(normalised(image_BHWC, image))
+        model(normalize(image_BHWC, image))
     return int(counter.get_total_flops())
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from patchline.pipeline.errors import OrchestrationError
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _EXEMPTIONS = ("no_proxy", "NO_PROXY")
@@ -84,7 +84,7 @@ def proxies_left_out() -> str:
         os.environ.get(name) for name in PROXY_VARIABLES if name.lower() in _PROXIES
     ):
         return ""
-    entries = ", ".join(repr(redacted(entry)) for entry in _entries_left_out)
+    entries = ", ".join(repr(redact_text(entry)) for entry in _entries_left_out)
     return (
         f"no_proxy: left out {entries}, which not all HTTP libraries can read. Name hosts or "
         "domains in ASCII, addresses, or networks of IPv4: host.corp, .corp, fd00::5, 10.0.0.0/8."
@@ -176,7 +176,7 @@ def check_proxy(url: str) -> None:
                 if _is_usable(value):
                     return
                 raise OrchestrationError(
-                    f"{name} is {redacted(value)!r}, which cannot be used to reach "
+                    f"{name} is {redact_text(value)!r}, which cannot be used to reach "
                     f"{parts.hostname}. Set it to http://HOST:PORT, add {parts.hostname} to "
                     "no_proxy, or run `pip install socksio PySocks python-socks` for SOCKS."
                 )
@@ -265,7 +265,7 @@ def _fault_of_key_log(file: Path) -> str:
 
 
 @contextmanager
-def restored_variables(names: Iterable[str]) -> Iterator[dict[str, str | None]]:
+def restore_variables(names: Iterable[str]) -> Iterator[dict[str, str | None]]:
     """Restore some variables when the block ends, whatever it has made of them.
 
     Yields:

@@ -168,7 +168,7 @@ def system_error(error: BaseException) -> PipelineError | None:
 
     The causes of an error are asked as well, the nearest first: libraries wrap what they meet.
     """
-    return next(filter(None, map(_known_error, _chain(error))), None)
+    return next(filter(None, map(_find_known_error, _chain(error))), None)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -179,7 +179,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         present = present.__cause__ or handled
 
 
-def _known_error(error: BaseException) -> PipelineError | None:
+def _find_known_error(error: BaseException) -> PipelineError | None:
     if isinstance(error, PipelineError):
         return error
     if isinstance(error, MemoryError) or _MEMORY.search(str(error)):

@@ -127,7 +127,7 @@ class ListedArchive(Generic[Place]):
         self._count += 1
         if self._count > MOST_MEMBERS:
             raise too_many_members(self._file)
-        path, reason = _checked_path(name)
+        path, reason = _check_path(name)
         if _is_hidden(path):
             return None
         reason = reason or refusal
@@ -143,7 +143,7 @@ class ListedArchive(Generic[Place]):
         return None
 
 
-def damaged(file: Path, reason: str) -> DataError:
+def make_damage_error(file: Path, reason: str) -> DataError:
     """Return the error for an archive that is not whole."""
     said = " ".join(reason.split())[:200]
     return DataError(
@@ -178,7 +178,7 @@ def check_expansion(file: Path, unpacked: int) -> None:
         )
 
 
-def _checked_path(name: str) -> tuple[str, str | None]:
+def _check_path(name: str) -> tuple[str, str | None]:
     """Return a member's path, and why it is refused."""
     if "\\" in name and "/" not in name:  # written on Windows
         name = name.replace("\\", "/")

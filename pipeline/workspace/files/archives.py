@@ -29,7 +29,7 @@ from patchline.pipeline.workspace.files.archive_members import (
     MemberError,
     RefusedMember,
     check_expansion,
-    damaged,
+    make_damage_error,
     read_names,
     too_many_members,
 )
@@ -70,15 +70,17 @@ class ZipArchive(ListedArchive[zipfile.ZipInfo]):
         try:
             self._zip = zipfile.ZipFile(cast("BinaryIO", self._shared.part()))
         except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError) as error:
-            raise damaged(file, str(error)) from error
+            raise make_damage_error(file, str(error)) from error
         packed = unpacked = encrypted = 0
         infos = self._zip.infolist()
-        raw = [each for info in infos if (each := _undeclared(info))]
+        raw = [each for info in infos if (each := _find_undeclared_name(info))]
         names, self.note = read_names(file, raw, encoding)
         for info in infos:
             packed, unpacked = packed + info.compress_size, unpacked + info.file_size
             encrypted += info.flag_bits & _ENCRYPTED
-            name = _declared(info) or names.get(_undeclared(info), info.filename)
+            name = _find_declared_field(info) or names.get(
+                _find_undeclared_name(info), info.filename
+            )
             self._add(name, info, is_folder=name.endswith("/"), refusal=_refusal(info))
         if encrypted and not self._places:
             raise DataError(
@@ -86,7 +88,7 @@ class ZipArchive(ListedArchive[zipfile.ZipInfo]):
                 "folder."
             )
         if packed > self._shared.size:
-            raise damaged(file, "its members overlap")
+            raise make_damage_error(file, "its members overlap")
         check_expansion(file, unpacked)
 
     def size_of(self, path: str) -> int:
@@ -106,15 +108,15 @@ def is_zip(file: Path) -> bool:
     return zipfile.is_zipfile(cast("BinaryIO", OpenFile(file).part()))
 
 
-def _undeclared(info: zipfile.ZipInfo) -> bytes:
+def _find_undeclared_name(info: zipfile.ZipInfo) -> bytes:
     """Return a member's name if its encoding is not declared and matters; else nothing."""
     name = info.orig_filename.partition("\0")[0]
-    if info.flag_bits & _UTF_8 or name.isascii() or _declared(info):
+    if info.flag_bits & _UTF_8 or name.isascii() or _find_declared_field(info):
         return b""
     return name.encode("cp437")
 
 
-def _declared(info: zipfile.ZipInfo) -> str:
+def _find_declared_field(info: zipfile.ZipInfo) -> str:
     """Return the name of the extra field for UTF-8 names; empty if there is none that fits."""
     extra, raw = info.extra, info.orig_filename
     if info.flag_bits & _UTF_8 or raw.isascii():
@@ -149,7 +151,7 @@ def _check_directory(file: Path, shared: OpenFile) -> None:
     tail = shared.read_at(tail_start, shared.size - tail_start)
     at = tail.rfind(_END)
     if at < 0 or len(tail) - at < _END_BYTES:
-        raise damaged(file, "the directory at its end is missing")
+        raise make_damage_error(file, "the directory at its end is missing")
     (size,) = struct.unpack_from("<L", tail, at + 12)
     end = tail_start + at
     if at >= _LOCATOR_BYTES and tail[at - _LOCATOR_BYTES :].startswith(_LOCATOR):
@@ -159,7 +161,7 @@ def _check_directory(file: Path, shared: OpenFile) -> None:
             (size,) = struct.unpack_from("<Q", record, 40)
             end = position
     if size > shared.size:
-        raise damaged(file, "its directory is larger than the file")
+        raise make_damage_error(file, "its directory is larger than the file")
     start = max(0, end - size)  # not the stated offset: something may stand before the archive
     entries = shared.read_at(start, min(size, _DIRECTORY_BYTES)).count(_ENTRY)
     if size > _DIRECTORY_BYTES or entries > MOST_MEMBERS:
@@ -199,7 +201,7 @@ def readable_archive(file: Path, work_dir: Path, name_encoding: str | None = Non
     readable = _readable(file, work_dir)
     if name_encoding is None or not open_archive(readable).note:
         return readable
-    return named_archive(readable, name_encoding, work_dir / "names")
+    return write_named_archive(readable, name_encoding, work_dir / "names")
 
 
 def _readable(file: Path, work_dir: Path) -> Path:
@@ -243,14 +245,14 @@ def open_archive(file: Path) -> Archive:
         DataError: if it is damaged, encrypted, or refused as a possible bomb.
     """
     with data_errors(file):
-        named, encoding = named_encoding(file)
+        named, encoding = read_named_encoding(file)
         status = named.stat()
         times = status.st_mtime_ns, status.st_ctime_ns
         with _opening.setdefault(named, threading.Lock()):
-            return _opened(named, encoding, status.st_size, times, status.st_ino)
+            return _open(named, encoding, status.st_size, times, status.st_ino)
 
 
-def named_encoding(file: Path) -> tuple[Path, str | None]:
+def read_named_encoding(file: Path) -> tuple[Path, str | None]:
     """Return the archive that a file stands for, and the encoding of its names if it states one."""
     if file.suffix != NAMED_SUFFIX:
         return file, None
@@ -259,7 +261,7 @@ def named_encoding(file: Path) -> tuple[Path, str | None]:
 
 
 @lru_cache(maxsize=_OPENED)
-def _opened(
+def _open(
     file: Path, encoding: str | None, _size: int, _times: tuple[int, int], _inode: int
 ) -> Archive:
     if file.suffix == INDEX_SUFFIX:
@@ -272,12 +274,12 @@ def _opened(
 
 def archives_of(file: Path) -> list[Path]:
     """Return the archives that a file stands for: itself, a named one, or the shards it lists."""
-    named, _ = named_encoding(file)
+    named, _ = read_named_encoding(file)
     archive = open_archive(named) if named.suffix == INDEX_SUFFIX else None
     return archive.shards if isinstance(archive, ShardedArchive) else [named]
 
 
-def named_archive(archive: Path, encoding: str, folder: Path) -> Path:
+def write_named_archive(archive: Path, encoding: str, folder: Path) -> Path:
     """Write the file that stands for an archive whose names are in an encoding, and return it."""
     text = json.dumps({"archive": str(archive.resolve()), "encoding": encoding}, indent=1)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -295,7 +297,7 @@ def data_errors(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.filename is None:
-            raise damaged(file, str(error)) from error
+            raise make_damage_error(file, str(error)) from error
         raise DataError(
             f"{file} cannot be read ({error.strerror}). Check the path and its permissions."
         ) from error
@@ -317,7 +319,7 @@ def _pieces(file: Path, opener: Callable[[Path], Any]) -> Iterator[bytes]:
             try:
                 piece = opened.read(_PIECE_BYTES)
             except READ_ERRORS as error:
-                raise damaged(file, str(error)) from error
+                raise make_damage_error(file, str(error)) from error
             if not piece:
                 return
             yield piece

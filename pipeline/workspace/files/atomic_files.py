@@ -21,7 +21,7 @@ _TOO_LITTLE = 2**20
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def replace_file(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside `target`, and rename it to `target` if the block succeeds.
 
     The block writes a file, or a folder, which replaces another one with all that is in it.
@@ -46,8 +46,8 @@ def replacing(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def open_replacing(target: Path) -> Iterator[BinaryIO]:
-    """Yield an empty binary file that replaces `target` if the block succeeds; see `replacing`."""
-    with replacing(target) as temporary, temporary.open("wb") as opened:
+    """Yield an empty binary file that replaces `target` if the block succeeds."""
+    with replace_file(target) as temporary, temporary.open("wb") as opened:
         yield opened
 
 
@@ -102,12 +102,12 @@ def _temporary() -> Path:
 
 def write_private_text(target: Path, text: str) -> None:
     """Write a text file atomically; only its owner may read it."""
-    with replacing(target) as temporary:
+    with replace_file(target) as temporary:
         make_private_file(temporary)
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_text(target: Path, text: str) -> None:
     """Write a text file atomically."""
-    with replacing(target) as temporary:
+    with replace_file(target) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -40,11 +40,11 @@ class FoundKind(NamedTuple):
 
 
 def data_kind(path: str) -> DataKind:
-    """Return what a path is; see `found_kind`."""
-    return found_kind(path).kind
+    """Return what a path is; see `find_kind`."""
+    return find_kind(path).kind
 
 
-def found_kind(path: str) -> FoundKind:
+def find_kind(path: str) -> FoundKind:
     """Return what a path is; anything but an archive, a table or an export counts as a folder.
 
     A folder of Parquet files, as data-set hubs export a table in parts, counts as a table. Tar

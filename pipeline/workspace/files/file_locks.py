@@ -24,7 +24,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.atomic_files import replace_file, storage_errors
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
@@ -56,7 +56,7 @@ def acquire(file: Path, wait_seconds: float = _FOREVER) -> BaseFileLock | None:
 
 
 @contextmanager
-def locked(file: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+def hold_lock(file: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock on a file while the block runs; wait until it is free.
 
     Args:
@@ -186,7 +186,7 @@ def identity(file: Path) -> str:
         status = file.stat()
     except OSError:
         return ""
-    kernel = running_kernel()
+    kernel = read_kernel_id()
     return f"{kernel} {status.st_dev} {status.st_ino}" if kernel else ""
 
 
@@ -199,7 +199,7 @@ def same_file(file: Path, of_identity: str) -> bool:
 
 
 @functools.cache
-def running_kernel() -> str:
+def read_kernel_id() -> str:
     """Return the id of the running kernel, which changes with each boot.
 
     Containers on one machine share it, and machines with the same name do not. Where the system has
@@ -229,11 +229,11 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
     """
     if target.exists():
         return target
-    with locked(target.parent / "making.lock"):
+    with hold_lock(target.parent / "making.lock"):
         if not target.exists():
             for file in target.parent.glob(_LEFT_BEHIND):
                 file.unlink(missing_ok=True)
-            with replacing(target) as temporary:
+            with replace_file(target) as temporary:
                 make(temporary)
     return target
 

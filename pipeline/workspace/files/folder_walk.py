@@ -171,7 +171,7 @@ def walk_files(
     """
     tell = on_unreadable or _refuse(top)
     skipping = _Skipping(ignored, on_ignored)
-    first = _opened(top, "", frozenset(), tell, skipping)
+    first = _open_level(top, "", frozenset(), tell, skipping)
     stack = [first] if first else []
     while stack:
         level = stack[-1]
@@ -183,7 +183,7 @@ def walk_files(
         if not _is_folder(entry):
             yield FoundFile(path, entry)
             continue
-        below = _opened(Path(entry.path), f"{path}/", level.above, tell, skipping)
+        below = _open_level(Path(entry.path), f"{path}/", level.above, tell, skipping)
         if below:
             stack.append(below)
 
@@ -198,7 +198,7 @@ def visible_folders(top: Path, ignored: IgnoredFiles = DEFAULT_IGNORED) -> list[
     Raises:
         DataError: if the folder cannot be opened.
     """
-    level = _opened(top, "", frozenset(), _refuse(top), _Skipping(ignored))
+    level = _open_level(top, "", frozenset(), _refuse(top), _Skipping(ignored))
     return [entry.name for entry in level.entries if _is_folder(entry)] if level else []
 
 
@@ -212,7 +212,7 @@ def _refuse(top: Path) -> OnUnreadable:
     return refuse
 
 
-def _opened(
+def _open_level(
     folder: Path,
     prefix: str,
     above: frozenset[tuple[int, int]],

@@ -61,7 +61,7 @@ class AppendLog:
         Raises:
             StorageError: if the disk is full or read-only, or the file is a link.
         """
-        with storage_errors(self.file), open(self.file, "a+b", 0, opener=_unlinked) as opened:
+        with storage_errors(self.file), open(self.file, "a+b", 0, opener=_open_unlinked) as opened:
             if opened.seek(0, os.SEEK_END):
                 opened.seek(-1, os.SEEK_END)
                 lines = lines if opened.read(1) == b"\n" else b"\n" + lines
@@ -147,7 +147,7 @@ class AppendLog:
         return content[: content.rfind(b"\n") + 1]
 
 
-def _unlinked(file: str, flags: int) -> int:
+def _open_unlinked(file: str, flags: int) -> int:
     """Open a file, unless it is a link."""
     return os.open(file, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 

@@ -39,7 +39,7 @@ def sqlite_uri(file: Path, *, asynchronous: bool = False, **options: object) -> 
         driver, place, query = _ASYNC if asynchronous else "sqlite", path, options
     else:
         # With the driver in its name: MLflow would make folders for the path in `sqlite:///`.
-        driver, place = _ASYNC if asynchronous else _SYNC, f"file://{_quoted(path)}"
+        driver, place = _ASYNC if asynchronous else _SYNC, f"file://{_quote(path)}"
         query = {**options, "uri": "true"}
     return f"{driver}:///{place}" + (f"?{urlencode(query)}" if query else "")
 
@@ -64,7 +64,7 @@ def with_options(uri: str, **options: object) -> str:
 def artifact_uri(folder: Path) -> str:
     """Return what MLflow stores for a folder of artifacts: an absolute path, or its `file:` URI."""
     path = str(folder)
-    return path if _is_ordinary(path) else f"file://{_quoted(path)}"
+    return path if _is_ordinary(path) else f"file://{_quote(path)}"
 
 
 def artifact_path(uri: str) -> Path | None:
@@ -78,7 +78,7 @@ def _is_ordinary(path: str) -> bool:
     return _ORDINARY.fullmatch(path) is not None
 
 
-def _quoted(path: str) -> str:
+def _quote(path: str) -> str:
     """Return a path percent-encoded.
 
     Raises:
@@ -157,7 +157,7 @@ def _is_below(path: str, folder: str) -> bool:
     return path.startswith(f"{folder.rstrip(os.sep)}{os.sep}")
 
 
-def expanded(path: str | Path, setting: str) -> Path:
+def expand_user(path: str | Path, setting: str) -> Path:
     """Return a path with the user's folder in place of `~`.
 
     Args:

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from patchline.pipeline.errors import DamagedFileError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ def write_tensors(
     from safetensors.torch import save_file
 
     on_cpu = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    with replacing(file) as temporary:
+    with replace_file(file) as temporary:
         save_file(on_cpu, temporary, metadata={**(metadata or {}), _KEY: _ZEROS.decode()})
         with temporary.open("r+b") as opened:
             header = _with_sorted_metadata(_header(opened))
@@ -69,7 +69,7 @@ def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
             metadata = dict(opened.metadata() or {})
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no iterator
     except SafetensorError as error:
-        raise _damaged(file, str(error)) from error
+        raise _make_damage_error(file, str(error)) from error
     return tensors, {key: value for key, value in metadata.items() if key != _KEY}
 
 
@@ -99,11 +99,11 @@ def verify(file: Path) -> None:
                 opened.seek(place)
                 expected = opened.read(len(_ZEROS))
                 if _digest(opened, place) != expected:
-                    raise _damaged(file, "its content does not match its SHA-256")
+                    raise _make_damage_error(file, "its content does not match its SHA-256")
             elif not _is_of_another_program(header):
-                raise _damaged(file, "its header has changed")
+                raise _make_damage_error(file, "its header has changed")
     except (OSError, ValueError) as error:
-        raise _damaged(file, str(error)) from error
+        raise _make_damage_error(file, str(error)) from error
 
 
 def _with_sorted_metadata(header: bytes) -> bytes:
@@ -156,7 +156,7 @@ def _digest(opened: BinaryIO, place: int) -> bytes:
     return digest.hexdigest().encode()
 
 
-def _damaged(file: Path, why: str) -> DamagedFileError:
+def _make_damage_error(file: Path, why: str) -> DamagedFileError:
     return DamagedFileError(
         f"{file} is damaged ({why}). Restore it from a copy, or train the model again."
     )

@@ -24,7 +24,7 @@ def table_cell(text: str) -> str:
     """
     if text.isalnum() and text.isascii():
         return text
-    shown = _UNSEEN.sub(_escaped, text)
+    shown = _UNSEEN.sub(_escape, text)
     if _FORMULA.match(shown) and not _NUMBER.fullmatch(shown):
         return f"'{shown}"
     return shown
@@ -35,7 +35,7 @@ def plain_cell(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
 
 

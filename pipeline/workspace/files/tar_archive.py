@@ -20,7 +20,7 @@ from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files.archive_members import (
     ListedArchive,
     check_expansion,
-    damaged,
+    make_damage_error,
     read_names,
 )
 from patchline.pipeline.workspace.files.data_names import IMAGE_SUFFIXES, TAR_SUFFIXES, split_named
@@ -79,7 +79,7 @@ class TarArchive(ListedArchive[_MemberPlace]):
         unpacked, odd = 0, list[bytes]()
         for info in _infos(file, self._shared):
             name = info.name
-            if raw := _undecoded(name):
+            if raw := _find_undecoded(name):
                 odd.append(raw)
                 name = read_names(file, [raw], encoding).names[raw] if encoding else name
             place = _MemberPlace(info.offset_data, info.size)
@@ -87,7 +87,7 @@ class TarArchive(ListedArchive[_MemberPlace]):
             if path is None:
                 continue
             if info.offset_data + info.size > self._shared.size:
-                raise damaged(file, f"it ends in the middle of {path}")
+                raise make_damage_error(file, f"it ends in the middle of {path}")
             unpacked += info.size
         check_expansion(file, unpacked)
         self.note = _note(file, odd, encoding) if odd else ""
@@ -102,7 +102,7 @@ class TarArchive(ListedArchive[_MemberPlace]):
         return io.BufferedReader(self._shared.part(place.offset, place.size))
 
 
-def _undecoded(name: str) -> bytes:
+def _find_undecoded(name: str) -> bytes:
     """Return a name that is not UTF-8 as it is written; nothing for others."""
     if name.isascii():
         return b""
@@ -136,11 +136,11 @@ def _infos(file: Path, shared: OpenFile) -> Iterator[tarfile.TarInfo]:
             while (info := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]
                 if info.size < 0 or info.offset <= reached:
-                    raise damaged(file, f"the header of {info.name} is wrong")
+                    raise make_damage_error(file, f"the header of {info.name} is wrong")
                 reached = info.offset
                 yield info
             if archive.offset < shared.size and not _ends(shared, archive.offset):
-                raise damaged(file, f"the header at byte {archive.offset:,} is wrong")
+                raise make_damage_error(file, f"the header at byte {archive.offset:,} is wrong")
             if (following := _next_archive(shared, archive.offset)) is not None:
                 raise DataError(
                     f"{file} holds several archives, one after the other: the next one begins at "
@@ -148,7 +148,7 @@ def _infos(file: Path, shared: OpenFile) -> Iterator[tarfile.TarInfo]:
                     "files, or unpack them with `tar --ignore-zeros -xf` and pass the folder."
                 )
     except HEADER_ERRORS as error:
-        raise damaged(file, str(error)) from error
+        raise make_damage_error(file, str(error)) from error
 
 
 def _ends(shared: OpenFile, offset: int) -> bool:

@@ -89,7 +89,7 @@ def is_same_folder(one: Path, other: Path) -> bool:
 
 
 @contextmanager
-def removed_if_nothing_is_in_it() -> Iterator[None]:
+def remove_if_unused() -> Iterator[None]:
     """Remove the workspace if the block has created it, fails, and has left no file in it.
 
     So a command that refuses its input leaves nothing behind.

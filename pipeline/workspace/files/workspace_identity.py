@@ -74,7 +74,7 @@ def new(workspace: Path, copied_from: str = "") -> Identity:
     return Identity(uuid.uuid4().hex, folder, status.st_dev, status.st_ino, (), copied_from)
 
 
-def followed(identity: Identity, workspace: Path) -> Identity:
+def follow_move(identity: Identity, workspace: Path) -> Identity:
     """Return the record of a workspace that has been moved to where it lies now."""
     now = new(workspace)
     earlier = [folder for folder in (identity.folder, *identity.earlier) if folder != now.folder]

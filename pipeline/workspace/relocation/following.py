@@ -23,7 +23,7 @@ from patchline.pipeline.errors import OrchestrationError, StorageError
 from patchline.pipeline.terminal_words import visible
 from patchline.pipeline.workspace.files import workspace_identity
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace.files.file_locks import is_held, locked
+from patchline.pipeline.workspace.files.file_locks import hold_lock, is_held
 from patchline.pipeline.workspace.files.paths import artifact_path, sqlite_path
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, is_same_folder
 from patchline.pipeline.workspace.files.workspace_identity import Identity
@@ -71,18 +71,18 @@ def follow() -> str | None:
     identity = workspace_identity.read(workspace)
     if identity and workspace_identity.is_at_home(workspace, identity):
         return None
-    with locked(workspace / _LOCK), storage_errors(workspace / workspace_identity.FILE):
+    with hold_lock(workspace / _LOCK), storage_errors(workspace / workspace_identity.FILE):
         if identity is None:  # the lock has just made a record of a new workspace
-            return _recorded(workspace)
+            return _record(workspace)
         identity = workspace_identity.read(workspace) or identity  # another process was first
         if identity.folder == str(workspace.parent):  # or it was restored in its place
-            now = workspace_identity.followed(identity, workspace)
+            now = workspace_identity.follow_move(identity, workspace)
             workspace_identity.write(workspace, now)
             return None
-        return _followed(workspace, identity)
+        return _follow(workspace, identity)
 
 
-def _recorded(workspace: Path) -> str | None:
+def _record(workspace: Path) -> str | None:
     """Record a workspace without a record; its store may have been brought from elsewhere.
 
     A store is followed only if a run of Patchline in the old folder is in it. Another program's
@@ -92,10 +92,10 @@ def _recorded(workspace: Path) -> str | None:
     changed = _rewrite(workspace, old) if old else 0
     if workspace_identity.read(workspace) is None:
         _write_new(workspace)
-    return _moved(old, workspace.parent, changed) if old else None
+    return _describe_move(old, workspace.parent, changed) if old else None
 
 
-def _followed(workspace: Path, identity: Identity) -> str | None:
+def _follow(workspace: Path, identity: Identity) -> str | None:
     old, new = Path(identity.folder), workspace.parent
     if is_same_folder(old / WORKSPACE, workspace):
         return None
@@ -114,21 +114,21 @@ def _followed(workspace: Path, identity: Identity) -> str | None:
             f"This workspace is a copy of {visible(str(old))}. Its runs and models now use their "
             f"own files in {visible(str(new))} ({changed} paths); the original is untouched."
         )
-    workspace_identity.write(workspace, workspace_identity.followed(identity, workspace))
-    return _moved(old, new, changed)
+    workspace_identity.write(workspace, workspace_identity.follow_move(identity, workspace))
+    return _describe_move(old, new, changed)
 
 
 def _write_new(workspace: Path, copied_from: str = "") -> None:
     """Give a workspace a new id, and its own schedules with it."""
     identity = workspace_identity.new(workspace, copied_from)
     if (workspace / _PREFECT).is_file():
-        with _rewriting(workspace):
+        with _translate_sqlite_errors(workspace):
             path_rewriting.claim_prefect(workspace / _PREFECT, workspace.parent, identity.id)
     workspace_identity.write(workspace, identity)
 
 
 @contextmanager
-def _rewriting(workspace: Path) -> Iterator[None]:
+def _translate_sqlite_errors(workspace: Path) -> Iterator[None]:
     """Turn errors of SQLite into one with a remedy.
 
     Raises:
@@ -143,7 +143,7 @@ def _rewriting(workspace: Path) -> Iterator[None]:
         ) from error
 
 
-def _moved(old: Path, new: Path, changed: int) -> str:
+def _describe_move(old: Path, new: Path, changed: int) -> str:
     return (
         f"This workspace was moved from {visible(str(old))}. Its runs and models now use their "
         f"files in {visible(str(new))} ({changed} paths)."
@@ -181,7 +181,7 @@ def _users(workspace: Path) -> str:
 def _folder_of(database: Path) -> Path | None:
     """Return the folder that a store was in, if that no longer exists and is the only one.
 
-    Patchline must have trained there: see `_recorded`.
+    Patchline must have trained there: see `_record`.
     """
     try:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as store:
@@ -202,7 +202,7 @@ def _rewrite(workspace: Path, old: Path) -> int:
     It may be interrupted and repeated: what has been rewritten no longer leads there.
     """
     rewrite = path_rewriting.between(old, workspace.parent)
-    with _rewriting(workspace):
+    with _translate_sqlite_errors(workspace):
         changed = sum(path_rewriting.rewrite_mlflow(each, rewrite) for each in _stores(workspace))
         if (workspace / _PREFECT).is_file():
             path_rewriting.rewrite_prefect(workspace / _PREFECT, rewrite)

@@ -82,7 +82,7 @@ def rewrite_mlflow(database: Path, rewrite: Rewrite) -> int:
     Raises:
         sqlite3.Error: if the database is damaged, or stays locked; nothing is changed then.
     """
-    with _opened(database) as (store, tables):
+    with _open_database(database) as (store, tables):
         changed = 0
         for table, column in _LOCATIONS:
             if column in tables.get(table, ()):
@@ -99,7 +99,7 @@ def rewrite_prefect(database: Path, rewrite: Rewrite) -> None:
     Raises:
         sqlite3.Error: if the database is damaged, or stays locked; nothing is changed then.
     """
-    with _opened(database) as (store, tables):
+    with _open_database(database) as (store, tables):
         for table, columns in _PREFECT:
             unfinished = "state_type IN ('SCHEDULED', 'PAUSED')" if table == "flow_run" else "1"
             for column in set(columns) & set(tables.get(table, ())):
@@ -117,7 +117,7 @@ def claim_prefect(database: Path, folder: Path, identity: str) -> None:
     Raises:
         sqlite3.Error: if the database is damaged, or stays locked; nothing is changed then.
     """
-    with _opened(database) as (store, tables):
+    with _open_database(database) as (store, tables):
         if "labels" not in tables.get("deployment", ()):
             return
         rows = store.execute("SELECT labels FROM deployment WHERE labels IS NOT NULL").fetchall()
@@ -185,7 +185,7 @@ def _rewrite_column(
 
 
 @contextmanager
-def _opened(database: Path) -> Iterator[tuple[sqlite3.Connection, dict[str, list[str]]]]:
+def _open_database(database: Path) -> Iterator[tuple[sqlite3.Connection, dict[str, list[str]]]]:
     """Yield a database in a transaction, and the columns of its tables."""
     with closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as store, store:
         store.execute("BEGIN IMMEDIATE")

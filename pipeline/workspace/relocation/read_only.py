@@ -45,10 +45,10 @@ def check(arguments: list[str]) -> None:
         return
     has_words = words[0] in {"schedule", "data", "notify"}
     command = " ".join(words[:2] if has_words else words[:1])
-    raise refused(f"patchline {command}{' --yes' if command == 'clean' else ''}")
+    raise make_read_only_error(f"patchline {command}{' --yes' if command == 'clean' else ''}")
 
 
-def refused(call: str) -> StorageError:
+def make_read_only_error(call: str) -> StorageError:
     """Return the error for a command, or a function of the Python API, that writes."""
     return StorageError(
         f"The workspace {Path.cwd()} may not be written, and `{call}` writes to it. "

@@ -33,10 +33,10 @@ from pydantic import ValidationError
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import ConfigError, DataError, StorageError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.workspace.files import workspace_identity
 from patchline.pipeline.workspace.files.archive_members import MOST_MEMBERS
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.atomic_files import replace_file, storage_errors
 from patchline.pipeline.workspace.files.paths import artifact_path, sqlite_path, unsafe_reason
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace.tracking import team_stores
@@ -149,10 +149,10 @@ def export(folder: Path, target: Path, progress: Progress, *, caches: bool = Fal
     """
     _check(folder, target)
     with storage_errors(target), tempfile.TemporaryDirectory(prefix="patchline-export-") as scratch:
-        databases = _copied_databases(folder, Path(scratch))
+        databases = _copy_databases(folder, Path(scratch))
         runs, models, outside = _counts(databases.get(DATABASE), folder)
         sources = {**databases, **{path: folder / path for path in files(folder, caches=caches)}}
-        with replacing(target) as temporary:
+        with replace_file(target) as temporary:
             temporary.touch(mode=0o600)
             members = _write(temporary, sources, progress)
             contents = Contents(
@@ -190,7 +190,7 @@ def _check(folder: Path, target: Path) -> None:
         raise ConfigError(f"{target} would lie inside what it archives. Choose another folder.")
 
 
-def _copied_databases(folder: Path, scratch: Path) -> dict[str, Path]:
+def _copy_databases(folder: Path, scratch: Path) -> dict[str, Path]:
     """Return copies of the databases, each as it was at one moment, without secrets."""
     copies = {}
     for name in DATABASES:
@@ -308,7 +308,7 @@ def store_elsewhere(folder: Path) -> str | None:
     Raises:
         ConfigError: if the file that remembers a team's stores is damaged.
     """
-    services = local_services.running(folder)
+    services = local_services.find_running(folder)
     given = os.environ.get("MLFLOW_TRACKING_URI") or (services.mlflow_url if services else "")
     own = services is not None and "mlflow" in services.own and given == services.mlflow_url
     if own or not given:  # the servers of this folder, whether they run or not
@@ -316,8 +316,8 @@ def store_elsewhere(folder: Path) -> str | None:
     database = sqlite_path(given)
     if database is not None:
         is_here = database.resolve() == (folder / DATABASE).resolve()
-        return None if is_here else redacted(given)
-    return redacted(given)
+        return None if is_here else redact_text(given)
+    return redact_text(given)
 
 
 # -- restoring ---------------------------------------------------------------------------------
@@ -386,15 +386,15 @@ def _unpack(archive_file: Path, target: Path, progress: Progress) -> Contents:
                 _check_member(archive_file, info, members, size)
                 opened = archive.extractfile(info)
                 if opened is None:
-                    raise _damaged(archive_file, f"{info.name} is not a file")
+                    raise _make_damage_error(archive_file, f"{info.name} is not a file")
                 if info.name == LIST:
                     listed = opened.read(_MOST_LIST_BYTES)
                     continue
-                members[info.name] = _written(archive_file, info.name, opened, target)
+                members[info.name] = _write_member(archive_file, info.name, opened, target)
                 progress("Restoring", min(info.offset_data + info.size, size), size)
     except (tarfile.TarError, EOFError) as error:
-        raise _damaged(archive_file, str(error)) from error
-    return _verified(archive_file, listed, members)
+        raise _make_damage_error(archive_file, str(error)) from error
+    return _verify(archive_file, listed, members)
 
 
 def _check_member(
@@ -409,10 +409,10 @@ def _check_member(
     elif info.offset_data + info.size > archive_bytes or len(members) > MOST_MEMBERS:
         reason = "the archive is cut off or too large"
     if reason:
-        raise _damaged(archive_file, f"{info.name!r}: {reason}")
+        raise _make_damage_error(archive_file, f"{info.name!r}: {reason}")
 
 
-def _written(archive_file: Path, name: str, opened: IO[bytes], folder: Path) -> Member:
+def _write_member(archive_file: Path, name: str, opened: IO[bytes], folder: Path) -> Member:
     """Write a member.
 
     Raises:
@@ -423,7 +423,7 @@ def _written(archive_file: Path, name: str, opened: IO[bytes], folder: Path) -> 
     except OSError as error:
         if error.errno not in _IMPOSSIBLE:
             raise
-        raise _damaged(archive_file, f"{name!r}: {os.strerror(error.errno)}") from error
+        raise _make_damage_error(archive_file, f"{name!r}: {os.strerror(error.errno)}") from error
 
 
 def _write_file(opened: IO[bytes], target: Path) -> Member:
@@ -437,13 +437,13 @@ def _write_file(opened: IO[bytes], target: Path) -> Member:
     return Member(bytes=size, sha256=digest.hexdigest())
 
 
-def _verified(archive_file: Path, listed: bytes, members: dict[str, Member]) -> Contents:
+def _verify(archive_file: Path, listed: bytes, members: dict[str, Member]) -> Contents:
     if not listed:
-        raise _damaged(archive_file, f"it has no {LIST}")
+        raise _make_damage_error(archive_file, f"it has no {LIST}")
     try:
         contents = Contents.model_validate_json(listed)
     except ValidationError as error:
-        raise _damaged(archive_file, f"its {LIST} cannot be read") from error
+        raise _make_damage_error(archive_file, f"its {LIST} cannot be read") from error
     if contents.format > FORMAT:
         raise ConfigError(
             f"{archive_file} was written by the newer Patchline {contents.patchline}. Install "
@@ -459,11 +459,11 @@ def _verified(archive_file: Path, listed: bytes, members: dict[str, Member]) -> 
     ):
         if paths:
             more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
-            raise _damaged(archive_file, f"{paths[0]} {words}{more}")
+            raise _make_damage_error(archive_file, f"{paths[0]} {words}{more}")
     return contents
 
 
-def _damaged(archive_file: Path, reason: str) -> DataError:
+def _make_damage_error(archive_file: Path, reason: str) -> DataError:
     return DataError(
         f"{archive_file} cannot be restored ({reason}). Nothing was written. Copy the archive "
         "again, or use another one made by `patchline workspace export`."

@@ -137,23 +137,25 @@ def find_removable(workspace: Path) -> Cleaning:
             _add(needed, folder)
     for folder in newest.values():
         _add(needed, folder, is_finished=True)
-    needed.extended |= _extended_elsewhere(workspace, states)
+    needed.extended |= _find_extended_elsewhere(workspace, states)
     paths = [("checkpoint", each) for each in _checkpoints(finished, needed)]
     if not active:
-        paths += [("store", each) for each in _unused(workspace / STORES, needed.stores)]
-        paths += [("features", each) for each in _unused(workspace / FEATURES, needed.features)]
-        predicted = _unused(workspace / PREDICTIONS, needed.predictions)
+        paths += [("store", each) for each in _find_unused(workspace / STORES, needed.stores)]
+        paths += [
+            ("features", each) for each in _find_unused(workspace / FEATURES, needed.features)
+        ]
+        predicted = _find_unused(workspace / PREDICTIONS, needed.predictions)
         paths += [("predictions", each) for each in predicted]
     objects, leases = list[RemovableObject](), list[str]()
-    if shared := chosen.shared():
+    if shared := chosen.find_shared_files():
         complete = {
             folder.name
             for folder, (run_id, status) in states.items()
             if status == _FINISHED and run_id not in needed.extended
         }
-        objects, leases = unneeded_objects(shared, complete)
+        objects, leases = find_unneeded_objects(shared, complete)
     return Cleaning(
-        removable=(*_measured(paths), *objects),
+        removable=(*_measure(paths), *objects),
         resumable_runs=resumable,
         unknown_runs=unknown,
         active_runs=active,
@@ -161,9 +163,9 @@ def find_removable(workspace: Path) -> Cleaning:
     )
 
 
-def _extended_elsewhere(workspace: Path, states: Mapping[Path, tuple[str, str]]) -> set[str]:
+def _find_extended_elsewhere(workspace: Path, states: Mapping[Path, tuple[str, str]]) -> set[str]:
     """Return what unfinished runs extend of which the store alone has the request."""
-    shared, extended = chosen.shared(), set[str]()
+    shared, extended = chosen.find_shared_files(), set[str]()
     for name in shared.names(f"{RUNS}/") if shared else ():
         folder = workspace / name.rpartition("/")[0]
         _, status = states.get(folder, ("", ""))
@@ -171,11 +173,11 @@ def _extended_elsewhere(workspace: Path, states: Mapping[Path, tuple[str, str]])
         if is_request and status != _FINISHED and not (folder / REQUEST_FILE).is_file():
             with tempfile.TemporaryDirectory() as scratch:
                 if shared and shared.fetch_folder(name, Path(scratch) / RUNS):
-                    extended |= _extended_by(Path(scratch) / RUNS)
+                    extended |= _find_extended_by(Path(scratch) / RUNS)
     return extended
 
 
-def _extended_by(folder: Path) -> set[str]:
+def _find_extended_by(folder: Path) -> set[str]:
     """Return the id of the run that a run extends, if it does."""
     request = _json(folder / REQUEST_FILE)
     extends = with_todays_names(request.get("config", {}))[0].get("record", {}).get("extends")
@@ -195,7 +197,7 @@ def remove(workspace: Path, cleaning: Cleaning) -> list[Removable | RemovableObj
         if isinstance(each, Removable) and _is_removed(workspace.resolve(), each)
     ]
     removed = list[RemovableObject]()
-    if objects and (shared := chosen.shared()):
+    if objects and (shared := chosen.find_shared_files()):
         removed += [objects[key] for key in delete_objects(shared, objects)]
     gone = {each.path for each in files if each.kind == "checkpoint"}
     for file in _record_files(workspace.resolve()):
@@ -236,7 +238,7 @@ def _add(needed: _Needed, folder: Path, *, is_finished: bool = False) -> None:
     for file in folder.rglob(FEATURES_FILE):
         needed.features.update(map(str, _json(file).get("folders", ())))
     if not is_finished:
-        needed.extended |= _extended_by(folder)
+        needed.extended |= _find_extended_by(folder)
 
 
 def _names(*paths: object) -> set[str]:
@@ -252,14 +254,14 @@ def _checkpoints(finished: Iterable[tuple[str, Path]], needed: _Needed) -> Itera
             yield from sorted(folder.rglob(pattern))
 
 
-def _unused(folder: Path, needed: set[str]) -> Iterator[Path]:
+def _find_unused(folder: Path, needed: set[str]) -> Iterator[Path]:
     for each in sorted(folder.glob("*")):
         hidden = each.name.startswith(".")  # locks, and stores that are being built
         if each.is_dir() and not hidden and each.name not in needed:
             yield each
 
 
-def _measured(paths: Iterable[tuple[str, Path]]) -> Iterator[Removable]:
+def _measure(paths: Iterable[tuple[str, Path]]) -> Iterator[Removable]:
     """Count files and bytes; of hard links to one file, the last one that goes frees it."""
     links: dict[tuple[int, int], int] = {}
     for kind, path in paths:
@@ -337,7 +339,7 @@ def remove_leftovers(workspace: Path) -> list[Path]:
     if not all(record.is_dead for record in live_runs.records(workspace)):
         return []
     oldest = time.time() - _OLD_SECONDS
-    left = [path for path in _unfinished(workspace) if _last_change(path) < oldest]
+    left = [path for path in _find_unfinished(workspace) if _last_change(path) < oldest]
     for path in left:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -347,7 +349,7 @@ def remove_leftovers(workspace: Path) -> list[Path]:
     return left
 
 
-def _unfinished(workspace: Path) -> Iterator[Path]:
+def _find_unfinished(workspace: Path) -> Iterator[Path]:
     for pattern in _UNFINISHED:
         yield from workspace.rglob(pattern)
     for lock_file in (workspace / live_runs.FOLDER).glob("*.lock"):
@@ -371,7 +373,7 @@ _YOUNG = dt.timedelta(days=1)
 _LOOK_AGAIN_SECONDS = 5.0
 
 
-def unneeded_objects(
+def find_unneeded_objects(
     shared: SharedFiles, finished_runs: Collection[str]
 ) -> tuple[list[RemovableObject], list[str]]:
     """Return what no name in a store needs, once the checkpoints of finished runs are gone.
@@ -436,7 +438,7 @@ def delete_objects(shared: SharedFiles, keys: Iterable[str]) -> Iterator[str]:
 
 
 def _active_leases() -> list[str]:
-    return [name for name, has_expired in lease.expired().items() if not has_expired]
+    return [name for name, has_expired in lease.find_expired().items() if not has_expired]
 
 
 def _is_old_checkpoint(name: str, finished_runs: Collection[str]) -> bool:

@@ -16,7 +16,7 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError, RunError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace import chosen, run_folders
 from patchline.pipeline.workspace.files.access import is_readable
@@ -110,17 +110,19 @@ def find(
     Raises:
         ConfigError: if no run or several match, or if the run cannot be resumed.
     """
-    run = named(reference, runs, kind)
+    run = find_named(reference, runs, kind)
     if run.info.status == "FINISHED":
         raise ConfigError(
             f"The run {run.info.run_id[:8]} ({run.info.run_name}) is FINISHED, so there is "
             "nothing to resume. Start a new run. (A run that was interrupted while reading the "
             "data leaves nothing to resume.)"
         )
-    interrupted = _interrupted(run, runs, kind)
+    interrupted = _read_interrupted_run(run, runs, kind)
     owner = interrupted.owner
     if owner is Liveness.UNKNOWN:
-        owner = liveness.settled(lambda: client().get_run(run.info.run_id), _say(run, on_wait))
+        owner = liveness.observe_owner(
+            lambda: client().get_run(run.info.run_id), _say(run, on_wait)
+        )
     if owner is not Liveness.DEAD:
         raise ConfigError(not_resumable(run, owner))
     return interrupted
@@ -141,11 +143,11 @@ def with_processes(run: InterruptedRun, processes: int) -> InterruptedRun:
     settings = {"training": {"processes": processes}}
     config = run.request.config.model_dump(mode="json")
     changes = {
-        "config": config_files.validated(config_files.merged(config, settings)),
+        "config": config_files.validate_config(config_files.merge_settings(config, settings)),
         "processes_before": (*run.request.processes_before, before),
     }
     request = run.request.model_copy(update=changes)
-    with resuming(run):
+    with resume_alone(run):
         request.to_file(run.folder / REQUEST_FILE)
         run_folders.send_file(run.folder / REQUEST_FILE)
     return replace(run, request=request)
@@ -165,7 +167,7 @@ def _say(run: Run, on_wait: Callable[[str], None] | None) -> Callable[[float], N
 
 
 @contextmanager
-def resuming(run: InterruptedRun) -> Iterator[None]:
+def resume_alone(run: InterruptedRun) -> Iterator[None]:
     """Resume a run in this process alone, from before its data is read until the block ends.
 
     Raises:
@@ -187,11 +189,11 @@ def of_flow_run(flow_run_id: str, runs: Path, kind: RunKind = TRAINING) -> Inter
     ):
         for run in all_runs(condition):
             if run.data.tags.get("mlflow.source.name") == kind.command:
-                return _interrupted(run, runs, kind)
+                return _read_interrupted_run(run, runs, kind)
     return None
 
 
-def named(reference: str, runs: Path, kind: RunKind = TRAINING) -> Run:
+def find_named(reference: str, runs: Path, kind: RunKind = TRAINING) -> Run:
     """Return the run that a user names, whatever its status; see `find`.
 
     Raises:
@@ -208,9 +210,9 @@ def named(reference: str, runs: Path, kind: RunKind = TRAINING) -> Run:
         matches = list(_runs_of(kind, f"attributes.run_id LIKE '{reference}%'"))
     if not matches:
         raise ConfigError(
-            _deleted("", lambda run: reference in (run.info.run_id, run.info.run_name))
+            _explain_deleted("", lambda run: reference in (run.info.run_id, run.info.run_name))
             or f"There is no run '{reference}' in the store of this folder, "
-            f"{redacted(use_store())}. Give a run's id, the beginning of its id, its name, or "
+            f"{redact_text(use_store())}. Give a run's id, the beginning of its id, its name, or "
             f"`{LAST}`."
         )
     if len(matches) > 1:
@@ -244,15 +246,15 @@ def _why_none(runs: Path, kind: RunKind) -> str:
         return f"This folder has no run of `{kind.command}` yet. Start one with it."
     last = folders[-1]
     condition = _comparison(f"tags.`{FOLDER_TAG}`", "LIKE", f"%{last.name}")
-    deleted = _deleted(condition, lambda run: liveness.folder_of(run) == last)
+    deleted = _explain_deleted(condition, lambda run: liveness.folder_of(run) == last)
     return deleted or (
         f"The last run of this folder, {last.name}, is not in the MLflow store "
-        f"{redacted(use_store())}. Set MLFLOW_TRACKING_URI to the store that it was recorded in, "
-        "or start a new run."
+        f"{redact_text(use_store())}. Set MLFLOW_TRACKING_URI to the store that it was recorded "
+        "in, or start a new run."
     )
 
 
-def _deleted(condition: str, is_it: Callable[[Run], bool]) -> str:
+def _explain_deleted(condition: str, is_it: Callable[[Run], bool]) -> str:
     """Return that a run was deleted in MLflow, and how it is restored; empty if none is it."""
     from mlflow.entities import ViewType
 
@@ -269,8 +271,8 @@ def _deleted(condition: str, is_it: Callable[[Run], bool]) -> str:
                 restore = f"experiments restore --experiment-id {experiment.experiment_id}"
             return (
                 f"The run {id_[:8]} ({run.info.run_name}) was deleted in MLflow{how}. Restore it "
-                f"with `MLFLOW_TRACKING_URI={redacted(use_store())} mlflow {restore}`, or start a "
-                "new run."
+                f"with `MLFLOW_TRACKING_URI={redact_text(use_store())} mlflow {restore}`, or start "
+                "a new run."
             )
     return ""
 
@@ -291,7 +293,7 @@ def _comparison(what: str, operator: str, value: str) -> str:
     return "" if quote in value else f"{what} {operator} {quote}{value}{quote}"
 
 
-def _interrupted(run: Run, runs: Path, kind: RunKind) -> InterruptedRun:
+def _read_interrupted_run(run: Run, runs: Path, kind: RunKind) -> InterruptedRun:
     tags, run_id = run.data.tags, run.info.run_id
     folder = liveness.folder_of(run)
     host = tags.get(HOST_TAG, "")

@@ -202,7 +202,7 @@ def owner(workspace: Path) -> Iterator[str]:
     lock_file = _lock_file(workspace, name)
     _hold(lock_file, name)
     try:
-        yield f"{OWNER}{name}:{_coded(liveness.lock_identity(lock_file))}"
+        yield f"{OWNER}{name}:{_encode_identity(liveness.lock_identity(lock_file))}"
     finally:
         _ended_here.add(lock_file)
 
@@ -224,7 +224,7 @@ def _owner_is_gone(workspace: Path, owner: str) -> bool:
     lock_file = _lock_file(workspace, name)
     digest, _, number = coded.partition(".")
     present = file_locks.identity(lock_file)
-    is_same = bool(present) and _coded(present).partition(".")[0] == digest
+    is_same = bool(present) and _encode_identity(present).partition(".")[0] == digest
     identity = present if is_same else f"elsewhere {number}"
     state = holder_of(lock_file, liveness.CHECK_SECONDS, identity)
     if state is Liveness.UNKNOWN and file_locks.same_file(lock_file, identity):
@@ -232,7 +232,7 @@ def _owner_is_gone(workspace: Path, owner: str) -> bool:
     return state is Liveness.DEAD
 
 
-def _coded(identity: str) -> str:
+def _encode_identity(identity: str) -> str:
     """Return a short form of a lock's identity: a digest, and the number of the file."""
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     return f"{digest}.{identity.rpartition(' ')[2]}"
@@ -267,7 +267,7 @@ def _place() -> str:
     namespace = ""
     with contextlib.suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").stat().st_ino)
-    kernel = file_locks.running_kernel()
+    kernel = file_locks.read_kernel_id()
     return f"{kernel} {namespace}" if kernel else ""
 
 
@@ -281,11 +281,11 @@ def _hold(lock_file: Path, flow_run_id: str) -> None:
             "Wait for it to end, or cancel it."
         )
     _held_here[lock_file] = lock
-    _touching()
+    _build_periodic_touch()
 
 
 @functools.cache
-def _touching() -> Periodic:
+def _build_periodic_touch() -> Periodic:
     return Periodic(_touch, liveness.BEAT_SECONDS, 0)
 
 
@@ -309,7 +309,7 @@ def _let_go_of_ended() -> None:
 
 
 def _forget() -> None:
-    _touching.cache_clear()  # threads do not survive a fork
+    _build_periodic_touch.cache_clear()  # threads do not survive a fork
     _held_here.clear()
     _ended_here.clear()
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace import cache
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.files.workspace_folder import RUNS
 from patchline.pipeline.workspace.run_memory.stage_memory import (
@@ -140,7 +140,7 @@ def _fetch_files(shared: SharedFiles, record: StageRecord, target: Path) -> None
         with contextlib.suppress(UntrustedError):
             verify(record, target)
             return
-    with replacing(target) as part:
+    with replace_file(target) as part:
         shared.fetch(Reference(files=record.files), part)
 
 

@@ -21,7 +21,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry
-from patchline.pipeline.plugin_system.plugin_settings import chosen_plugins
+from patchline.pipeline.plugin_system.plugin_settings import list_chosen_plugins
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 
 Ingredients = dict[str, str]
@@ -163,7 +163,7 @@ def package_versions(distributions: Iterable[str] = ()) -> dict[str, str]:
             name = _REQUIREMENT.match(requirement)
             if name and not _DEVELOPMENT.search(requirement):
                 needed.add(name[0].lower())
-    versions = {name: installed_version(name) for name in sorted(needed - _ORCHESTRATION)}
+    versions = {name: find_installed_version(name) for name in sorted(needed - _ORCHESTRATION)}
     return {f"package {name}": version for name, version in versions.items() if version}
 
 
@@ -189,7 +189,7 @@ def _home(module: str) -> str:
 
 
 def _entries(config: RunConfig, kinds: Iterable[Kind]) -> list[PluginEntry]:
-    chosen = chosen_plugins(config)
+    chosen = list_chosen_plugins(config)
     return [plugin_loader.find(kind, chosen[kind]) for kind in kinds if kind in chosen]
 
 
@@ -271,7 +271,7 @@ def _requirements(distribution: str) -> list[str]:
         return []
 
 
-def installed_version(name: str) -> str:
+def find_installed_version(name: str) -> str:
     """Return the version of a distribution; empty if it is not installed."""
     try:
         return metadata.version(name)

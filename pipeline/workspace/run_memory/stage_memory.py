@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.workspace.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.workspace.files.atomic_files import replace_file, storage_errors
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
@@ -112,7 +112,7 @@ class StageMemory:
             if record is None:
                 continue
             try:
-                files = _copied_files(record, target or record.folder)
+                files = _copy_files(record, target or record.folder)
                 content = absolute(record.result, files, source_of(record))
                 result = result_class.model_validate(content)
             except (UntrustedError, ValidationError) as reason:
@@ -254,13 +254,13 @@ class UntrustedError(Exception):
     """A file of a record is missing or has changed."""
 
 
-def _copied_files(record: StageRecord, target: Path) -> Path:
+def _copy_files(record: StageRecord, target: Path) -> Path:
     """Return `target` with verified copies or links of the record's files."""
     target = target.resolve()
     if target == record.folder:
         verify(record, target)
         return target
-    with replacing(target) as copied:
+    with replace_file(target) as copied:
         for name in record.files:
             _link(record.folder / name, safe_join(copied, name, source_of(record)))
         make_folder(copied)

@@ -38,7 +38,7 @@ def is_busy(error: Exception) -> bool:
     return any(sign in str(error) for sign in _SIGNS)
 
 
-def repeated(
+def repeat_while_busy(
     call: Callable[[], Answer],
     already_done: Callable[[], Answer | None] = lambda: None,
 ) -> Answer:
@@ -98,4 +98,4 @@ def client_class(
 
 def patient_client() -> type[MlflowClient]:
     """Return the class of MLflow's client whose calls wait for a busy server."""
-    return client_class(repeated, _NOT_REPEATED)
+    return client_class(repeat_while_busy, _NOT_REPEATED)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchline.pipeline.errors import ServerAwayError, TakenOverError
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.waiting import wait_until
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace.tracking import run_owner
@@ -98,7 +98,7 @@ class MetricSender:
                 f"minute. {reason}"
             ) from self._failure
         raise ServerAwayError(
-            f"{redacted(use_store())} has not answered for a minute, so "
+            f"{redact_text(use_store())} has not answered for a minute, so "
             f"{len(self._metrics)} metrics could not be logged. Start the server again."
         )
 

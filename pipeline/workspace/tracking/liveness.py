@@ -93,7 +93,7 @@ def of_run(run: Run) -> Liveness:
 def _lease_has_expired(run: Run) -> bool:
     """Return whether the store says that the owner has not renewed its lease for long."""
     with contextlib.suppress(PipelineError):  # the store is away
-        return _is_of_this_workspace(run) and lease.expired().get(folder_of(run).name, False)
+        return _is_of_this_workspace(run) and lease.find_expired().get(folder_of(run).name, False)
     return False
 
 
@@ -102,7 +102,7 @@ def _is_of_this_workspace(run: Run) -> bool:
     tags, shared = run.data.tags, chosen.address()
     if shared is None:
         return False
-    is_copy = bool(own := tags.get(WORKSPACE_ID_TAG)) and own == chosen.cached_id()
+    is_copy = bool(own := tags.get(WORKSPACE_ID_TAG)) and own == chosen.read_cached_id()
     return is_copy or tags.get(WORKSPACE_TAG) == str(shared)
 
 
@@ -154,7 +154,9 @@ def of_heartbeat(key: str, beat: str, stale_seconds: float | None = None) -> Liv
     return Liveness.ALIVE if changed else Liveness.UNKNOWN
 
 
-def settled(read: Callable[[], Run], on_wait: Callable[[float], None] | None = None) -> Liveness:
+def observe_owner(
+    read: Callable[[], Run], on_wait: Callable[[float], None] | None = None
+) -> Liveness:
     """Return whether the owner of a run is alive; observe its heartbeat until that is known.
 
     Args:
@@ -194,7 +196,7 @@ def _clock() -> str:
     namespace = ""
     with contextlib.suppress(OSError):  # a container may shift the clock
         namespace = str(Path("/proc/self/ns/time").stat().st_ino)
-    return f"{file_locks.running_kernel()} {namespace}"
+    return f"{file_locks.read_kernel_id()} {namespace}"
 
 
 def _read(workspace: Path) -> dict[str, _SeenHeartbeat]:

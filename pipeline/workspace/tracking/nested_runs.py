@@ -37,9 +37,9 @@ class NestedRun(NamedTuple):
     name: str
 
 
-def finished_fold(parent: TrackedRun, fold: int) -> TrackedRun | None:
+def find_finished_fold(parent: TrackedRun, fold: int) -> TrackedRun | None:
     """Return the run of a fold that has finished, or None."""
-    return finished(parent, str(fold), FOLD_TAG, parent.folder / _FOLDS)
+    return find_finished(parent, str(fold), FOLD_TAG, parent.folder / _FOLDS)
 
 
 @contextmanager
@@ -59,12 +59,12 @@ def fold_run(parent: TrackedRun, fold: int, folds: int, config: RunConfig) -> It
         experiment=str(config.name),
         name=f"fold {fold} of {folds}",
     )
-    with nested_run(parent, new, config, tag=FOLD_TAG) as run:
+    with open_nested_run(parent, new, config, tag=FOLD_TAG) as run:
         yield run
 
 
 @contextmanager
-def nested_run(
+def open_nested_run(
     parent: TrackedRun, new: NestedRun, config: RunConfig, *, tag: str = KEY_TAG
 ) -> Iterator[TrackedRun]:
     """Open a nested run, or reopen the one that was interrupted.
@@ -81,7 +81,7 @@ def nested_run(
     ]
     if unfinished:
         same = unfinished[0]
-        with tracked_run.continued_run(same.run_id, same.folder, params, {}, nested=True) as run:
+        with tracked_run.continue_run(same.run_id, same.folder, params, {}, nested=True) as run:
             yield run
         return
     opened = NewRun(
@@ -121,7 +121,7 @@ def statuses(parent: TrackedRun) -> dict[str, set[str]]:
     return found
 
 
-def finished(parent: TrackedRun, key: str, tag: str, runs: Path) -> TrackedRun | None:
+def find_finished(parent: TrackedRun, key: str, tag: str, runs: Path) -> TrackedRun | None:
     """Return the nested run of a key that has finished, or None.
 
     Args:

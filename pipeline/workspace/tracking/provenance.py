@@ -11,7 +11,7 @@ from pathlib import Path
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.installation import checkout
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.plugin_system.plugin_settings import chosen_plugins
+from patchline.pipeline.plugin_system.plugin_settings import list_chosen_plugins
 from patchline.pipeline.workers.host.processors import this_processor
 
 _PACKAGES = (
@@ -78,7 +78,7 @@ def as_tags() -> dict[str, str]:
 
 def plugin_tags(config: RunConfig) -> dict[str, str]:
     """Return a tag with the plugins of a run, their distributions and versions."""
-    entries = [plugin_loader.find(*chosen) for chosen in chosen_plugins(config).items()]
+    entries = [plugin_loader.find(*chosen) for chosen in list_chosen_plugins(config).items()]
     named = (f"{e.kind} {e.name} ({e.distribution} {e.version})" for e in entries)
     return {"patchline.plugins": ", ".join(named)}
 

@@ -116,7 +116,7 @@ class Owner:
 
     def __init__(self, store: MlflowClient, run_id: str, number: int) -> None:
         self._store, self._run_id, self._number = store, run_id, number
-        self._verified = _elapsed()
+        self._verified = _read_clock()
         self._writes = threading.Lock()
         self._lost = ""
         self._ends = Periodic(self.verify, liveness.BEAT_SECONDS).ended
@@ -152,11 +152,11 @@ class Owner:
                 )
                 self._store.update_run(self._run_id, status="RUNNING")
             self._store.set_tag(self._run_id, HEARTBEAT_TAG, beat())
-        self._verified = _elapsed()
+        self._verified = _read_clock()
 
     def check(self) -> None:
         """Raise if the run is lost."""
-        if not self._lost and _elapsed() - self._verified > liveness.STALE_SECONDS / 2:
+        if not self._lost and _read_clock() - self._verified > liveness.STALE_SECONDS / 2:
             self.verify()
         if self._lost:
             raise TakenOverError(self._lost)
@@ -167,7 +167,7 @@ if hasattr(os, "register_at_fork"):  # a forked child owns nothing
     os.register_at_fork(after_in_child=_owners.clear)
 
 
-def _elapsed() -> float:
+def _read_clock() -> float:
     """Return seconds of a clock that keeps running while the machine sleeps."""
     return (
         time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import RunError, StorageError, TrackingError
-from patchline.pipeline.redaction import redacted_values, without_credentials
+from patchline.pipeline.redaction import redact_values, without_credentials
 from patchline.pipeline.workspace import chosen, lease, run_folders
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
-from patchline.pipeline.workspace.files.file_locks import Liveness, locked, try_lock
+from patchline.pipeline.workspace.files.file_locks import Liveness, hold_lock, try_lock
 from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE, make_folder
 from patchline.pipeline.workspace.tracking import liveness, provenance, run_owner
 from patchline.pipeline.workspace.tracking.tracking_store import (
@@ -85,7 +85,7 @@ class NewRun:
 
 
 @contextmanager
-def owned_run(
+def open_owned_run(
     config: RunConfig, runs: Path, tags: Mapping[str, str], request: str = ""
 ) -> Iterator[TrackedRun]:
     """Open a training run; see `open_run`.
@@ -125,16 +125,16 @@ def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
     with storage_errors(folder):
         make_folder(runs)
         folder.mkdir()
-    with locked(owner_lock(folder)), lease.held(folder.name):
+    with hold_lock(owner_lock(folder)), lease.hold_lease(folder.name):
         if new.request:
             write_text(folder / REQUEST_FILE, new.request)
             run_folders.send_file(folder / REQUEST_FILE)
-        with _closed_in_the_end(store, _create_run(store, new, folder), owner=1) as run:
+        with _close_in_the_end(store, _create_run(store, new, folder), owner=1) as run:
             yield run
 
 
 @contextmanager
-def continued_run(
+def continue_run(
     run_id: str,
     folder: Path,
     params: Mapping[str, str],
@@ -158,7 +158,7 @@ def continued_run(
     store = client()
     stored = store.get_run(run_id)
     if stored.info.status == "RUNNING" and not nested:
-        owner = liveness.settled(lambda: store.get_run(run_id))
+        owner = liveness.observe_owner(lambda: store.get_run(run_id))
         if owner is not Liveness.DEAD:
             raise RunError(not_resumable(stored, owner))
     with try_lock(owner_lock(folder), _LOCK_SECONDS) as is_owner:
@@ -171,11 +171,11 @@ def continued_run(
             )
         run = TrackedRun(run_id, stored.info.experiment_id, folder, continued=True)
         store.update_run(run_id, status="RUNNING")
-        with _closed_in_the_end(store, run, number):
+        with _close_in_the_end(store, run, number):
             missing = {key: params[key] for key in params.keys() - stored.data.params.keys()}
             _log_params(store, run_id, missing)  # MLflow refuses to change one
             set_tags(run, {**_owner_tags(folder), **tags})
-            with lease.held(folder.name):
+            with lease.hold_lease(folder.name):
                 yield run
 
 
@@ -197,7 +197,7 @@ def not_resumable(run: Run, owner: Liveness) -> str:
 
 
 @contextmanager
-def _closed_in_the_end(store: MlflowClient, run: TrackedRun, owner: int) -> Iterator[TrackedRun]:
+def _close_in_the_end(store: MlflowClient, run: TrackedRun, owner: int) -> Iterator[TrackedRun]:
     """Own a run while the block runs, and close it unless another process has taken it over."""
     beating = run_owner.begin(store, run.run_id, owner)
     status = "FAILED"
@@ -290,13 +290,13 @@ def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
     from mlflow.entities import RunTag
 
     run_owner.check(run.run_id)
-    client().log_batch(run.run_id, tags=[RunTag(*tag) for tag in _stored(tags).items()])
+    client().log_batch(run.run_id, tags=[RunTag(*tag) for tag in _strip_credentials(tags).items()])
 
 
 @contextmanager
 def system_metrics(run: TrackedRun) -> Iterator[None]:
     """Log system metrics while the block runs."""
-    monitor = _lasting_monitor()(
+    monitor = _build_lasting_monitor()(
         run.run_id,
         sampling_interval=5,
         resume_logging=run.continued,
@@ -311,7 +311,7 @@ def system_metrics(run: TrackedRun) -> Iterator[None]:
 
 
 @functools.cache
-def _lasting_monitor() -> Callable[..., Any]:
+def _build_lasting_monitor() -> Callable[..., Any]:
     """Return MLflow's monitor of system metrics, which a server that is away does not end."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -352,21 +352,19 @@ def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:
         **provenance.as_tags(),
         **new.tags,
     }
-    run = store.create_run(experiment_id, tags=_stored(tags), run_name=new.name)
+    run = store.create_run(experiment_id, tags=_strip_credentials(tags), run_name=new.name)
     _log_params(store, run.info.run_id, new.params)
     return TrackedRun(run.info.run_id, experiment_id, folder)
 
 
-def _stored(tags: Mapping[str, str]) -> dict[str, str]:
+def _strip_credentials(tags: Mapping[str, str]) -> dict[str, str]:
     return {key: without_credentials(value) for key, value in tags.items()}
 
 
 def _log_params(store: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
     from mlflow.entities import Param
 
-    entities = [
-        Param(key, value[:_LONGEST_PARAM]) for key, value in redacted_values(params).items()
-    ]
+    entities = [Param(key, value[:_LONGEST_PARAM]) for key, value in redact_values(params).items()]
     store.log_batch(run_id, params=entities)
 
 
@@ -375,7 +373,7 @@ def _owner_tags(folder: Path) -> dict[str, str]:
     workspace = {}
     if shared := chosen.address():
         workspace[liveness.WORKSPACE_TAG] = str(shared)
-        workspace[liveness.WORKSPACE_ID_TAG] = chosen.cached_id()
+        workspace[liveness.WORKSPACE_ID_TAG] = chosen.read_cached_id()
     return {
         HOST_TAG: socket.gethostname(),
         FOLDER_TAG: str(folder),
@@ -400,7 +398,7 @@ def close_abandoned() -> list[str]:
     for run in list(all_runs("attributes.status = 'RUNNING'")):  # closed runs leave the search
         if HOST_TAG not in run.data.tags or liveness.of_run(run) is not Liveness.DEAD:
             continue
-        with _guarded(run) as is_free:
+        with _guard(run) as is_free:
             # Read again: the run may have ended or been resumed, or its owner may have woken up.
             if is_free and _is_same(run, store.get_run(run.info.run_id)):
                 end_run(store, run.info.run_id, run.info.experiment_id, "KILLED")
@@ -416,7 +414,7 @@ def _is_same(before: Run, now: Run) -> bool:
 
 
 @contextmanager
-def _guarded(run: Run) -> Iterator[bool]:
+def _guard(run: Run) -> Iterator[bool]:
     """Hold the owner's lock while the block runs, if it can be seen, so that nobody becomes owner.
 
     Yields:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError, first_line
-from patchline.pipeline.redaction import redacted, split_credentials
+from patchline.pipeline.redaction import redact_text, split_credentials
 from patchline.pipeline.workers.host import environment_variables
 from patchline.pipeline.workers.host.interruption import signals_held
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.file_locks import hold_lock
 from patchline.pipeline.workspace.files.paths import artifact_uri, sqlite_path, sqlite_uri
 from patchline.pipeline.workspace.files.workspace_folder import (
     WORKSPACE,
@@ -124,7 +124,7 @@ def _set_artifact_root(database: Path | None) -> None:
 
 def _local_server() -> str | None:
     """Return the server that `patchline up` runs for this folder, if it answers."""
-    services = local_services.running()
+    services = local_services.find_running()
     if services is None:
         return None
     served_here = "mlflow" in services.own
@@ -188,22 +188,22 @@ def client() -> MlflowClient:
             environment_variables.check_proxy(
                 uri
             )  # no signals are held: the server completes what it has begun
-            return _answering_client(busy_server.patient_client())
+            return _create_answering_client(busy_server.patient_client())
         if database is None:
             _connect_once(uri)
-            return _answering_client(_holding_client())
+            return _create_answering_client(_build_holding_client())
         if place() != WORKSPACE.resolve() and database == Path(DATABASE).resolve():
             check_paths()
-            return _answering_client(_holding_client())
+            return _create_answering_client(_build_holding_client())
         lock = database.parent / WORKSPACE / "mlflow.lock"
         with storage_errors(database):
             make_folder(lock.parent)
             lock.touch()  # fails at once if the folder may not be written
         if _has_answered(uri, database):
-            return _holding_client()()
-        with locked(lock):  # processes that create a SQLite file together would crash each other
+            return _build_holding_client()()
+        with hold_lock(lock):  # processes that create a SQLite file together would crash each other
             mlflow_schema.create_database(database)
-            answering = _answering_client(_holding_client())
+            answering = _create_answering_client(_build_holding_client())
         _answered[uri] = file_locks.identity(database)
         return answering  # noqa: TRY300 - the handlers below are for all of it
     except PipelineError:
@@ -230,12 +230,12 @@ def _has_answered(uri: str, database: Path) -> bool:
         return stream.read(len(_SQLITE_HEADER)) == _SQLITE_HEADER
 
 
-def _holding_client() -> type[MlflowClient]:
+def _build_holding_client() -> type[MlflowClient]:
     """Return the class of MLflow's client whose calls complete before a signal takes effect."""
-    return busy_server.client_class(_held)
+    return busy_server.client_class(_hold_signals)
 
 
-def _held(call: Callable[[], Any]) -> Any:
+def _hold_signals(call: Callable[[], Any]) -> Any:
     with signals_held():
         return call()
 
@@ -292,7 +292,7 @@ def _connect_once(uri: str) -> None:
         engine.connect().close()
 
 
-def _answering_client(kind: type[MlflowClient]) -> MlflowClient:
+def _create_answering_client(kind: type[MlflowClient]) -> MlflowClient:
     created = kind()
     with _impatient():
         try:
@@ -331,7 +331,7 @@ def _impatient() -> Iterator[None]:
     with _impatient_lock:
         if not _impatient_threads:
             _impatient_threads.append(stack := ExitStack())
-            before = stack.enter_context(environment_variables.restored_variables(_FIRST_ANSWER))
+            before = stack.enter_context(environment_variables.restore_variables(_FIRST_ANSWER))
             for name, most in _FIRST_ANSWER.items():
                 given = before[name] or ""
                 os.environ[name] = str(min(int(given), most) if given.isdigit() else most)
@@ -361,6 +361,6 @@ def unreachable(
     usual = "Check {variable} and the server."
     remedy = next((words for sign, words in _REMEDIES if sign in text), usual)
     return ServerAwayError(
-        f"The MLflow store {redacted(uri)} cannot be used ({reason}). "
+        f"The MLflow store {redact_text(uri)} cannot be used ({reason}). "
         f"{remedy.format(variable=variable)}"
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, emit
-from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.progress.progress_display import display, show_progress
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import of_path
@@ -59,11 +59,11 @@ def explain(
     page, answers, name = explain_images(model, images, labels=label, out=out, occlusion=occlusion)
     from patchline.pipeline.evaluation.visual_guide.story import percent
 
-    said = [f"{answer.image}  {_said(answer, percent)}" for answer in answers]
+    said = [f"{answer.image}  {_format_answer(answer, percent)}" for answer in answers]
     emit(_as_json(page, answers, name), *said, f"page: {page}", as_json=as_json)
 
 
-def _said(answer: ModelAnswer, percent: Callable[[float], str]) -> str:
+def _format_answer(answer: ModelAnswer, percent: Callable[[float], str]) -> str:
     """Return what the model answers, for a line of the terminal."""
     if answer.labels is not None:
         given = [f"{each['label']} {percent(each['probability'])}" for each in answer.labels]
@@ -89,13 +89,13 @@ def explain_images(
     """
     _check(images, labels, out)
     tell_closed()
-    trained = _trained(model)
+    trained = _find_trained(model)
     from patchline.pipeline.evaluation.visual_guide import explaining
 
     page = out or Path(f"explain-{'-'.join(image.stem for image in images)}.html")
     local = [remote_data.local_image(image) for image in images]
     given = [*labels, *([None] * len(images))]
-    with shown():
+    with show_progress():
         names = [of_path(image) or str(image) for image in images]
         display().stage(f"Explaining {' and '.join(names)} with {trained.name}")
         answers = explaining.explain(
@@ -126,7 +126,7 @@ def _check(images: Sequence[Path], labels: Sequence[str], out: Path | None) -> N
         raise ConfigError(f"--out {out} is a folder. Set it to the HTML file to write.")
 
 
-def _trained(reference: str) -> _TrainedModel:
+def _find_trained(reference: str) -> _TrainedModel:
     """Return the trained model of a version or a run.
 
     Raises:
@@ -142,18 +142,18 @@ def _trained(reference: str) -> _TrainedModel:
         if any(sign in reference for sign in "@/:"):
             raise
         try:
-            run = interrupted_runs.named(reference, WORKSPACE.resolve() / "runs")
+            run = interrupted_runs.find_named(reference, WORKSPACE.resolve() / "runs")
         except ConfigError:
             run = None
         if run is None:
             raise
         folder = liveness.folder_of(run) / "package"
-        return _checked(_TrainedModel(f"run {run.info.run_id[:8]}", folder))
+        return _check_model(_TrainedModel(f"run {run.info.run_id[:8]}", folder))
     folder = package_download.package_folder(version) / "artifacts"
-    return _checked(_TrainedModel(f"{version.name}/{version.version}", folder))
+    return _check_model(_TrainedModel(f"{version.name}/{version.version}", folder))
 
 
-def _checked(trained: _TrainedModel) -> _TrainedModel:
+def _check_model(trained: _TrainedModel) -> _TrainedModel:
     from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
     from patchline.pipeline.workspace.files.access import is_readable
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from patchline.flows.closing.close_runs import tell_closed
-from patchline.flows.commands.switches import Columns, Json, data_config, emit, given_flags
-from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.commands.switches import Columns, Json, data_config, dump_given_flags, emit
+from patchline.flows.progress.progress_display import display, show_progress
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.terminal_words import short_path, visible
@@ -49,9 +49,9 @@ def export(
     table
         Columns of a table of images, where they cannot be guessed.
     """
-    columns = given_flags(table)
-    reference, folder = _named(model, to, out)
-    with shown():
+    columns = dump_given_flags(table)
+    reference, folder = _resolve_arguments(model, to, out)
+    with show_progress():
         display().stage(f"Exporting {reference.name}, version {reference.version}, as {to}")
         images = _images(reference, data, columns)
         from patchline.pipeline.registry.package_download import package_folder
@@ -66,7 +66,7 @@ def export(
     return 0 if record.chosen is not None else REFUSED
 
 
-def _named(model: str, to: str, out: Path | None) -> tuple[ModelReference, Path]:
+def _resolve_arguments(model: str, to: str, out: Path | None) -> tuple[ModelReference, Path]:
     """Return the version and the folder to write.
 
     Raises:

@@ -30,7 +30,7 @@ from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_evaluation import (
     EvaluationChoices,
     choose_images,
-    prepared_images,
+    prepare_images,
 )
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
 
@@ -100,7 +100,7 @@ class Agreement(FrozenModel):
         return "exact match" if self.is_multi_label else "accuracy"
 
 
-def compared(
+def compare_forms(
     package_NK: Array,
     form_NK: Array,
     labels_N: Array,
@@ -119,7 +119,7 @@ def compared(
             one class.
     """
     count = len(labels_N)
-    expected_N, given_N = (_chosen(each, thresholds_K) for each in (package_NK, form_NK))
+    expected_N, given_N = (_choose(each, thresholds_K) for each in (package_NK, form_NK))
     worst_N = np.abs(form_NK.astype(np.float64) - package_NK).max(axis=1, initial=0.0)
     is_number = bool(np.isfinite(worst_N).all())
     return Agreement(
@@ -133,7 +133,7 @@ def compared(
     )
 
 
-def _chosen(probabilities_NK: Array, thresholds_K: Array | None) -> Array:
+def _choose(probabilities_NK: Array, thresholds_K: Array | None) -> Array:
     """Return the number of each image's class (N), or zeros and ones for its labels (N, K)."""
     if thresholds_K is None:
         numbers_N: Array = probabilities_NK.argmax(1)
@@ -165,7 +165,7 @@ Answers = Callable[[Array], Array]
 """Maps uint8 images (N, H, W, C) to probabilities (N, K)."""
 
 
-def _unchecked(images_NHWC: Array, expected_NK: Array) -> None:
+def _check_nothing(images_NHWC: Array, expected_NK: Array) -> None:
     """Check nothing: the comparison covers all of most forms."""
     del images_NHWC, expected_NK
 
@@ -216,7 +216,7 @@ class ExportCandidate:
 
     is_timed: bool = True
     """Whether its latency may differ from the package's."""
-    check: Callable[[Array, Array], None] = _unchecked
+    check: Callable[[Array, Array], None] = _check_nothing
     """Checks whatever else belongs to it on images (N, H, W, C) with the package's probabilities
     (N, K); raises a PackagingError."""
 
@@ -246,7 +246,7 @@ class BatchLatency(FrozenModel):
         return self.package_milliseconds / self.form_milliseconds
 
 
-def measured_latency(
+def measure_latency(
     package: Answers, form: Answers, images_NHWC: Array, seconds: float = SECONDS
 ) -> tuple[BatchLatency, ...]:
     """Time the package and a form in turn at each batch size.
@@ -345,7 +345,7 @@ def of_run(
             f"{_USE_DATA}"
         )
     total = int((rows["split"] == "test").sum())
-    return _decoded(
+    return _decode(
         records,
         records.root,
         _Chosen(tested, f"{_of(len(tested), total)} test images of its run"),
@@ -389,7 +389,7 @@ def of_data(
         if known.is_recorded
         else ", of which it is not known whether the model was trained on them"
     )
-    return _decoded(
+    return _decode(
         records,
         chosen.data.root,
         _Chosen(tested, f"{_of(len(tested), len(rows))} images of {chosen.data.name}{caveat}"),
@@ -399,7 +399,7 @@ def of_data(
     )
 
 
-def _decoded(
+def _decode(
     records: VersionRecords,
     root: Path,
     tested: _Chosen,
@@ -411,7 +411,7 @@ def _decoded(
     if not image_root.exists(root):
         raise DataError(f"The images in {root} are gone. {_USE_DATA}")
     both = pd.concat([tested.rows, calibrating.rows], ignore_index=True)
-    images = prepared_images(package, both, root, workspace, on_progress)
+    images = prepare_images(package, both, root, workspace, on_progress)
     return ComparisonImages(
         images_NHWC=np.array(images[np.arange(len(tested.rows))]),
         labels_N=records.task.labels(list(tested.rows["label"]), package.classes),

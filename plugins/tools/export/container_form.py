@@ -87,7 +87,7 @@ def container_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
         name="container",
         folder=folder,
         model_files=(f"{MODEL_FOLDER}/{ONNX_FILE}",),
-        open=partial(_opened, folder / MODEL_FOLDER),
+        open=partial(_open, folder / MODEL_FOLDER),
         bounds=EXACT,
         details={"precision": "float32"},
         is_timed=False,
@@ -101,7 +101,7 @@ def _is_plain(inputs: FormInputs) -> bool:
     return inputs.package.mapping.is_plain and channels in (1, 3)
 
 
-def _opened(artifacts: Path, threads: int) -> Answers:
+def _open(artifacts: Path, threads: int) -> Answers:
     model = PackagedModel(artifacts / ONNX_FILE, artifacts / DESCRIPTION_FILE, threads)
     return model.probabilities
 
@@ -130,7 +130,7 @@ def check_server(
     description = json.loads(written.read_text(encoding="utf-8"))
     classes, thresholds_K = description["classes"], thresholds_of(description)
     asked = images_NHWC[: _ASKED if can_compare else 0]
-    with running_server(folder, served) as (address, token):
+    with run_server(folder, served) as (address, token):
         for image_HWC, expected_K in zip(asked, expected_NK, strict=False):
             answer = _answer(address, token, image_HWC)
             if thresholds_K is not None:
@@ -161,7 +161,7 @@ def _check_labels(answer: dict[str, Any], expected: AnswerJson) -> None:
 
 
 @contextmanager
-def running_server(
+def run_server(
     folder: Path, served: ServedVersion, python: str = sys.executable
 ) -> Iterator[tuple[str, str]]:
     """Run the server of a container's folder; yield its address and token.
@@ -177,7 +177,9 @@ def running_server(
     token, port = secrets.token_hex(16), _free_port()
     arguments = command(served, str(folder.resolve() / "model"), _LOOPBACK, port)
     own = python == sys.executable
-    start = ["-P", "-c", _WITHOUT_OTHERS, _absent(folder), *arguments[3:]] if own else arguments
+    start = (
+        ["-P", "-c", _WITHOUT_OTHERS, _list_absent(folder), *arguments[3:]] if own else arguments
+    )
     kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
     with (folder.parent / f"{folder.name}-server.log").open("w+b") as log:
         process = subprocess.Popen(
@@ -207,7 +209,7 @@ def running_server(
             stop_group(process)
 
 
-def _absent(folder: Path) -> str:
+def _list_absent(folder: Path) -> str:
     """Return the top-level modules that are installed here but not pinned, for a command line."""
     lines = (folder / "requirements.txt").read_text(encoding="utf-8").split()
     pinned = {line.partition("==")[0] for line in lines}
@@ -286,7 +288,7 @@ def closure_of(module: str, root: Path) -> Closure:
         root: the folder that holds the package `patchline`.
     """
     modules, libraries = _always({module}, root)
-    pending = {name for file in modules.values() for name in _imported(file, root, late=True)}
+    pending = {name for file in modules.values() for name in _find_imported(file, root, late=True)}
     refused: set[str] = set()
     while further := pending - modules.keys() - refused:
         name = min(further)
@@ -294,7 +296,7 @@ def closure_of(module: str, root: Path) -> Closure:
         if needed <= libraries:
             modules |= more
             pending |= {
-                other for file in more.values() for other in _imported(file, root, late=True)
+                other for file in more.values() for other in _find_imported(file, root, late=True)
             }
         else:
             refused.add(name)
@@ -314,7 +316,7 @@ def _always(names: set[str], root: Path) -> tuple[dict[str, Path], set[str]]:
         modules[name] = file
         parent = name.rpartition(".")[0]
         pending |= {parent} if parent else set()
-        pending |= set(_imported(file, root, late=False))
+        pending |= set(_find_imported(file, root, late=False))
         libraries |= set(_libraries(file))
     return modules, libraries
 
@@ -325,7 +327,7 @@ def _file_of(name: str, root: Path) -> Path | None:
     return next((file for file in candidates if file.is_file()), None)
 
 
-def _imported(file: Path, root: Path, *, late: bool) -> Iterator[str]:
+def _find_imported(file: Path, root: Path, *, late: bool) -> Iterator[str]:
     """Yield our modules that a file imports.
 
     Args:
@@ -373,7 +375,7 @@ def _imports(file: Path, *, late: bool) -> Iterator[ast.Import | ast.ImportFrom]
         pending += [(child, deeper) for child in ast.iter_child_nodes(node)]
 
 
-def pinned_requirements(libraries: Iterable[str]) -> list[str]:
+def pin_requirements(libraries: Iterable[str]) -> list[str]:
     """Return `name==version` for each library and what it requires, sorted.
 
     Args:
@@ -463,7 +465,7 @@ def write_container(served: ServedVersion, artifacts: Path, folder: Path) -> Clo
     for name in ARTIFACTS:
         if name not in _NOT_SERVED and (artifacts / name).is_file():
             shutil.copyfile(artifacts / name, model / name)
-    pins = pinned_requirements(closure.libraries)
+    pins = pin_requirements(closure.libraries)
     write_text(folder / "requirements.txt", "\n".join(pins) + "\n")
     write_text(folder / ".dockerignore", "*\n!requirements.txt\n!app\n!model\n")
     size = sum(file.stat().st_size for file in model.iterdir())

@@ -19,7 +19,7 @@ from typing import Any
 
 from patchline.pipeline.errors import first_line
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.evaluation.metrics.temperature import recorded
+from patchline.pipeline.evaluation.metrics.temperature import read_recorded_fit
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
@@ -80,7 +80,7 @@ def list_export(reference: ModelReference, record: ExportRecord, folder: Path) -
         if record.chosen is None and rows.get(record.form, {}).get("folder"):
             return ""
         run_id, missing = _run(reference)
-        place = _kept(run_id, record, folder) if run_id and record.chosen is not None else ""
+        place = _log_export(run_id, record, folder) if run_id and record.chosen is not None else ""
         rows[record.form] = _row(record, place)
         write_record(reference, EXPORTS_RECORD, json.dumps(rows))
         words = _in_words(rows[record.form])
@@ -125,7 +125,7 @@ def _run(reference: ModelReference) -> tuple[str, str]:
         )
 
 
-def _kept(run_id: str, record: ExportRecord, folder: Path) -> str:
+def _log_export(run_id: str, record: ExportRecord, folder: Path) -> str:
     """Log what describes an export, and its files if a server may serve it; return their folder."""
     files = [file for file in folder.iterdir() if file.is_file()]
     if record.form not in SERVED_FORMS:
@@ -293,6 +293,6 @@ def write_readme(folder: Path, record: ExportRecord) -> None:
         image=description.get("image"),
         fit=LabelCalibration.model_validate(found)
         if found
-        else recorded(description.get("calibration"), description.get("temperature", 1.0)),
+        else read_recorded_fit(description.get("calibration"), description.get("temperature", 1.0)),
     )
     write_text(folder / "README.md", text)

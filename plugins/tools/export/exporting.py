@@ -42,8 +42,8 @@ from patchline.plugins.tools.export.comparison import (
     ExportCandidate,
     FormInputs,
     StageProgress,
-    compared,
-    measured_latency,
+    compare_forms,
+    measure_latency,
 )
 from patchline.plugins.tools.export.export_pages import (
     ExportRecord,
@@ -93,7 +93,7 @@ def torch_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
         name="torch",
         folder=folder,
         model_files=(PROGRAM_FILE,),
-        open=partial(_loaded, folder / PROGRAM_FILE),
+        open=partial(_load, folder / PROGRAM_FILE),
         bounds=EXACT,
         details={"precision": "float32"},
         libraries=("torch",),
@@ -112,7 +112,7 @@ def _check_without_pickle(file: Path) -> None:
                 )
 
 
-def _loaded(file: Path, threads: int) -> Answers:
+def _load(file: Path, threads: int) -> Answers:
     """Return a function that answers with the program that was written."""
     import torch
 
@@ -153,7 +153,7 @@ def openvino_candidates(inputs: FormInputs) -> Iterator[ExportCandidate]:
             name=f"openvino, {precision}",
             folder=folder,
             model_files=(MODEL_FILE, WEIGHTS_FILE),
-            open=partial(_compiled, core, folder / MODEL_FILE, precision),
+            open=partial(_compile, core, folder / MODEL_FILE, precision),
             bounds=EXACT if precision == "f32" else REDUCED,
             details={"precision": precision},
             libraries=("openvino",),
@@ -165,7 +165,7 @@ def _computes_bfloat16(core: Any) -> bool:
     return "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
-def _compiled(core: Any, file: Path, precision: str, threads: int) -> Answers:
+def _compile(core: Any, file: Path, precision: str, threads: int) -> Answers:
     """Return a function that answers with the model that was written."""
     settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision}
     if threads:
@@ -252,8 +252,10 @@ def export(
             images=images,
             scratch=Path(scratch),
         )
-        expected_NK = _answered(package.probabilities, images, "Predicting (package)", on_progress)
-        tried, passed = _tried(inputs, form, expected_NK, on_progress, seconds)
+        expected_NK = _answer_in_batches(
+            package.probabilities, images, "Predicting (package)", on_progress
+        )
+        tried, passed = _try_candidates(inputs, form, expected_NK, on_progress, seconds)
         chosen = max(passed, key=lambda each: each[1].speedup, default=None)
         record = _record(inputs, form, tried, chosen)
         if chosen is not None:
@@ -278,7 +280,7 @@ def _rounds(form: Form) -> list[Round]:
     return [in_eight, in_seven] if this_processor().has_int8_products else [in_seven]
 
 
-def _tried(
+def _try_candidates(
     inputs: FormInputs,
     form: Form,
     expected_NK: Array,
@@ -293,15 +295,15 @@ def _tried(
         passed = []
         for candidate in candidates(inputs):
             stage = f"Predicting ({candidate.name})"
-            given_NK = _answered(candidate.open(0), images, stage, on_progress)
-            agreement = compared(
+            given_NK = _answer_in_batches(candidate.open(0), images, stage, on_progress)
+            agreement = compare_forms(
                 expected_NK,
                 given_NK,
                 images.labels_N,
                 candidate.bounds,
                 inputs.package.thresholds_K,
             )
-            measured = _measured(candidate, agreement, single, images, seconds)
+            measured = _measure(candidate, agreement, single, images, seconds)
             tried.append(measured)
             if agreement.passed:
                 candidate.check(images.images_NHWC, expected_NK)
@@ -311,7 +313,7 @@ def _tried(
     return tried, []
 
 
-def _measured(
+def _measure(
     candidate: ExportCandidate,
     agreement: Agreement,
     package: Answers,
@@ -319,7 +321,7 @@ def _measured(
     seconds: float,
 ) -> TriedForm:
     latency = (
-        measured_latency(package, candidate.open(_THREADS), images.images_NHWC[:32], seconds)
+        measure_latency(package, candidate.open(_THREADS), images.images_NHWC[:32], seconds)
         if agreement.passed and candidate.is_timed
         else ()
     )
@@ -332,7 +334,7 @@ def _measured(
     )
 
 
-def _answered(
+def _answer_in_batches(
     answers: Answers, images: ComparisonImages, stage: str, on_progress: StageProgress
 ) -> Array:
     """Return probabilities of all images, in batches of several sizes as a server meets them."""

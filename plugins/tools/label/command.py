@@ -17,13 +17,13 @@ from patchline.pipeline.errors import ConfigError, UserError
 from patchline.pipeline.terminal_words import (
     counted,
     few_names,
+    find_program,
     pasted_path,
-    pasted_program,
     visible,
 )
 from patchline.pipeline.web.access_control import check_access
 from patchline.pipeline.web.config import ListeningConfig, Port, ServingConfig
-from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
+from patchline.pipeline.web.listening import log_to_standard_error, open_listening_socket, url_of
 
 if TYPE_CHECKING:
     from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
@@ -107,11 +107,11 @@ def label(
     if edited is not None:
         return _import(edited, file, pool, as_json=as_json)
     package, name = _package(model)
-    with listening_socket(config) as listening:
+    with open_listening_socket(config) as listening:
         url = url_of(config, listening.getsockname()[1])
         several = multi_label or (package is not None and package.is_multi_label)
         found = label_findings(findings) if findings else None
-        given = _given(pool, found, findings) if found else {}
+        given = _select_given(pool, found, findings) if found else {}
         several = several or (found is not None and found.task == MULTI_LABEL)
         of_data = _data_labels(pool, given, table) if found and not file.exists() else None
         answers = AnswersTable(file, MULTI_LABEL if several else None)
@@ -148,7 +148,7 @@ def _tell_next(answers: AnswersTable, *, as_json: bool) -> None:
         return
     labelled = sum(each.verdict == "label" for each in answers.standing().values())
     said = counted(labelled, "image has a label", "images have labels")
-    program, _ = pasted_program("patchline")
+    program, _ = find_program("patchline")
     print(visible(f"{said}. Train on them: {program} run {pasted_path(str(answers.file))}"))
 
 
@@ -176,7 +176,9 @@ def _import(edited: Path, file: Path, pool: Pool, *, as_json: bool) -> int:
     return 0
 
 
-def _given(pool: Pool, listed: LabelFindings, findings: Path | None) -> dict[str, tuple[str, ...]]:
+def _select_given(
+    pool: Pool, listed: LabelFindings, findings: Path | None
+) -> dict[str, tuple[str, ...]]:
     """Return the labels of the images that the findings name, by key."""
     given = listed.of_pool(pool)
     if not given:
@@ -205,7 +207,7 @@ def _data_labels(
     from patchline.pipeline.workspace.files.workspace_folder import place
     from patchline.plugins.tools.label.pool import check_same_labels, data_labels
 
-    config = config_files.requested(str(pool.folder), preset_name="none", flags={})
+    config = config_files.build_config(str(pool.folder), preset_name="none", flags={})
     try:
         listed = data_labels(listing_of(config, place()), pool)
         check_same_labels(listed, given, pool)
@@ -250,12 +252,12 @@ def _source(package: PackagedModel | None, name: str) -> tuple[FeatureSource | N
 
 
 def _add_classes(answers: AnswersTable, classes: str | None) -> None:
-    from patchline.pipeline.data.labels.answers.answer import checked_class
+    from patchline.pipeline.data.labels.answers.answer import check_class
 
     names: list[str] = []
     for name in (classes or "").split(","):
         if name.strip():
-            names.append(checked_class(name, [*answers.classes, *names]))
+            names.append(check_class(name, [*answers.classes, *names]))
     if classes is not None and not names:
         raise ConfigError(f"--classes '{classes}' names no class. Separate names by commas.")
     answers.add_classes(names)

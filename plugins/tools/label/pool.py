@@ -108,7 +108,7 @@ class Pool:
             yield PoolImage(key, path, name, Path(entry.path))
 
 
-def drawn_at_random(
+def draw_at_random(
     keys: Iterable[str], seed: int, near: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[list[str], list[str]]:
     """Return a random third of the images, and the others, both in a random order.

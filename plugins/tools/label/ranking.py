@@ -20,7 +20,7 @@ import numpy as np
 
 from patchline.pipeline.data.labels.answer_columns import FINDING, RANDOM
 from patchline.pipeline.data.labels.answers.answer import REPRESENTATIVE, UNCERTAIN, Suggestion
-from patchline.plugins.tools.label.pool import drawn_at_random
+from patchline.plugins.tools.label.pool import draw_at_random
 
 Source = Literal["representative", "uncertain"]
 REST = "rest"
@@ -66,7 +66,7 @@ class ImageOrder:
             self._draw()
 
     def _draw(self) -> None:
-        self._sample, self._others = drawn_at_random(self._keys, self.seed, self._near)
+        self._sample, self._others = draw_at_random(self._keys, self.seed, self._near)
 
     def group(self, near: Mapping[str, Sequence[str]]) -> None:
         """Draw near duplicates together, so that no choice takes one of them from the sample.
@@ -161,7 +161,7 @@ def ranking(
     """
     names = {name for each in labels for name in each}
     if len(names) > 1 and len(labelled) >= LABELS_EACH * len(names):
-        probabilities = predicted(features_ND, labelled, labels)
+        probabilities = predict_by_head(features_ND, labelled, labels)
         if probabilities is not None:
             rows = uncertain(probabilities[1], candidates, count)
             return Ranking(rows, UNCERTAIN)
@@ -245,14 +245,14 @@ def uncertain(probabilities_NK: Array, candidates: Sequence[int], count: int) ->
     return [int(row) for row in rows[np.argsort(margin_R, kind="stable")[:count]]]
 
 
-def fitted_head(features_ND: Array, labels_N: Array) -> Any:
+def fit_head(features_ND: Array, labels_N: Array) -> Any:
     """Return scikit-learn's logistic regression for features of length 1."""
     from sklearn.linear_model import LogisticRegression
 
     return LogisticRegression(C=_PENALTY, max_iter=300).fit(features_ND, labels_N)
 
 
-def predicted(
+def predict_by_head(
     features_ND: Array, labelled: Sequence[int], labels: Sequence[tuple[str, ...]]
 ) -> tuple[list[str], Array] | None:
     """Return classes (K), and their probabilities for all images (N, K), by a linear head.
@@ -266,7 +266,7 @@ def predicted(
     names = [each[0] for each in labels if len(each) == 1]
     if len(set(names)) < 2:  # noqa: PLR2004 - nothing to tell apart
         return None
-    head = fitted_head(features_ND[rows], np.array(names, dtype=object))
+    head = fit_head(features_ND[rows], np.array(names, dtype=object))
     return [str(each) for each in head.classes_], head.predict_proba(features_ND)
 
 

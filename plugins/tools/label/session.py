@@ -18,7 +18,7 @@ from patchline.pipeline.data.labels.answers.answer import (
     Answer,
     Suggestion,
     Verdict,
-    checked_class,
+    check_class,
     client_of,
     label_cell,
     new_batch,
@@ -250,7 +250,7 @@ class Session:
         """
         with self._lock:
             known = self._labels(verdict, labels)
-            name = checked_person(person.name)
+            name = check_person(person.name)
             for key in keys:
                 if not self._leases.is_free(key, person.client):
                     raise TakenError("Somebody else is asked about this image.")
@@ -285,7 +285,7 @@ class Session:
         if standing is None or standing == self._seen.get(key):
             return
         page, by = client_of(standing.batch), standing.labeled_by
-        has_own_name = by in ("", checked_person(person.name))
+        has_own_name = by in ("", check_person(person.name))
         if page == person.client or (has_own_name and not page):
             return
         name = "Somebody else" if has_own_name else by
@@ -314,7 +314,7 @@ class Session:
         with self._lock:
             self.answers.refresh()
             batch = self.answers.last_batch(
-                person.client, "" if person.name == SOMEBODY else checked_person(person.name)
+                person.client, "" if person.name == SOMEBODY else check_person(person.name)
             )
             keys = [
                 image.key
@@ -341,7 +341,7 @@ class Session:
             ConfigError: if it cannot be a class.
         """
         with self._lock:
-            written = checked_class(name, self.answers.classes)
+            written = check_class(name, self.answers.classes)
             self.answers.add_classes([written])
             return written
 
@@ -418,7 +418,7 @@ class Session:
         return {"right": right, **estimate.model_dump()}
 
 
-def checked_person(name: str) -> str:
+def check_person(name: str) -> str:
     """Return the name of a person as the table writes it.
 
     Raises:

@@ -85,7 +85,7 @@ def with_task_of(package: PackagedModel, config: RunConfig) -> RunConfig:
     return config.model_copy(update={"data": data.model_copy(update={"task": task})})
 
 
-def listed_labels(config: RunConfig, workspace: Path) -> LabelsTable:
+def read_listed_labels(config: RunConfig, workspace: Path) -> LabelsTable:
     """Return the labels that a data source lists.
 
     Args:
@@ -228,7 +228,7 @@ class ImageFiles(ArrivedImages):
         if config.data.source in _FOLDERS:
             self._take_folder_labels(notes)
         else:
-            table = listed_labels(config, workspace)
+            table = read_listed_labels(config, workspace)
             self.labels = tuple(
                 table.by_path.get(place_of(self._root, path)) for path in self.names
             )
@@ -274,7 +274,7 @@ class ImageFiles(ArrivedImages):
                     pixels.append(pixels_HWC)
                     pictures.add(self.keys[position], pixels_HWC, size_before(pixels_HWC))
             if pixels:
-                outputs = predicted(self._package, np.stack(pixels))
+                outputs = predict_images(self._package, np.stack(pixels))
                 probabilities.append(outputs[0])
                 features += outputs[1:]
             on_progress("Predicting", start + len(batch), len(chosen))
@@ -300,7 +300,7 @@ def size_before(pixels_HWC: Array) -> tuple[int, int]:
     return original or (pixels_HWC.shape[0], pixels_HWC.shape[1])
 
 
-def predicted(package: PackagedModel, pixels_BHWC: Array) -> list[Array]:
+def predict_images(package: PackagedModel, pixels_BHWC: Array) -> list[Array]:
     """Return the probabilities of images, and their features if the package has that output."""
     names = [package.output_names[0]]
     if "features" in package.output_names:

@@ -24,7 +24,7 @@ from patchline.pipeline.errors import ConfigError, StorageError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.file_locks import hold_lock
 from patchline.plugins.tools.monitor.drift_tests import ClassShares, DriftTests
 from patchline.plugins.tools.monitor.shifts import (
     ConfidenceShift,
@@ -116,7 +116,7 @@ class CheckJournal:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other processes from checking the stream within the context."""
-        with locked(self.folder / "lock"):
+        with hold_lock(self.folder / "lock"):
             yield
 
     def checks(self) -> list[StreamCheck]:

@@ -11,11 +11,11 @@ from patchline.flows.commands.switches import (
     Columns,
     Json,
     data_config,
+    dump_given_flags,
     emit,
-    given_flags,
     terminal_lines,
 )
-from patchline.flows.progress.progress_display import shown
+from patchline.flows.progress.progress_display import show_progress
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.workspace.address import of_path
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
@@ -62,9 +62,9 @@ def monitor(
     from patchline.plugins.tools.monitor.monitoring import MonitorChoices, check_stream
 
     choices = MonitorChoices(false_alarms=false_alarms, checks=checks, least_images=least_images)
-    columns = given_flags(table)
+    columns = dump_given_flags(table)
     tell_closed()
-    with shown():
+    with show_progress():
         result = check_stream(model, data, choices, columns)
     lines = terminal_lines("monitored.txt.j2", __package__, result=result)
     emit(_as_json(result), *lines, as_json=as_json)

@@ -111,7 +111,7 @@ def write_page(
         model=f"{records.reference.name}, version {records.reference.version}",
         p_value=p_value_words,
         effect=effect_words,
-        signed=_signed,
+        signed=_format_change,
         space="features" if images.kernel is not None else "outputs",
         images=_images(records, reference, images),
         most_labels=_MOST_LABELS,
@@ -144,7 +144,7 @@ def _history_words(checks: Sequence[StreamCheck]) -> str:
     return f"{which}: {found}."
 
 
-def _signed(change: MetricEstimate) -> str:
+def _format_change(change: MetricEstimate) -> str:
     def points(value: float) -> str:
         return f"{100 * value:+.1f}"
 

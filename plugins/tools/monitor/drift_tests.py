@@ -155,7 +155,7 @@ class FeatureKernel:
         """
         mapped_NF = self.mapped(features_ND)
         result = permutation_test(self.reference_MF, mapped_NF, level, seed)
-        effect = _standardized(result.statistic, self.reference_MF, mapped_NF)
+        effect = _standardize(result.statistic, self.reference_MF, mapped_NF)
         return result._replace(effect=effect)
 
     def excess(self, features_ND: Array) -> Array:
@@ -168,7 +168,7 @@ class FeatureKernel:
         return excess_N
 
 
-def _standardized(squared: float, reference_MF: Array, mapped_NF: Array) -> float:
+def _standardize(squared: float, reference_MF: Array, mapped_NF: Array) -> float:
     """Return the distance of two means in standard deviations of the reference.
 
     Each sample's mean is off by its variance over its size, by which the squared distance is too
@@ -194,7 +194,7 @@ def permutation_test(reference_MF: Array, mapped_NF: Array, level: float, seed: 
     observed = float((pooled[images - count :].sum(axis=0, dtype=np.float64) ** 2).sum())
     most = max(math.ceil(_EXTREME / level) - 1, _EXTREME)
     extreme = draws = 0
-    for squares_B in _drawn_squares(pooled, drawn, most, np.random.default_rng(seed)):
+    for squares_B in _draw_squares(pooled, drawn, most, np.random.default_rng(seed)):
         hits = np.flatnonzero(squares_B >= observed * _ROUNDING)
         if extreme + len(hits) >= _EXTREME:
             draws += int(hits[_EXTREME - extreme - 1]) + 1
@@ -204,7 +204,7 @@ def permutation_test(reference_MF: Array, mapped_NF: Array, level: float, seed: 
     return FeatureTest((extreme + 1) / (draws + 1), observed * scale, draws)
 
 
-def _drawn_squares(
+def _draw_squares(
     pooled_NF: Array, drawn: int, most: int, generator: np.random.Generator
 ) -> Iterator[Array]:
     """Yield squared lengths of the sum of randomly drawn rows, in batches that grow."""
@@ -409,7 +409,7 @@ def class_shares(
     """
     before_K = reference.probabilities_MK.astype(np.float64).mean(axis=0)
     before_K = before_K / before_K.sum()
-    now_K = _estimated(before_K, np.asarray(probabilities_NK, np.float64))
+    now_K = _estimate(before_K, np.asarray(probabilities_NK, np.float64))
     ratio_K = np.divide(now_K, before_K, out=np.zeros_like(now_K), where=before_K > 0)
     ratio_M = ratio_K[reference.labels]
     drawn_M = np.random.default_rng(seed).random(len(reference)) * ratio_M.max() < ratio_M
@@ -431,7 +431,7 @@ def class_shares(
     return ClassShares(changes=changes, images=len(drawn), p_value=p_value)
 
 
-def _estimated(before_K: Array, probabilities_NK: Array) -> Array:
+def _estimate(before_K: Array, probabilities_NK: Array) -> Array:
     """Return the shares of the classes among images, from calibrated probabilities.
 
     Args:

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import Field
 
-from patchline.flows.prefect_api.failures import failed
+from patchline.flows.prefect_api.failures import build_failed_state
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.terminal_words import counted
@@ -72,13 +72,13 @@ def monitor_flow(
         late: list[Monitored] = []
         try:
             late = tell_earlier(model, data, columns or {})
-            return _ended(compare_images(model, data, choices, columns or {}), late)
+            return _build_final_state(compare_images(model, data, choices, columns or {}), late)
         except TooFewImagesError as error:
             if late:
                 return _late_drift(late[-1])
             return Completed(name=TOO_FEW, message=str(error))
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
-            return failed(error)
+            return build_failed_state(error)
 
 
 @task(name="Tell earlier drifts", cache_policy=NO_CACHE)
@@ -95,7 +95,7 @@ def compare_images(
     return check_stream(model, data, choices, columns)
 
 
-def _ended(result: Monitored, late: list[Monitored]) -> State[MonitorSummary]:
+def _build_final_state(result: Monitored, late: list[Monitored]) -> State[MonitorSummary]:
     """Return the final state; a drift that had not been told before is one, whoever found it.
 
     Args:

@@ -63,7 +63,7 @@ from patchline.plugins.tools.monitor.shifts import (
     confidence,
     label_shifts,
     mean_estimate,
-    predicted,
+    predict,
     predictions_of,
     stream_accuracy,
 )
@@ -153,7 +153,7 @@ def monitor(
     with journal.alone():
         earlier = journal.checks()
         period = period_of(earlier, choices.false_alarms, choices.checks)
-        arrived = _arrived(records, reference, config, workspace, on_progress)
+        arrived = _open_arrived(records, reference, config, workspace, on_progress)
         checked = {key for check in earlier for key in check.keys}
         new = [place for place, key in enumerate(arrived.keys) if key not in checked]
         predictions = {
@@ -181,7 +181,7 @@ def monitor(
         tested, before = computed.of(independence.places), independent_reference(reference)
         _check_enough_independent(tested, before, len(chosen), stream, period, choices)
         kernel = FeatureKernel(before.features_MD) if before.has_features else None
-        result = _tested(records.package, before, tested, kernel, period.level, _seed(keys))
+        result = _run_tests(records.package, before, tested, kernel, period.level, _seed(keys))
         own = predictions_of(records.package, computed.probabilities_NK)
         predictions.update(zip(keys, own, strict=True))
         accuracy = stream_accuracy(records.package, reference, arrived, predictions, on_progress)
@@ -216,7 +216,7 @@ def monitor(
     return Monitored(version, stream, check, is_new=True)
 
 
-def _arrived(
+def _open_arrived(
     records: VersionRecords,
     reference: ReferenceImages,
     config: RunConfig,
@@ -268,7 +268,7 @@ def _note_few(independent: int) -> list[str]:
     return [f"{images} can show only a gross drift; wait for more"]
 
 
-def _tested(
+def _run_tests(
     package: PackagedModel,
     reference: ReferenceImages,
     computed: Computed,
@@ -297,8 +297,8 @@ def _shifts(
     computed: Computed,
 ) -> dict[str, Any]:
     """Return what has shifted, by the fields of `StreamCheck`."""
-    before_MK = predicted(reference.probabilities_MK, package.thresholds_K)
-    now_NK = predicted(computed.probabilities_NK, package.thresholds_K)
+    before_MK = predict(reference.probabilities_MK, package.thresholds_K)
+    now_NK = predict(computed.probabilities_NK, package.thresholds_K)
     many = package.is_multi_label
     certain_M = confidence(reference.probabilities_MK, before_MK, is_multi_label=many)
     certain_N = confidence(computed.probabilities_NK, now_NK, is_multi_label=many)

@@ -98,7 +98,7 @@ def label_shifts(names: Sequence[str], before_MK: Array, now_NK: Array) -> tuple
     return tuple(sorted(shifts, key=lambda each: -abs(each.now.value - each.before.value)))
 
 
-def predicted(probabilities_NK: Array, thresholds_K: Array | None) -> Array:
+def predict(probabilities_NK: Array, thresholds_K: Array | None) -> Array:
     """Return which classes or labels are predicted, as booleans (N, K).
 
     Args:
@@ -130,7 +130,7 @@ def confidence(probabilities_NK: Array, predicted_NK: Array, *, is_multi_label: 
 
 def predictions_of(package: PackagedModel, probabilities_NK: Array) -> list[Prediction]:
     """Return the prediction for each image."""
-    chosen_NK = predicted(probabilities_NK, package.thresholds_K)
+    chosen_NK = predict(probabilities_NK, package.thresholds_K)
     certain_N = confidence(probabilities_NK, chosen_NK, is_multi_label=package.is_multi_label)
     return [
         Prediction(tuple(np.flatnonzero(chosen_K).tolist()), round(float(certain), _DIGITS))
@@ -148,7 +148,7 @@ def mean_estimate(values_N: Array, low: float = 0.0, high: float = 1.0) -> Metri
     )
 
 
-def labelled_accuracy(
+def compute_labelled_accuracy(
     right_N: Array, confidence_N: Array, right_before_M: Array
 ) -> LabelledAccuracy:
     """Return the accuracy of the labelled images of a stream, beside that of the reference.
@@ -212,11 +212,14 @@ def stream_accuracy(
         for key, each in zip(arrived.keys, arrived.labels, strict=True)
         if each is not None
     }
-    known = {**predictions, **_computed(package, arrived, labels.keys() - predictions, on_progress)}
+    known = {
+        **predictions,
+        **_compute_predictions(package, arrived, labels.keys() - predictions, on_progress),
+    }
     judged = [(known[key], each) for key, each in labels.items() if key in known]
     if not judged:
         return StreamAccuracy(None, arrived.labels_problem or "no image has a label")
-    lacking = [_lacking(each, package) for _, each in judged]
+    lacking = [_find_lacking(each, package) for _, each in judged]
     others = Counter(name for names in lacking for name in names)
     is_own_N = np.array([not names for names in lacking])
     if not is_own_N.any():
@@ -230,7 +233,7 @@ def stream_accuracy(
     )
     right_N &= is_own_N
     confidence_N = np.array([each.confidence for each, _ in judged])
-    accuracy = labelled_accuracy(right_N, confidence_N, _right_before(package, reference))
+    accuracy = compute_labelled_accuracy(right_N, confidence_N, _right_before(package, reference))
     if not others:
         return StreamAccuracy(accuracy)
     own = proportion(int(right_N.sum()), int(is_own_N.sum()))
@@ -238,7 +241,7 @@ def stream_accuracy(
     return StreamAccuracy(accuracy.model_copy(update=update))
 
 
-def _computed(
+def _compute_predictions(
     package: PackagedModel, arrived: ArrivedImages, keys: Collection[str], on_progress: Progress
 ) -> dict[str, Prediction]:
     """Return the predictions of images; without those that cannot be read any more."""
@@ -250,7 +253,7 @@ def _computed(
     return dict(zip(found, predictions_of(package, computed.probabilities_NK), strict=True))
 
 
-def _lacking(labels: Labels, package: PackagedModel) -> tuple[str, ...]:
+def _find_lacking(labels: Labels, package: PackagedModel) -> tuple[str, ...]:
     """Return the labels of an image that the model lacks."""
     lacking = tuple(name for name in labels if name not in package.classes)
     if package.is_multi_label or lacking or len(labels) == 1:
@@ -260,7 +263,7 @@ def _lacking(labels: Labels, package: PackagedModel) -> tuple[str, ...]:
 
 def _right_before(package: PackagedModel, reference: ReferenceImages) -> Array:
     """Return whether each prediction for the test images of the reference is right."""
-    chosen_MK = predicted(reference.probabilities_MK, package.thresholds_K)
+    chosen_MK = predict(reference.probabilities_MK, package.thresholds_K)
     if package.is_multi_label:
         truth_MK = reference.labels.astype(bool)
     else:

@@ -12,7 +12,7 @@ from patchline.pipeline.errors import ConfigError, ModelReferenceError, RunError
 from patchline.pipeline.local_services import answers
 from patchline.pipeline.web.access_control import check_access
 from patchline.pipeline.web.config import ServingConfig
-from patchline.pipeline.web.listening import listening_socket, log_to_standard_error, url_of
+from patchline.pipeline.web.listening import log_to_standard_error, open_listening_socket, url_of
 
 if TYPE_CHECKING:
     from patchline.pipeline.registry.serving.server import FirstVersion
@@ -42,12 +42,12 @@ _POLL_SECONDS = 0.2
 
 def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     """Serve a model until a signal arrives; return the exit code."""
-    from patchline.pipeline.registry.served_package import served_package
+    from patchline.pipeline.registry.served_package import fetch_served_package
     from patchline.pipeline.registry.serving import server
     from patchline.pipeline.registry.serving.alias_watch import Registry
     from patchline.pipeline.registry.serving.checked_package import (
         PackageRefusedError,
-        checked_package,
+        check_package,
     )
     from patchline.pipeline.registry.serving.engine import cores
     from patchline.pipeline.web.listening import check_certificate
@@ -56,13 +56,13 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     log_to_standard_error("patchline.pipeline.registry.serving")
     check_certificate(config)
     registry = Registry()
-    name, alias, version = _resolved(model, registry)
-    listening = listening_socket(config)
+    name, alias, version = _resolve(model, registry)
+    listening = open_listening_socket(config)
     with listening:
-        folder = served_package(registry.reader(), name, version, config.form)
+        folder = fetch_served_package(registry.reader(), name, version, config.form)
         url = url_of(config, listening.getsockname()[1])
         first = server.FirstVersion(
-            name, alias, version, lambda: checked_package(folder, config.threads or cores())
+            name, alias, version, lambda: check_package(folder, config.threads or cores())
         )
 
         def tell() -> None:
@@ -77,7 +77,7 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
     return 0
 
 
-def _resolved(model: str, registry: Any) -> tuple[str, str | None, str]:
+def _resolve(model: str, registry: Any) -> tuple[str, str | None, str]:
     """Return the name, the alias that is followed, and the version of a reference.
 
     Raises:

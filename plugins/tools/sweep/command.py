@@ -15,22 +15,22 @@ from cyclopts import Parameter
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from patchline.flows.commands.run import check_alone, composed
+from patchline.flows.commands.run import check_alone, compose_settings
 from patchline.flows.commands.switches import (
     Json,
     Switch,
+    add_flags,
+    dump_given_flags,
     emit,
-    flattened,
-    given_flags,
     terminal_lines,
 )
-from patchline.flows.progress.progress_display import display, shown
+from patchline.flows.progress.progress_display import display, show_progress
 from patchline.flows.training.run_training import begin, enter_workspace, resume
 from patchline.pipeline import config_errors, config_files
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import merged
+from patchline.pipeline.config_files import merge_settings
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.terminal_words import pasted_program
+from patchline.pipeline.terminal_words import find_program
 from patchline.pipeline.training.machine import MODULE
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, place
@@ -48,7 +48,7 @@ _LISTED = 5
 
 def build(arguments: list[str]) -> Callable[..., None]:
     """Return the command, typed for the plugins that the arguments choose."""
-    settings_class = composed(arguments)
+    settings_class = compose_settings(arguments)
     chosen: Any = _with_sweep(settings_class)
 
     def sweep(
@@ -93,11 +93,11 @@ def build(arguments: list[str]) -> Callable[..., None]:
             check_alone(arguments, "search")
             _search(partial(resume_sweep, resume), began, as_json=as_json)
             return
-        flags = given_flags(settings)
+        flags = dump_given_flags(settings)
         own = flags.pop("sweep", {})
         ranges = _space_of(space, own.pop("space", None))
-        request = config_files.requested(data, preset_name=preset, file=config, flags=flags)
-        own_settings = _checked(own)
+        request = config_files.build_config(data, preset_name=preset, file=config, flags=flags)
+        own_settings = _check(own)
         if dry_run:
             _outline(request, own_settings, ranges, as_json=as_json)
             return
@@ -105,7 +105,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
             partial(run_sweep, request, own_settings, ranges, fresh=fresh), began, as_json=as_json
         )
 
-    return flattened(sweep, chosen)
+    return add_flags(sweep, chosen)
 
 
 def _with_sweep(settings: type[BaseModel]) -> type[BaseModel]:
@@ -155,13 +155,13 @@ def _unset() -> FieldInfo:
 
 def _space_of(file: Path | None, flags: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the search space that a file and flags give; empty for the default one."""
-    from patchline.plugins.tools.sweep.space import normalised
+    from patchline.plugins.tools.sweep.space import normalize_settings
 
-    of_file = normalised(config_files.read_settings(file)) if file is not None else {}
-    return merged(of_file, normalised(flags or {}))
+    of_file = normalize_settings(config_files.read_settings(file)) if file is not None else {}
+    return merge_settings(of_file, normalize_settings(flags or {}))
 
 
-def _checked(own: Mapping[str, Any]) -> SweepConfig:
+def _check(own: Mapping[str, Any]) -> SweepConfig:
     try:
         return SweepConfig.model_validate(own)
     except ValidationError as error:
@@ -174,7 +174,7 @@ def _outline(
     """Print the plan and what would be searched around it."""
     from patchline.plugins.tools.sweep.outline import search_dry_run
 
-    with shown(), worker_start.prepared_workers():
+    with show_progress(), worker_start.allow_prepared_workers():
         if config.preset:
             worker_start.LocalLauncher().prepare(MODULE)
         plan, outline = search_dry_run(config, sweep, space, place())
@@ -184,14 +184,14 @@ def _outline(
 
 def _search(search: Callable[[], SweepSummary], began: float, *, as_json: bool) -> None:
     """Search or resume a search, and print its summary."""
-    with shown():
+    with show_progress():
         summary = search()
     from patchline.pipeline.registry.browsing.run_summary import address_lines
     from patchline.plugins.tools.sweep.search import settings_words
 
     ended = [each for each in summary.trial_table if each.validation is not None]
     best = sorted(ended, key=lambda each: (each.state != "complete", -(each.validation or 0.0)))
-    program, activation = pasted_program("patchline")
+    program, activation = find_program("patchline")
     lines = terminal_lines(
         "searched.txt.j2",
         __package__,

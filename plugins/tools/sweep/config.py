@@ -26,7 +26,7 @@ _STORAGE = re.compile(r"postgresql://(?P<user>[^/]*@)?.+")
 _STUDY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
-def _checked_storage(address: str) -> str:
+def _check_storage(address: str) -> str:
     match = _STORAGE.fullmatch(address)
     if not match:
         raise ValueError(
@@ -41,7 +41,7 @@ def _checked_storage(address: str) -> str:
     return address
 
 
-def _checked_study(name: str) -> str:
+def _check_study(name: str) -> str:
     if not _STUDY.fullmatch(name):
         raise ValueError(
             "must be 1 to 100 letters, digits, dots, dashes or underscores, the first a letter or "
@@ -75,12 +75,12 @@ class SweepConfig(FrozenModel):
     """How settings are chosen: tpe, a tree-structured Parzen estimator (arXiv 2304.11127); or
     random, to compare with."""
 
-    storage: Annotated[str, AfterValidator(_checked_storage)] | None = None
+    storage: Annotated[str, AfterValidator(_check_storage)] | None = None
     """PostgreSQL database of a study that several machines work on, such as
     postgresql://user@host/sweeps, with the password in PGPASSWORD; by default a journal file in the
     run's folder."""
 
-    study: Annotated[str, AfterValidator(_checked_study)] | None = None
+    study: Annotated[str, AfterValidator(_check_study)] | None = None
     """Name of the study in the database. A machine that names a study of the same data, plan and
     space joins it."""
 
@@ -152,7 +152,7 @@ def continues(value: float, reached: Sequence[float], reduction: int) -> bool:
     return sum(other > value for other in reached) < places
 
 
-def expected_epochs(steps: Sequence[int], reduction: int, trials: int) -> float:
+def compute_expected_epochs(steps: Sequence[int], reduction: int, trials: int) -> float:
     """Return how many epochs are expected to be trained if the settings made no difference.
 
     Then each of the trials that have reached a rung is equally likely to be among the best there.

@@ -38,11 +38,11 @@ from patchline.pipeline.errors import RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.html_report import PREDICTIONS_FILE
 from patchline.pipeline.evaluation.metrics.intervals import TAIL, ImageGroups, MetricEstimate
-from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.mean_average_precision import find_ranked_labels
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     LabelRanking,
     Sample,
-    drawn_map,
+    compute_drawn_map,
     draws_for,
     rankings_of,
 )
@@ -79,14 +79,14 @@ def gain_of_shares(
     """
     difference_RN = after_RN.astype(np.float64) - before_RN.astype(np.float64)
     value, images = float(difference_RN.mean()), difference_RN.shape[1]
-    half = _crossed_half_width(difference_RN)
+    half = _compute_crossed_half_width(difference_RN)
     if groups is not None:
         by_group_RG = np.stack([groups.linearised(each_N) for each_N in difference_RN])
-        half = max(half, _crossed_half_width(by_group_RG)) if groups.count > 1 else _UNKNOWN
+        half = max(half, _compute_crossed_half_width(by_group_RG)) if groups.count > 1 else _UNKNOWN
     return _estimate(value, half, images)
 
 
-def _crossed_half_width(difference_RN: Array) -> float:
+def _compute_crossed_half_width(difference_RN: Array) -> float:
     """Return half of the interval of the mean difference over seeds and images, or groups."""
     seeds, images = difference_RN.shape
     value = float(difference_RN.mean())
@@ -124,7 +124,7 @@ def gain_of_map(
     """
     images, labels = labels_NK.shape
     seeds = len(before_RNK)
-    if not ranked_labels(labels_NK).any():
+    if not find_ranked_labels(labels_NK).any():
         return MetricEstimate(value=0.0, low=-1.0, high=1.0, n=images)
     rankings = [
         [rankings_of(each_NK, labels_NK) for each_NK in fits] for fits in (before_RNK, after_RNK)
@@ -191,7 +191,9 @@ def optimism_of(
 
 def _map_differences(rankings: list[list[list[LabelRanking]]], counts_ND: Array) -> Array:
     """Return the differences (R, D) in mAP of each pair of fits in D draws of the images."""
-    before, after = (np.stack([drawn_map(fit, counts_ND) for fit in fits]) for fits in rankings)
+    before, after = (
+        np.stack([compute_drawn_map(fit, counts_ND) for fit in fits]) for fits in rankings
+    )
     differences: Array = np.nan_to_num(after - before)
     return differences
 
@@ -325,7 +327,7 @@ class FinalComparison:
     """Number of groups that the test images form; None if these are independent."""
 
 
-def planned_fits(
+def plan_fits(
     best: RunConfig, plan: RunConfig, seeds: int, *, is_plan: bool
 ) -> Iterator[PlannedFit]:
     """Yield the final fits, in pairs of equal seeds.
@@ -361,7 +363,7 @@ def winner(trained: Sequence[tuple[PlannedFit, TrainResult]]) -> int:
     return -max(scores)[2]
 
 
-def compared(
+def compare_fits(
     fits: Sequence[TestedFit], best_validation: float, validation_images: int
 ) -> FinalComparison:
     """Compare the final fits of both settings on the test images.

@@ -26,12 +26,12 @@ from prefect.states import Completed
 from prefect.utilities.annotations import quote
 
 from patchline.flows.closing import close_runs
-from patchline.flows.prefect_api.failures import failed
+from patchline.flows.prefect_api.failures import build_failed_state
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages
-from patchline.flows.training.chosen_launcher import chosen_launcher, reporting
+from patchline.flows.training.chosen_launcher import build_reporting, use_chosen_launcher
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
-from patchline.flows.training.stage_tasks import as_task, training_tags, watched_slots
+from patchline.flows.training.stage_tasks import as_task, training_tags, watch_slots
 from patchline.pipeline import redaction
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
@@ -53,7 +53,7 @@ from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.stages.stage import Context
 from patchline.pipeline.stages.train import Train
-from patchline.pipeline.training.machine import cached_machine, choose_device
+from patchline.pipeline.training.machine import choose_device, detect_cached_machine
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import worker_process
@@ -135,10 +135,10 @@ def sweep_flow(
     """
     with outcome_pages.flow_process("search"):
         try:
-            interrupted = _interrupted(resume)
+            interrupted = _find_interrupted(resume)
             if interrupted and interrupted.finished:
                 return SweepSummary.from_file(interrupted.folder / SUMMARY_FILE)
-            with interrupted_runs.resuming(interrupted) if interrupted else nullcontext():
+            with interrupted_runs.resume_alone(interrupted) if interrupted else nullcontext():
                 found = interrupted.request if interrupted else None
                 if isinstance(found, SweepRequest):
                     display().note(f"resuming search {str(resume)[:8]}")
@@ -148,14 +148,14 @@ def sweep_flow(
                         found.space,
                         found.fresh,
                     )
-                checked = plugin_settings.checked_plugins(config)
-                with chosen_launcher(checked.launcher):
+                checked = plugin_settings.check_plugins(config)
+                with use_chosen_launcher(checked.launcher):
                     return _Sweep.of(checked, sweep, space, interrupted, fresh=fresh).finish()
         except Exception as error:  # noqa: BLE001 - raised again if it is not explained
-            return failed(error)  # type: ignore[return-value]  # Prefect raises it
+            return build_failed_state(error)  # type: ignore[return-value]  # Prefect raises it
 
 
-def _interrupted(resume: str | None) -> InterruptedRun | None:
+def _find_interrupted(resume: str | None) -> InterruptedRun | None:
     runs = WORKSPACE.resolve() / "runs"
     if resume:
         return interrupted_runs.find(resume, runs, display().note, SWEEP)
@@ -188,7 +188,7 @@ class _Sweep:
         workspace = WORKSPACE.resolve()
         memory = _memory(fresh=fresh)
         tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
-        context = Context(config, memory, reporting(), workspace, tags=tags)
+        context = Context(config, memory, build_reporting(), workspace, tags=tags)
         return cls(line_of(config), context, settings, given, interrupted)
 
     def finish(self) -> SweepSummary:
@@ -245,7 +245,7 @@ class _Sweep:
         ).run()
         search_seconds = clock.seconds
         if identity.parent_run_id != run.run_id:
-            return _joined(run, study, identity)
+            return _summarize_joined(run, study, identity)
         wait_for_others(study)
         records = study.records()
         best = best_of(records)
@@ -260,7 +260,7 @@ class _Sweep:
         began = time.monotonic()
         tested, chosen_context = self._final_fits(run, space, best)
         final_seconds = time.monotonic() - began
-        comparison = final_fits.compared(
+        comparison = final_fits.compare_fits(
             tested, best.validation or 0.0, data.counts.get("validation", 0)
         )
         report = tested[0].evaluated.report
@@ -320,7 +320,7 @@ class _Sweep:
         )
         opened = open_study(identity, run.folder, options)
         if self.interrupted:
-            place = redaction.redacted(settings.storage or str(run.folder / JOURNAL_FILE))
+            place = redaction.redact_text(settings.storage or str(run.folder / JOURNAL_FILE))
             search.check_nothing_lost(run, opened[0].records(), place)
         return opened
 
@@ -355,7 +355,7 @@ class _Sweep:
         plan, data = self.context.config, self.context.get(IngestedData)
         config = space.resolved(plan, best.settings, data)
         planned = list(
-            final_fits.planned_fits(config, plan, self.settings.seeds, is_plan=best.is_plan)
+            final_fits.plan_fits(config, plan, self.settings.seeds, is_plan=best.is_plan)
         )
         display().stage(_final_title(planned, self.settings.seeds))
         with ExitStack() as stack:
@@ -368,15 +368,15 @@ class _Sweep:
                 if position != chosen_position:
                     context.config = final_fits.sparse(context.config)
                 engine.run_stages([Evaluate], context, as_task)
-                tested.append(_tested(fit, context))
+                tested.append(_make_tested_fit(fit, context))
         return tested, contexts[chosen_position]
 
     def _trained(self, fit: PlannedFit, parent: TrackedRun, stack: ExitStack) -> Context:
         """Train one final fit in its nested run, which stays open as long as the stack."""
         runs = parent.folder / fit.nested.folder
-        run = nested_runs.finished(parent, fit.nested.key, nested_runs.KEY_TAG, runs)
+        run = nested_runs.find_finished(parent, fit.nested.key, nested_runs.KEY_TAG, runs)
         if run is None:
-            run = stack.enter_context(nested_runs.nested_run(parent, fit.nested, fit.config))
+            run = stack.enter_context(nested_runs.open_nested_run(parent, fit.nested, fit.config))
         memory = _memory(fresh=self.context.memory.fresh)
         memory.enter(run.run_id, run.folder)
         context = self.context.branch(fit.config, memory)
@@ -421,11 +421,11 @@ class _Sweep:
         """Open the MLflow run of the search, or reopen the interrupted one."""
         context, line = self.context, self.line
         if self.interrupted:
-            opened = outcome_pages.reopened(self.interrupted, line, context)
+            opened = outcome_pages.reopen(self.interrupted, line, context)
         else:
             tags = engine.early_tags(line.before_run, context)
             opened = tracked_run.open_run(self._new_run(tags), context.workspace / "runs")
-        return outcome_pages.entered(opened, line, context, "sweep", SWEEP_STARTED)
+        return outcome_pages.enter_run(opened, line, context, "sweep", SWEEP_STARTED)
 
     def _new_run(self, tags: dict[str, str]) -> NewRun:
         context = self.context
@@ -449,7 +449,7 @@ class _Sweep:
         )
 
 
-def _joined(run: TrackedRun, study: Study, identity: StudyIdentity) -> SweepSummary:
+def _summarize_joined(run: TrackedRun, study: Study, identity: StudyIdentity) -> SweepSummary:
     """Return the summary of a machine that has joined the study of another one."""
     records = study.records()
     best = best_of(records)
@@ -476,11 +476,11 @@ def _log_trials(run: TrackedRun, study: Study) -> None:
 
 def _memory(*, fresh: bool) -> StageMemory:
     return SharedStageMemory(
-        WORKSPACE.resolve(), fresh=fresh, on_note=display().note, shared=chosen.shared()
+        WORKSPACE.resolve(), fresh=fresh, on_note=display().note, shared=chosen.find_shared_files()
     )
 
 
-def _tested(fit: PlannedFit, context: Context) -> TestedFit:
+def _make_tested_fit(fit: PlannedFit, context: Context) -> TestedFit:
     return TestedFit(
         planned=fit,
         run_id=context.get(TrackedRun).run_id,
@@ -491,7 +491,7 @@ def _tested(fit: PlannedFit, context: Context) -> TestedFit:
 
 def _threads(config: RunConfig, workers: int) -> int | None:
     """Return the CPU threads of one of several trials; None to leave the plan's."""
-    machine = cached_machine()
+    machine = detect_cached_machine()
     if workers == 1 or choose_device(config.training, machine) != "cpu":
         return None
     return max(1, (config.training.threads or machine.threads) // workers)
@@ -592,7 +592,7 @@ class TrialTasks:
             tags=tags,
         )
         display().note(name)
-        with trial.alive(), watched_slots(tags) as begun:
+        with trial.alive(), watch_slots(tags) as begun:
             run(self._function(begun.set))(quote(trial))
         record = self.study.record(number)
         self._check_failures()

@@ -21,14 +21,14 @@ from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.mean_average_precision import find_ranked_labels
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system.plugin_loader import load_objective
 from patchline.pipeline.terminal_words import by_number
 from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.record import TrainingRecord
-from patchline.plugins.tools.sweep.config import SweepConfig, expected_epochs, rungs
+from patchline.plugins.tools.sweep.config import SweepConfig, compute_expected_epochs, rungs
 from patchline.plugins.tools.sweep.space import (
     Dimension,
     SearchSpace,
@@ -130,7 +130,7 @@ def check_test_labels(data: IngestedData) -> None:
         return
     rows = pd.read_parquet(data.manifest_file, columns=["split", "status", "label"])
     tested = rows[(rows["split"] == "test") & (rows["status"] == "ok")]
-    if not ranked_labels(label_sets.matrix(list(tested["label"]), data.classes)).any():
+    if not find_ranked_labels(label_sets.matrix(list(tested["label"]), data.classes)).any():
         raise DataError(
             f"All {len(tested):,} test images have the same labels, so their mAP is unknown, by "
             "which a search compares its best settings with the plan's. Add images with other "
@@ -219,7 +219,7 @@ class SearchOutline(FrozenModel):
             rungs=steps,
             reduction=settings.reduction,
             seeds=settings.seeds,
-            epochs=expected_epochs(steps, settings.reduction, trials) if trials else None,
+            epochs=compute_expected_epochs(steps, settings.reduction, trials) if trials else None,
             seconds_per_epoch=seconds_per_epoch,
             notes=notes,
         )

@@ -140,7 +140,7 @@ def train_trial(trial: Trial, inputs: TrialInputs, clock: SearchClock, on_event:
         name=trial_name(record),
     )
     try:
-        with nested_runs.nested_run(inputs.parent, new, config) as run:
+        with nested_runs.open_nested_run(inputs.parent, new, config) as run:
             trial.started(run.run_id)
             tracked_run.set_tags(run, {TRIAL_TAG: str(record.number)})
             try:

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import Settings, merged
+from patchline.pipeline.config_files import Settings, merge_settings
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.errors import ConfigError, PluginError
@@ -100,7 +100,7 @@ def shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def parsed(key: str, given: object, *, integer: bool = False) -> Dimension:
+def parse_dimension(key: str, given: object, *, integer: bool = False) -> Dimension:
     """Return what a file, a flag or a field gives for a setting.
 
     Args:
@@ -253,7 +253,7 @@ class SearchSpace(FrozenModel):
         Raises:
             ConfigError: for a setting that is unknown or cannot be searched, or a bad value.
         """
-        space = cls(dimensions=dict(_given(given, plan)) if given else dict(_default(plan)))
+        space = cls(dimensions=dict(_parse_given(given, plan)) if given else dict(_default(plan)))
         if not space.dimensions:
             raise ConfigError(
                 "The search space is empty: no setting of this model and its training has a "
@@ -287,11 +287,11 @@ class SearchSpace(FrozenModel):
         settings: Settings = plan.model_dump(mode="json")
         names = {key: value for key, value in values.items() if _names_a_plugin(key)}
         for key, value in names.items():
-            settings = merged(settings, _nested(key, value))
+            settings = merge_settings(settings, _nest(key, value))
         for key, value in values.items():
             if key not in names and _exists(settings, key):
-                settings = merged(settings, _nested(key, value))
-        return config_files.validated(settings)
+                settings = merge_settings(settings, _nest(key, value))
+        return config_files.validate_config(settings)
 
     def resolved(
         self, plan: RunConfig, values: Mapping[str, Value], data: IngestedData
@@ -308,13 +308,13 @@ def value_at(config: RunConfig, key: str) -> Any:
     return value
 
 
-def normalised(given: Mapping[str, Any]) -> Settings:
+def normalize_settings(given: Mapping[str, Any]) -> Settings:
     """Return nested settings with underscores in their keys, without those that are not set."""
     kept: Settings = {}
     for name, value in given.items():
         key = str(name).replace("-", "_")
         if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
-            inner = normalised(value)
+            inner = normalize_settings(value)
             if inner:
                 kept[key] = inner
         elif value is not None:
@@ -330,13 +330,13 @@ def check_given(given: Mapping[str, Any]) -> None:
     """
     for key, value in _leaves(given):
         _check_searchable(key)
-        parsed(key, value)
+        parse_dimension(key, value)
 
 
-def _given(given: Mapping[str, Any], plan: RunConfig) -> Iterator[tuple[str, Dimension]]:
+def _parse_given(given: Mapping[str, Any], plan: RunConfig) -> Iterator[tuple[str, Dimension]]:
     for key, value in _leaves(given):
         _check_searchable(key)
-        yield key, parsed(key, value, integer=_is_integer(_field_at(plan, key)))
+        yield key, parse_dimension(key, value, integer=_is_integer(_field_at(plan, key)))
 
 
 def _leaves(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -370,7 +370,9 @@ def _check(key: str, value: Value, plan: RunConfig) -> None:
         ConfigError: as for a run with that value.
     """
     try:
-        config_files.validated(merged(plan.model_dump(mode="json"), _nested(key, value)))
+        config_files.validate_config(
+            merge_settings(plan.model_dump(mode="json"), _nest(key, value))
+        )
     except (ConfigError, PluginError) as error:
         raise type(error)(f"The search space cannot be used: {error}") from error
 
@@ -382,7 +384,7 @@ def _default(plan: RunConfig) -> Iterator[tuple[str, Dimension]]:
         given = extra.get(DEFAULT_RANGE) if isinstance(extra, dict) else None
         if given is None or not _matters(key, plan):
             continue
-        dimension = parsed(key, given, integer=_is_integer(field))
+        dimension = parse_dimension(key, given, integer=_is_integer(field))
         value = value_at(plan, key)
         if isinstance(dimension, NumberRange):
             dimension = dimension.including(value)
@@ -460,7 +462,7 @@ def _exists(settings: Settings, key: str) -> bool:
     return True
 
 
-def _nested(key: str, value: Value) -> Settings:
+def _nest(key: str, value: Value) -> Settings:
     nested: Any = value
     for part in reversed(key.split(".")):
         nested = {part: nested}

@@ -32,7 +32,7 @@ from pydantic import Field, ValidationError
 
 from patchline.pipeline.errors import ConfigError, RunError, StorageError, first_line
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.waiting import Periodic
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
 from patchline.pipeline.workspace.files.file_locks import acquire
@@ -338,8 +338,10 @@ def open_study(
     try:
         before = StudyIdentity.model_validate_json(stored)
     except ValidationError as error:
-        where = redacted(storage) if storage else folder / JOURNAL_FILE
-        raise _damaged(where, "its identity is not one of this version of Patchline") from error
+        where = redact_text(storage) if storage else folder / JOURNAL_FILE
+        raise _make_damage_error(
+            where, "its identity is not one of this version of Patchline"
+        ) from error
     names = {
         "data_fingerprint": "data",
         "plan": "settings",
@@ -349,9 +351,9 @@ def open_study(
     for field, what in names.items():
         if getattr(before, field) != getattr(identity, field):
             raise ConfigError(
-                f"The study {identity.name} in {redacted(str(storage))} has other {what}, so this "
-                "machine cannot join it. Choose another --sweep.study, or give the same data and "
-                "settings."
+                f"The study {identity.name} in {redact_text(str(storage))} has other {what}, so "
+                "this machine cannot join it. Choose another --sweep.study, or give the same data "
+                "and settings."
             )
     return Study(study, before.space, options), before
 
@@ -437,10 +439,10 @@ def _journal(file: Path) -> BaseStorage:
     except OSError:
         raise
     except Exception as error:  # whatever Optuna meets in lines that do not belong together
-        raise _damaged(file, f"its lines contradict each other ({error!r})") from error
+        raise _make_damage_error(file, f"its lines contradict each other ({error!r})") from error
 
 
-def _damaged(where: Path | str, what: str) -> StorageError:
+def _make_damage_error(where: Path | str, what: str) -> StorageError:
     return StorageError(
         f"The study {where} is damaged: {what}. Restore it from a backup, or start a new search "
         "without --resume."
@@ -457,9 +459,9 @@ def _without_torn_line(file: Path) -> None:
     try:
         log.objects(lambda *_: None)
     except DamagedLineError as error:
-        raise _damaged(file, str(error)) from error
+        raise _make_damage_error(file, str(error)) from error
     except OSError as error:
-        raise _damaged(file, f"it cannot be read ({error.strerror})") from error
+        raise _make_damage_error(file, f"it cannot be read ({error.strerror})") from error
     if log.repair():
         logger.info("an unfinished line at the end of %s is removed", file)
 
@@ -481,6 +483,6 @@ def _database(address: str) -> BaseStorage:
     except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         reason = first_line(error.__cause__ or error)
         raise RunError(
-            f"The database {redacted(address)} cannot be used: {reason}. Check --sweep.storage, "
+            f"The database {redact_text(address)} cannot be used: {reason}. Check --sweep.storage, "
             "the server, and the password in PGPASSWORD."
         ) from error

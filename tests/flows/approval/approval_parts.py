@@ -54,7 +54,7 @@ def carry_on(asked: ApprovalRequest) -> ApprovalRequest:
         flow_run: FlowRun = prefect.read_flow_run(asked.flow_run_id)
     with contextlib.suppress(Pause):
         run_flow(approve_promotion, flow_run=flow_run, return_type="state")
-    return requests.refreshed(asked)
+    return requests.refresh(asked)
 
 
 def asked_about(reference: ModelReference) -> ApprovalRequest:

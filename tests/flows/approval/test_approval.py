@@ -129,9 +129,9 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
     assert requests.submit_answer(asked, YES)
     kill(asked)
     approval_flow.expire_overdue()
-    assert requests.refreshed(asked).state == "Crashed"  # not at once
-    approval_flow.retry_interrupted(requests.refreshed(asked), soon)
-    assert requests.refreshed(asked).state == "Resuming"
+    assert requests.refresh(asked).state == "Crashed"  # not at once
+    approval_flow.retry_interrupted(requests.refresh(asked), soon)
+    assert requests.refresh(asked).state == "Resuming"
     done = Request(better, QUICK, answer=YES, answered_against="1")
     promote(done, here / "killed")  # what the process had done
     ended = carry_on(asked)
@@ -141,7 +141,7 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
     assert [entry.to_version for entry in model.history if entry.alias == CHAMPION] == ["1", "2"]
     again = asked_about(best)
     kill(again)
-    approval_flow.retry_interrupted(requests.refreshed(again), soon)
+    approval_flow.retry_interrupted(requests.refresh(again), soon)
     again = carry_on(again)
     assert again.waits
     assert requests.submit_answer(again, NO)
@@ -180,7 +180,7 @@ def test_one_request_counts_until_it_is_closed(here: Path) -> None:
     assert approval_of(third)["state"] == "expired"
     waiting = asked_about(third)
     approval_flow.expire_overdue()
-    assert requests.refreshed(waiting).waits
+    assert requests.refresh(waiting).waits
     with get_client(sync_client=True) as prefect:
         prefect.set_flow_run_state(waiting.flow_run_id, Cancelled())
     approval_flow.expire_overdue()

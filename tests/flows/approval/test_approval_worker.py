@@ -68,9 +68,9 @@ def _suspended(reference: ModelReference) -> ApprovalRequest:
     """Request approval through the worker; return the request once it waits without a process."""
     assert "Approval requested" in str(approval_flow.request_approval(reference, QUICK))
     asked = open_request(reference)
-    until(lambda: requests.refreshed(asked).waits, "no question", seconds=180, pause=1)
+    until(lambda: requests.refresh(asked).waits, "no question", seconds=180, pause=1)
     until(lambda: not _flow_processes(asked), "the process stays", pause=1)
-    return requests.refreshed(asked)
+    return requests.refresh(asked)
 
 
 def _flow_processes(asked: ApprovalRequest) -> list[psutil.Process]:
@@ -92,12 +92,12 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     for process in _flow_processes(asked):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    until(lambda: requests.refreshed(asked).failed, "no crash", seconds=180, pause=1)
+    until(lambda: requests.refresh(asked).failed, "no crash", seconds=180, pause=1)
     assert champion("violets") == "1"
 
     def promoted() -> bool:
         approval_flow.expire_overdue()
-        return requests.refreshed(asked).state == "Promoted"
+        return requests.refresh(asked).state == "Promoted"
 
     until(promoted, "no promotion", seconds=180, pause=1)
     assert champion("violets") == "2"

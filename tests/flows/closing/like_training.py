@@ -40,7 +40,7 @@ def like_training(what: str) -> None:
         tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id)}
         new = tracked_run.NewRun("like-training", "run", "test", {}, tags)
         with tracked_run.open_run(new, workspace / "runs") as run:
-            registration.logged_model(run, "like-training")
+            registration.find_logged_model(run, "like-training")
             if what == "works":
                 _say(run)
                 work()

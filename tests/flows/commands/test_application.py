@@ -10,7 +10,7 @@ from cyclopts import App
 from pydantic import BaseModel, create_model
 
 from patchline.flows.commands.application import commands
-from patchline.flows.commands.switches import each_with_its_flag, flattened, given_flags
+from patchline.flows.commands.switches import add_flags, dump_given_flags, each_with_its_flag
 from tests.made.servers import Command
 
 
@@ -62,10 +62,10 @@ def test_the_fields_of_a_class_are_flags() -> None:
     """Of the flags, only those that are given are the settings; without one there are none."""
 
     def command(*, settings: Any = None) -> dict[str, Any]:
-        return given_flags(settings)
+        return dump_given_flags(settings)
 
     chosen: type[BaseModel] = create_model("Chosen", epochs=(int, 3), name=(str, "a"))
     app = App(result_action="return_value")
-    app.default(flattened(command, chosen))
+    app.default(add_flags(command, chosen))
     assert app(["--epochs", "5"]) == {"epochs": 5}
     assert app([]) == {}

@@ -13,8 +13,8 @@ from patchline.flows.command_line import run_command_line
 from patchline.pipeline import config_files
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.plugin_system.plugin_loader import installed
-from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.plugin_system.plugin_loader import list_installed
+from patchline.pipeline.plugin_system.plugin_settings import name_patch_embedding
 from tests.conftest import write_photos
 
 Output = pytest.CaptureFixture[str]
@@ -46,17 +46,17 @@ def _planned(output: Output, *arguments: str | Path) -> Any:
 
 def _embedding(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the checked embedding of settings as a file holds them."""
-    return config_files.validated(settings).model.patch_embedding.model_dump()
+    return config_files.validate_config(settings).model.patch_embedding.model_dump()
 
 
 def test_a_model_is_fed_by_its_own_embedding_unless_another_is_named() -> None:
     """Where nothing is chosen, or `auto`, the checked config names the model's own embedding."""
-    models = [entry.name for entry in installed("model") if entry.distribution == "patchline"]
+    models = [entry.name for entry in list_installed("model") if entry.distribution == "patchline"]
     assert set(models) == set(OWN)
     for model, own in OWN.items():
         for chosen in ({}, {"patch_embedding": {"name": "auto"}}):
             assert _embedding({"model": {"name": model, **chosen}})["name"] == own
-        choice = named_patch_embedding(ModelChoice(name=model))
+        choice = name_patch_embedding(ModelChoice(name=model))
         assert (choice.name, choice.settings) == (own, {})
     for model in ("vit", "cct", "vit_small_data"):
         for embedding in ("conv", "cct", "overlap"):

@@ -116,7 +116,7 @@ def test_few_photographs_without_weights_are_a_question(
 ) -> None:
     """It says how many there are, what is fetched from where, and how to say no for good."""
     photos = write_photos(tmp_path / "photos", images=4, side=side)
-    config = config_files.requested(
+    config = config_files.build_config(
         str(photos), preset_name=preset, file=None, flags={"model": model}
     )
     asked: list[str] = []
@@ -146,5 +146,5 @@ def test_few_photographs_without_weights_are_a_question(
 def test_a_script_is_never_asked(tmp_path: Path) -> None:
     """Its standard input is no terminal."""
     photos = write_photos(tmp_path / "photos", images=4, side=80)
-    config = config_files.requested(str(photos), preset_name=None, file=None, flags={})
+    config = config_files.build_config(str(photos), preset_name=None, file=None, flags={})
     assert with_weights(config) is config

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.config import RunConfig, dotted
+from patchline.pipeline.config import RunConfig, flatten_settings
 from patchline.pipeline.plugin_system.known_settings import (
     Setting,
     search_settings,
@@ -28,7 +28,7 @@ def known() -> list[Setting]:
 def test_all_settings_of_a_run_and_of_plugins_are_listed(known: list[Setting]) -> None:
     """With the default and the page that says most about it."""
     names = {each.name: each for each in known if not each.plugins and "run" in each.commands}
-    written = dotted(RunConfig().model_dump(mode="json", exclude={"record", "preset"}))
+    written = flatten_settings(RunConfig().model_dump(mode="json", exclude={"record", "preset"}))
     free = {"data.options", "promotion.minimum", "promotion.maximum"}
     assert set(written) - set(names) <= free
     assert names["training.batch_size"].flag == "--training.batch-size"

@@ -275,7 +275,7 @@ def test_too_little_new_ends_as_skipped(client: SyncPrefectClient, folder: Path)
     config = RunConfig(data=DataConfig(source="image_folder", path=str(folder)))
     seen = ingestion.ingest(config, Path(".patchline").resolve())  # as a run of the folder does
     named = ingestion.resolve(config, seen)
-    with tracked_run.owned_run(named, Path(".patchline/runs"), {}) as run:
+    with tracked_run.open_owned_run(named, Path(".patchline/runs"), {}) as run:
         tracked_run.log_data(run, seen.name, seen.fingerprint, seen.manifest_file)
     (folder / "across" / "000.png").rename(folder / "across" / "renamed.png")
     (folder / "down" / "001.png").touch()

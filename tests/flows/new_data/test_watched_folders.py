@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from patchline.flows.new_data import watched_folders
-from patchline.flows.new_data.watched_folders import ignored_files, snapshot
-from patchline.pipeline.config_files import validated
+from patchline.flows.new_data.watched_folders import read_ignored_files, snapshot
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.folder_walk import DEFAULT_IGNORED
 from patchline.plugin_api import SourceContext
@@ -81,19 +81,19 @@ def test_a_snapshot_skips_what_the_runs_of_its_watch_skip(folder: Path) -> None:
     drafts, thumbnails = folder / "across" / "drafts", folder / "across" / "@eaDir"
     for each in (drafts, thumbnails):
         each.mkdir()
-    config = validated({"data": {"path": str(folder), "ignore": ["drafts/"]}})
-    ignored = ignored_files({"config": config.model_dump(mode="json")})
+    config = validate_config({"data": {"path": str(folder), "ignore": ["drafts/"]}})
+    ignored = read_ignored_files({"config": config.model_dump(mode="json")})
     before = snapshot(folder, ignored)
     (drafts / "1.png").touch()
     assert snapshot(folder, ignored) == before
     (thumbnails / "1.png").touch()
     assert snapshot(folder, ignored).files == before.files + 1
-    assert ignored_files({}) is ignored_files({"config": None}) is DEFAULT_IGNORED
+    assert read_ignored_files({}) is read_ignored_files({"config": None}) is DEFAULT_IGNORED
 
 
 def test_a_folder_on_an_object_store_has_snapshots(bucket: str) -> None:
     """A new, a changed and a deleted object change it; hidden and unfinished ones do not."""
-    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
+    store = RemoteStore(parse_address(f"s3://{bucket}/photos", "x"))
     for name in ("1", "2"):
         store.write(f"cats/{name}.jpg", b"one")
     before = snapshot(store.uri)
@@ -114,11 +114,11 @@ def test_a_folder_on_an_object_store_has_snapshots(bucket: str) -> None:
 
 def test_an_address_can_be_watched(bucket: str) -> None:
     """As `pathlib` passes it, too; what is no folder is refused."""
-    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
+    store = RemoteStore(parse_address(f"s3://{bucket}/photos", "x"))
     for key in ("cats/1.jpg", "labels.csv"):
         store.write(key, b"one")
-    assert watched_folders.checked_folder(Path(store.uri)) == store.uri
-    assert watched_folders.checked_name(store.uri, None) == "photos"
+    assert watched_folders.check_folder(Path(store.uri)) == store.uri
+    assert watched_folders.check_name(store.uri, None) == "photos"
     for path, words in (("photos/labels.csv", "is a file, a table"), ("none", "There is nothing")):
         with pytest.raises(DataError, match=words):
-            watched_folders.checked_folder(Path(f"s3://{bucket}/{path}"))
+            watched_folders.check_folder(Path(f"s3://{bucket}/{path}"))

@@ -16,8 +16,8 @@ from tests.structure.pages import ROOT
 _FEW_EPOCHS = 'training={"epochs": 5}'
 _LESS = 'evaluation={"corruptions": 0, "explanations": False}'
 _PROGRESS = """
-from patchline.flows.progress.progress_display import display, shown
-with shown():
+from patchline.flows.progress.progress_display import display, show_progress
+with show_progress():
     display().stage("Reading <b>flowers</b>")
     for done in range(1, 2001):
         display().advance("Training steps", done, 2000)

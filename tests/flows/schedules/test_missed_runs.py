@@ -11,7 +11,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
-from patchline.flows.prefect_api.failures import failed
+from patchline.flows.prefect_api.failures import build_failed_state
 from patchline.flows.schedules import deployments
 from patchline.pipeline.errors import ServerAwayError
 from tests.flows.schedules.schedule_parts import (
@@ -150,7 +150,9 @@ def test_a_run_that_failed_because_of_a_server_is_resumed(
 ) -> None:
     """When MLflow is started again in the moment that a run begins, the run is not lost."""
     flow_run_id = deployments.start(killed[0])
-    away = failed(ServerAwayError("The MLflow store cannot be used (it refuses connections)."))
+    away = build_failed_state(
+        ServerAwayError("The MLflow store cannot be used (it refuses connections).")
+    )
     client.set_flow_run_state(flow_run_id, away.model_copy(update={"data": None}), force=True)
     assert client.read_flow_run(flow_run_id).state_name == "Server unavailable"
     deployments.continue_interrupted()

@@ -34,7 +34,7 @@ def _field(low: int, high: int) -> st.SearchStrategy[str]:
 @given(st.tuples(*(_field(low, high) for low, high in _NUMBERS)))
 def test_prefect_accepts_every_expression_that_is_accepted_here(fields: tuple[str, ...]) -> None:
     """Numbers, ranges, lists and steps within the ranges pass here and in Prefect."""
-    text = schedule_times.checked_cron("  ".join(fields))
+    text = schedule_times.check_cron("  ".join(fields))
     assert CronSchedule(cron=text, timezone="UTC").cron == " ".join(fields)
 
 

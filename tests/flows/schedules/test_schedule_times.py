@@ -26,14 +26,14 @@ def test_a_wrong_cron_expression_is_refused_with_the_field_and_its_range(
 ) -> None:
     """The sentence holds what was given, the field, what may stand there, and what to do."""
     with pytest.raises(ConfigError) as refused:
-        schedule_times.checked_cron(cron)
+        schedule_times.check_cron(cron)
     assert said in str(refused.value)
     assert f"--cron is '{cron}'" in str(refused.value)
 
 
 def test_names_of_months_and_weekdays_are_possible() -> None:
     """As in every cron: in either case, in lists and ranges."""
-    assert schedule_times.checked_cron("0 9-17/2 * JAN,mar mon-fri") == "0 9-17/2 * JAN,mar mon-fri"
+    assert schedule_times.check_cron("0 9-17/2 * JAN,mar mon-fri") == "0 9-17/2 * JAN,mar mon-fri"
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_names_of_months_and_weekdays_are_possible() -> None:
 )
 def test_an_interval_is_a_number_with_a_unit(text: str, seconds: float) -> None:
     """Seconds, minutes, hours and days; what it was is written back in the largest unit."""
-    interval = schedule_times.checked_interval(text)
+    interval = schedule_times.check_interval(text)
     assert interval == dt.timedelta(seconds=seconds)
-    again = schedule_times.checked_interval(schedule_times.duration_words(interval))
+    again = schedule_times.check_interval(schedule_times.duration_words(interval))
     assert again == interval
 
 
@@ -51,7 +51,7 @@ def test_an_interval_is_a_number_with_a_unit(text: str, seconds: float) -> None:
 def test_an_interval_that_is_none_or_out_of_range_is_refused(text: str) -> None:
     """The sentence says what an interval looks like, or how short and long it may be."""
     with pytest.raises(ConfigError, match=r"such as 90s|from 10s to 366d"):
-        schedule_times.checked_interval(text)
+        schedule_times.check_interval(text)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_an_interval_that_is_none_or_out_of_range_is_refused(text: str) -> None:
 def test_an_unknown_time_zone_is_refused_with_the_nearest(name: str, meant: str) -> None:
     """A city alone, another case or a slip of the finger lead to the zone's name."""
     with pytest.raises(ConfigError, match=f"Did you mean {meant}\\?"):
-        schedule_times.checked_timezone(name)
+        schedule_times.check_timezone(name)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from tests.patience import until
 @pytest.mark.parametrize("name", ["a b", "-gpu", "prefect-x", "patchline-9"])
 def test_some_names_are_refused(name: str) -> None:
     """Some are Prefect's own, and some belong to the runners of `patchline up`."""
-    assert work_pools.checked_name("A100.80_GB-2")
+    assert work_pools.check_name("A100.80_GB-2")
     with pytest.raises(ConfigError, match="--work-pool"):
-        work_pools.checked_name(name)
+        work_pools.check_name(name)
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -77,8 +77,8 @@ def test_a_task_that_waits_for_a_slot_says_so_until_it_begins(
     client.increment_v1_concurrency_slots(["training"], first)
     said = io.StringIO()
     with (
-        progress_display.shown(said),
-        stage_tasks.watched_slots(["gpu", "training"]) as begun,
+        progress_display.show_progress(said),
+        stage_tasks.watch_slots(["gpu", "training"]) as begun,
     ):
         until(lambda: "waiting" in said.getvalue(), "it said nothing")
         begun.set()

@@ -45,6 +45,6 @@ def servers(started: tuple[Servers, list[Finished]], monkeypatch: pytest.MonkeyP
     """Return those servers, which run; the working directory is their folder."""
     servers, _ = started
     monkeypatch.chdir(servers.folder)
-    if not local_services.running(servers.folder):  # a test of `patchline down` came before
+    if not local_services.find_running(servers.folder):  # a test of `patchline down` came before
         assert servers.up().code == 0
     return servers

@@ -81,7 +81,7 @@ class Servers:
     @property
     def state(self) -> local_services.Services:
         """Where they are."""
-        services = local_services.running(self.folder)
+        services = local_services.find_running(self.folder)
         assert services is not None
         return services
 
@@ -99,7 +99,7 @@ class Servers:
         """No process, no lock and no state is left."""
         until(lambda: not service_processes.members(self.folder), "processes are left")
         assert not local_services.is_supervised(self.folder)
-        assert local_services.running(self.folder) is None
+        assert local_services.find_running(self.folder) is None
         assert not local_services.state_file(self.folder).exists()
 
 

@@ -85,7 +85,7 @@ def test_down_leaves_servers_alone_whose_processes_cannot_be_seen(
     monkeypatch.setattr(stopping, "_CHECK_SECONDS", 0.3)
     recorded_services(tmp_path)
     state = local_services.state_file(tmp_path)
-    with file_locks.locked(local_services.supervisor_lock(tmp_path)):
+    with file_locks.hold_lock(local_services.supervisor_lock(tmp_path)):
         code, out, err = run_here("down")
         assert (code, out) == (1, ""), err
         assert "run in another container or on another machine" in err

@@ -85,7 +85,7 @@ def test_the_other_commands_find_the_servers(servers: Servers) -> None:
     """The store, the session and the connection of a command lead to them."""
     assert tracking_store.use_store() == servers.state.mlflow_url
     of_user = os.environ["PREFECT_API_AUTH_STRING"]
-    with prefect_session.connected() as url:
+    with prefect_session.connect() as url:
         assert os.environ["PREFECT_API_URL"] == url == servers.state.prefect_api_url
         assert os.environ["PREFECT_API_AUTH_STRING"] != of_user
     with prefect_session.server(), prefect_session.ready():
@@ -158,7 +158,7 @@ def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> No
     """Without the supervisor's lock the file says nothing, and MLflow is the plain file."""
     recorded_services(tmp_path)
     local_services.supervisor_lock().touch()
-    assert local_services.running() is None
+    assert local_services.find_running() is None
     assert tracking_store.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
@@ -211,7 +211,7 @@ def test_a_stuck_server_is_replaced_and_a_killed_supervisor_leaves_nothing(
     until(lambda: local_services.answers(health), "it does not answer again")
     os.kill(servers.state.pid, signal.SIGKILL)
     until(lambda: not service_processes.members(servers.folder), "processes are left", pause=1)
-    until(lambda: local_services.running(servers.folder) is None, "they look alive")
+    until(lambda: local_services.find_running(servers.folder) is None, "they look alive")
     assert servers.up().json["already_running"] is False
 
 
@@ -236,7 +236,7 @@ def test_runs_before_and_during_are_one_history_whose_champion_is_served(
         store, newest = tracking_store.client(), done.json["run_id"]
         known = {each.run_id for each in store.search_model_versions("name='photos'")}
         assert known == {finished_run.summary["run_id"], newest}
-        with prefect_session.connected(), get_client(sync_client=True) as client:
+        with prefect_session.connect(), get_client(sync_client=True) as client:
             states = [run.state_name for run in client.read_flow_runs()]
             summaries = ArtifactFilter(key=ArtifactFilterKey(any_=["summary"]))
             verdicts = [str(each.data) for each in client.read_artifacts(artifact_filter=summaries)]

@@ -216,7 +216,7 @@ def test_without_the_servers_a_command_says_what_to_start(
     team: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It does not begin another history in a file of the folder."""
-    monkeypatch.setattr(local_services, "running", lambda *_: None)
+    monkeypatch.setattr(local_services, "find_running", lambda *_: None)
     done = patchline_here("models", cwd=team.folder)
     assert (done.code, "patchline up" in done.err) == (1, True)
     assert not (team.folder / "mlflow.db").exists()

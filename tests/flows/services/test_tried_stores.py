@@ -12,7 +12,7 @@ from patchline.flows.command_line import run_command_line
 from patchline.flows.prefect_api import postgres as database
 from patchline.flows.services import store_choice
 from patchline.pipeline.errors import ConfigError, OrchestrationError
-from patchline.pipeline.redaction import redacted
+from patchline.pipeline.redaction import redact_text
 from tests.flows.services.buckets import check_keys_after, keys_in, new_user
 from tests.object_server import ObjectServer
 from tests.postgres_server import PASSWORD, USER, PostgresServer, free_port
@@ -123,7 +123,7 @@ def test_what_the_server_refuses_is_said_with_its_own_reason(
     said = failure(postgres.address(name))
     assert 'password authentication failed for user "team"' in said
     assert "wr0ng" not in said
-    assert "wr0ng" not in redacted("failed: wr0ng/one")
+    assert "wr0ng" not in redact_text("failed: wr0ng/one")
     assert "Connect call failed" in failure(f"postgresql://team@127.0.0.1:{free_port()}/{name}")
     assert "nowhere.invalid" in failure(f"postgresql://team@nowhere.invalid/{name}")
     monkeypatch.setenv("PGSSLMODE", "require")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchline.flows.training.dry_run import _subset, dry_run
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.labels.label_sets import label_pairs
 from patchline.pipeline.data.manifests import manifest as manifests
@@ -20,7 +20,7 @@ def test_two_batches_hold_every_label(tmp_path: Path) -> None:
     """Of sets of labels, the subset has each label in every split, and images without any."""
     source = {"source": "shapes", "options": {"images": 120}}
     flags = {"data": source, "training": {"batch_size": 4}}
-    config = requested(None, flags=flags)
+    config = build_config(None, flags=flags)
     data = ingest(config, tmp_path / "work", remember=False)
     few = _subset(data, config, tmp_path)
     rows = manifests.load(few.manifest_file)
@@ -41,7 +41,7 @@ def test_unsuitable_weights_are_found_before_an_image_is_opened(
     photos: Path, tmp_path: Path
 ) -> None:
     """Reading a large folder takes minutes, finding a file of weights seconds."""
-    config = requested(str(photos), flags={"model": {"init": "gone.safetensors"}})
+    config = build_config(str(photos), flags={"model": {"init": "gone.safetensors"}})
     workspace = tmp_path / "work"
     with pytest.raises(ConfigError, match=r"gone\.safetensors does not exist"):
         dry_run(config, workspace)

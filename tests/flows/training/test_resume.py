@@ -113,7 +113,7 @@ def _interrupted(
     runs, words = folder / ".patchline/runs", _request(config) if request else ""
     with (
         pytest.raises(KeyboardInterrupt),
-        tracked_run.owned_run(config, runs, {}, words) as run,
+        tracked_run.open_owned_run(config, runs, {}, words) as run,
     ):
         raise KeyboardInterrupt
     return run
@@ -144,7 +144,9 @@ def test_a_run_is_found_by_id_beginning_name_and_last(
 def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(tmp_path: Path) -> None:
     """Unknown, finished, without a folder, of another folder: exit code 2 and why."""
     runs = tmp_path / ".patchline/runs"
-    with tracked_run.owned_run(RunConfig(name="done"), runs, {}, _request(RunConfig())) as finished:
+    with tracked_run.open_owned_run(
+        RunConfig(name="done"), runs, {}, _request(RunConfig())
+    ) as finished:
         pass
     gone = _interrupted(tmp_path, "gone", request=False)
     elsewhere = _interrupted(tmp_path / "other", "elsewhere")
@@ -167,7 +169,7 @@ def test_only_a_finished_run_is_extended(tmp_path: Path) -> None:
     assert "is KILLED" in said
     assert f"patchline run --resume {run.run_id[:8]}" in said
     runs, config = tmp_path / ".patchline/runs", RunConfig(training={"folds": 3})
-    with tracked_run.owned_run(RunConfig(name="folds"), runs, {}, _request(config)):
+    with tracked_run.open_owned_run(RunConfig(name="folds"), runs, {}, _request(config)):
         pass
     assert "has folds or a refit" in refused(tmp_path, "--extend last --training.epochs 9")
 
@@ -180,7 +182,9 @@ def test_a_run_that_is_alive_is_not_continued(
     monkeypatch.setattr(liveness, "BEAT_SECONDS", patient(0.5))
     monkeypatch.setattr(liveness, "STALE_SECONDS", patient(2.0))
     runs = tmp_path / ".patchline/runs"
-    with tracked_run.owned_run(RunConfig(name="alive"), runs, {}, _request(RunConfig())) as run:
+    with tracked_run.open_owned_run(
+        RunConfig(name="alive"), runs, {}, _request(RunConfig())
+    ) as run:
         resume = f"--resume {run.run_id}"
         assert "is still running in another process" in refused(tmp_path, resume)
         store = tracking_store.client()

@@ -53,7 +53,7 @@ def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(
         "promotion": {"package_check": False},
         "preset": "none",
     }
-    parameters = {"config": config_files.validated(settings)}
+    parameters = {"config": config_files.validate_config(settings)}
     threading.Thread(target=_kill_evaluation, daemon=True).start()
     flow_run = client.create_flow_run(retrain_when_new, parameters=parameters)
     failed: Any = run_flow(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.pipeline.registry.serving.checked_package import checked_package
+from patchline.pipeline.registry.serving.checked_package import check_package
 from tests.conftest import Run, patchline_here, write_photos
 from tests.flows.training.runs import SHAPES, ran, refused, store_of, write_unlabelled
 
@@ -54,7 +54,7 @@ def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
     predicted = patchline_here("predict", "student", *images, *out, cwd=tmp_path)
     assert predicted.code == 0, predicted.err
     table = pd.read_parquet(tmp_path / "table.parquet")
-    served = checked_package(package, 1).package.answers([*images])
+    served = check_package(package, 1).package.answers([*images])
     for row, answer in zip(table.to_dict("records"), served, strict=True):
         given = [each["label"] for each in answer["labels"]]
         assert json.loads(row["labels"]) == given

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.pipeline.workspace.run_memory import interrupted_runs
 from tests.conftest import write_photos
 from tests.flows.training.runs import Begun, ran, refused
@@ -49,7 +49,9 @@ def found_by(name: str, env: dict[str, str], patch: pytest.MonkeyPatch) -> dict[
 def copied(objects: ObjectServer, bucket: str) -> str:
     """Copy the objects of a bucket into a new one, names first, and return its name."""
     target = objects.new_bucket()
-    source, copy = (chosen.opened(parsed(f"s3://{each}", "-")) for each in (bucket, target))
+    source, copy = (
+        chosen.open_store(parse_address(f"s3://{each}", "-")) for each in (bucket, target)
+    )
     keys = [info.key for info in source.list("")]
     for key in sorted(keys, key=lambda each: not each.startswith("team/names/")):
         content = source.read(key)

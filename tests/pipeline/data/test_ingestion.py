@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data.image_size import default_image_size
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import check_source, ingest, prepare, resolve
@@ -25,7 +25,7 @@ from tests.conftest import draw_photo, write_photos
 def config_of(folder: Path | str | None, **settings: Any) -> RunConfig:
     """Return the config of a run on an image folder, with settings of the data beside it."""
     path = None if folder is None else str(folder)
-    return validated({"data": {"source": "image_folder", "path": path, **settings}})
+    return validate_config({"data": {"source": "image_folder", "path": path, **settings}})
 
 
 def ingested(folder: Path, **settings: Any) -> IngestedData:
@@ -120,7 +120,9 @@ def test_settings_that_depend_on_the_data_are_filled_in(photos: Path) -> None:
     resolved = resolve(config_of(photos, image_size=24).model_copy(update={"name": "mine"}), data)
     assert (resolved.name, resolved.data.image_size) == ("mine", 24)
     size = {"patch_embedding": {"name": "conv", "patch_size": 5}}
-    wrong = validated({"data": {"source": "image_folder", "path": str(photos)}, "model": size})
+    wrong = validate_config(
+        {"data": {"source": "image_folder", "path": str(photos)}, "model": size}
+    )
     words = "patch_size 5 does not divide the 32x32 image.*2, 4, 8, 16, 32.*data.image_size"
     with pytest.raises(ConfigError, match=words):
         resolve(wrong, data)
@@ -135,7 +137,7 @@ def test_photos_are_mirrored_as_set(photos: Path) -> None:
         ({"data": {"mirror_symmetric": False}, "augmentation": flip}, True),
     ]
     for given, mirrored in cases:
-        config = validated({**given, "data": {"path": str(photos), **given["data"]}})
+        config = validate_config({**given, "data": {"path": str(photos), **given["data"]}})
         data = ingest(config, photos.parent / "work")
         assert resolve(config, data).augmentation.settings["horizontal_flip"] is mirrored
 

@@ -20,7 +20,7 @@ from patchline.pipeline.data.ingestion_notes import (
 from patchline.pipeline.data.labels.label_sets import (
     MULTI_LABEL,
     SINGLE_LABEL,
-    encoded,
+    encode_labels,
     label_pairs,
 )
 from patchline.pipeline.errors import ConfigError
@@ -77,7 +77,7 @@ def test_a_group_that_holds_most_images_of_several_classes_is_named() -> None:
 )
 def test_what_is_unusual_about_sets_of_labels_is_said(sets: list[str], words: list[str]) -> None:
     """Images without labels, labels on few or on nearly all images; not a rare set."""
-    texts = [encoded(each) for each in sets]
+    texts = [encode_labels(each) for each in sets]
     rows = pd.DataFrame({"path": [f"{n}.png" for n in range(len(sets))], "label": texts})
     first, *notes = notes_on_sets(rows, label_pairs(texts, MULTI_LABEL))
     assert first.startswith("several labels for each image: ")
@@ -86,7 +86,7 @@ def test_what_is_unusual_about_sets_of_labels_is_said(sets: list[str], words: li
 
 def _config(**data: object) -> RunConfig:
     shapes = {"source": "shapes", "options": {"images": 60}, **data}
-    return config_files.validated({"name": "shapes", "data": shapes})
+    return config_files.validate_config({"name": "shapes", "data": shapes})
 
 
 def test_sets_of_labels_are_read_and_said(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
         np.save(tmp_path / name, np.zeros((len(files), 8, 8, 3), np.uint8))
     alone, divided = (KeptImageArray(tmp_path / name, "squash") for name in ("a.npy", "b.npy"))
     expected, wide = list(rows_of(root, files, kept=alone)), Wide()
-    with worker_start.using_launcher("wide", lambda: wide):
+    with worker_start.use_launcher("wide", lambda: wide):
         rows = list(rows_of(root, files, kept=divided))
     assert (len(wide.parts), rows) == (4, expected)
     assert np.array_equal(np.load(alone.file), np.load(divided.file))
@@ -52,7 +52,7 @@ def test_parts_make_the_store_of_one_process() -> None:
     rows = test_prepared_store.rows_of(photos)
     alone, _ = prepare(rows, photos, SPEC, Path("alone/stores"))
     wide, done, stores = Wide(), list[int](), Path("wide/stores")
-    with worker_start.using_launcher("wide", lambda: wide):
+    with worker_start.use_launcher("wide", lambda: wide):
         first, _ = prepare(rows.iloc[1:8:3], photos, SPEC, stores)
         assert wide.parts == []  # too few for two parts
         store, reused = prepare(rows, photos, SPEC, stores, lambda now, _: done.append(now))

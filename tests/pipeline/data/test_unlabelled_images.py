@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data.ingested_data import IngestedData, UnlabelledImages
 from patchline.pipeline.data.ingestion import ingest, prepare, resolve
 from patchline.pipeline.data.manifests import manifest as manifests
@@ -28,7 +28,7 @@ LABELLED, FURTHER = 30, 6
 def config_of(folder: Path, **settings: Any) -> RunConfig:
     """Return the config of a run with unlabelled images and a teacher."""
     data = {"path": str(folder / "photos"), "unlabelled": str(folder / "more"), **settings}
-    return validated({"data": data, "training": {"teacher": "photos/1"}})
+    return validate_config({"data": data, "training": {"teacher": "photos/1"}})
 
 
 def ingested(folder: Path, **settings: Any) -> IngestedData:
@@ -144,14 +144,16 @@ def test_near_duplicates_of_held_out_images_are_left_out_if_asked(both: Path) ->
 
 def test_without_a_teacher_nothing_labels_them(both: Path) -> None:
     """The remedy is named before an image is opened; pre-training needs no labels."""
-    config = validated({"data": {"path": "photos", "unlabelled": "more"}})
+    config = validate_config({"data": {"path": "photos", "unlabelled": "more"}})
     with pytest.raises(ConfigError, match=r"nothing labels its images.*Set it to a model"):
         check_unlabelled(config, both / "work")
     config = config_of(both).model_copy(update={"objective": config.objective})
     assert check_unlabelled(config, both / "work") == FURTHER
     encoder = {"objective": {"name": "mae"}, "data": {"path": "photos"}}
     with pytest.raises(ConfigError, match=r"objective.name mae uses no labels"):
-        check_unlabelled(validated({**encoder, "training": {"teacher": "a/1"}}), both / "work")
+        check_unlabelled(
+            validate_config({**encoder, "training": {"teacher": "a/1"}}), both / "work"
+        )
 
 
 @pytest.mark.parametrize(

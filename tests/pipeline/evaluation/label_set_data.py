@@ -26,7 +26,8 @@ def logits_table(images: int = 300, *, skill: float = 3.0) -> pd.DataFrame:
             "sha256": [f"{number:064x}" for number in range(images)],
             "split": np.where(is_test, "test", "validation"),
             "label": [
-                label_sets.encoded(LABELS[k] for k in np.flatnonzero(row).tolist()) for row in truth
+                label_sets.encode_labels(LABELS[k] for k in np.flatnonzero(row).tolist())
+                for row in truth
             ],
             "group": "",
             "mode": "RGB",

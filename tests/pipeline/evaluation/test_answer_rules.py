@@ -14,8 +14,8 @@ from patchline.pipeline.evaluation.answers_report import (
     SAME_IMAGES,
     HeldOutImages,
     MeasuredImages,
-    checked_answers,
-    fitted_rules,
+    check_answers,
+    fit_rules,
 )
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.evaluation.predictions import Predictions
@@ -50,9 +50,9 @@ def test_the_promised_coverage_holds_on_average() -> None:
     held = {0.9: 0, 0.95: 0, 0.99: 0}
     draws, images = 12, 200
     for seed in range(draws):
-        rules, _ = fitted_rules(_held(_predictions(2 * seed, 200, hard=True)), CONFIG)
+        rules, _ = fit_rules(_held(_predictions(2 * seed, 200, hard=True)), CONFIG)
         new = _predictions(2 * seed + 1, images, hard=True)
-        for check in checked_answers(rules, new, MEASURED).sets:
+        for check in check_answers(rules, new, MEASURED).sets:
             assert check.covered is not None
             held[check.coverage] += round(check.covered.value * images)
     for coverage, count in held.items():
@@ -64,11 +64,11 @@ def test_the_promised_coverage_holds_on_average() -> None:
 
 def test_with_enough_images_every_class_is_covered() -> None:
     """From 100 images of every class on, each class has a threshold, and its own coverage."""
-    few, _ = fitted_rules(_held(_predictions(0, 300, hard=True)), CONFIG)
-    rules, _ = fitted_rules(_held(_predictions(0, 1200, hard=True)), CONFIG)
+    few, _ = fit_rules(_held(_predictions(0, 300, hard=True)), CONFIG)
+    rules, _ = fit_rules(_held(_predictions(0, 1200, hard=True)), CONFIG)
     assert few.thresholds[0].by_class == ()
     new = _predictions(1, 4000, hard=True)
-    own, together = (checked_answers(each, new, MEASURED).sets[0] for each in (rules, few))
+    own, together = (check_answers(each, new, MEASURED).sets[0] for each in (rules, few))
     assert len(own.by_class) == CLASSES
     assert own.by_class[0].covered.value > 0.84
     assert together.by_class[0].name == "class 0"
@@ -79,26 +79,26 @@ def test_with_enough_images_every_class_is_covered() -> None:
 def test_too_few_units_are_unknown_with_the_number_that_is_needed(images: int, groups: int) -> None:
     """A coverage that 30 images or groups cannot promise has no threshold, and says why."""
     group = (np.arange(images) % groups).astype(str) if groups else ""
-    rules, reference = fitted_rules(_held(_predictions(0, images, group=group)), CONFIG)
+    rules, reference = fit_rules(_held(_predictions(0, images, group=group)), CONFIG)
     known = {each.coverage: each.least_probability is not None for each in rules.thresholds}
     assert (known, rules.groups) == ({0.9: True, 0.95: True, 0.99: False}, groups)
     units = "groups" if groups else "images"
     why = f"only 30 validation {units}; a coverage of 0.99 needs at least 99"
     assert rules.thresholds[-1].unknown == why
     assert (rules.far, reference, rules.unknown["far"]) == (None, None, "it has no head")
-    answers = checked_answers(rules, _predictions(1, 50), MEASURED)
+    answers = check_answers(rules, _predictions(1, 50), MEASURED)
     assert answers.sets[-1].covered is None
     assert f"0.99 are not known: {why}" in " ".join(answers.sentences("test images"))
-    none, _ = fitted_rules(_held(_predictions(0, 0), why_none="there are none"), CONFIG)
+    none, _ = fit_rules(_held(_predictions(0, 0), why_none="there are none"), CONFIG)
     assert {each.unknown for each in none.thresholds} == {"there are none"}
 
 
 def test_a_chosen_coverage_has_its_threshold() -> None:
     """`evaluation.coverage` is the answers' own, beside the three that every package has."""
     config = EvaluationConfig(coverage=0.8)
-    rules, _ = fitted_rules(_held(_predictions(0, 200)), config)
+    rules, _ = fit_rules(_held(_predictions(0, 200)), config)
     assert [each.coverage for each in rules.thresholds] == [0.8, 0.9, 0.95, 0.99]
-    answers = checked_answers(rules, _predictions(1, 200), MEASURED)
+    answers = check_answers(rules, _predictions(1, 200), MEASURED)
     assert answers.chosen.coverage == 0.8
     assert set(answers.metrics("test")) >= {"test/set_coverage", "test/single_class_sets"}
 
@@ -109,7 +109,7 @@ def test_the_false_alarm_rate_is_the_chosen_one() -> None:
     for seed in range(draws):
         generator = np.random.default_rng(seed)
         features = dict(enumerate(generator.standard_normal((400, 16)).astype(np.float32)))
-        rules, reference = fitted_rules(_held(_predictions(seed, 400), features), CONFIG)
+        rules, reference = fit_rules(_held(_predictions(seed, 400), features), CONFIG)
         assert reference is not None
         assert rules.far is not None
         new = generator.standard_normal((images, 16))
@@ -129,23 +129,23 @@ def test_the_distance_of_a_model_trained_on_all_other_images_comes_from_the_test
     # The final model's features of what it was trained on lie closer together.
     own = dict(enumerate(0.3 * generator.standard_normal((300, 8)).astype(np.float32)))
     new = enumerate(generator.standard_normal((120, 8)).astype(np.float32), start=300)
-    rules, reference = fitted_rules(_held(held, own | dict(new), unseen=tested), CONFIG)
+    rules, reference = fit_rules(_held(held, own | dict(new), unseen=tested), CONFIG)
     assert reference is not None
     assert rules.far_split == "test"
     others = reference.neighbours.distances(generator.standard_normal((500, 8)))
     assert 0.01 < (others > np.float64(rules.far or 0)).mean() < 0.12
     measured = MeasuredImages(NOTHING, None, SAME_IMAGES)
-    said = " ".join(checked_answers(rules, tested, measured).sentences("test images"))
+    said = " ".join(check_answers(rules, tested, measured).sentences("test images"))
     assert "'far' is given to 5.0% of new images like those that its limit comes from" in said
-    few, _ = fitted_rules(_held(held, own, unseen=_predictions(1, 0)), CONFIG)
+    few, _ = fit_rules(_held(held, own, unseen=_predictions(1, 0)), CONFIG)
     assert few.unknown["far"] == "only 0 test images; 5% false alarms needs at least 37"
 
 
 def test_what_coverage_means_is_said() -> None:
     """Where it is below the nominal one beyond chance."""
-    rules, _ = fitted_rules(_held(_predictions(0, 400)), CONFIG)
+    rules, _ = fit_rules(_held(_predictions(0, 400)), CONFIG)
     kept, broken = (
-        checked_answers(rules, _predictions(1, 400, hard=hard), MEASURED) for hard in (False, True)
+        check_answers(rules, _predictions(1, 400, hard=hard), MEASURED) for hard in (False, True)
     )
     assert (kept.chosen.is_broken, broken.chosen.is_broken) == (False, True)
     assert "less than nominal" in broken.sentences("test images")[0]

@@ -13,15 +13,15 @@ from torch import nn
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation.__main__ import explain_predictions, predict
 from patchline.pipeline.evaluation.config import GALLERY_SIZE, EvaluationConfig
-from patchline.pipeline.evaluation.galleries import chosen_images, confident_errors
+from patchline.pipeline.evaluation.galleries import choose_images, confident_errors
 from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
-from patchline.pipeline.evaluation.metrics.paired_test import paired_difference
+from patchline.pipeline.evaluation.metrics.paired_test import compute_paired_difference
 from patchline.pipeline.evaluation.metrics.temperature import by_member, fit_temperature
 from patchline.pipeline.evaluation.prediction_job import EvaluationJob, ExplanationJob
 from patchline.pipeline.evaluation.predictions import Predictions, image_groups
 from patchline.pipeline.evaluation.report import slices
 from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE
-from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging, decided
+from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging, decide
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.packaging.__main__ import package
 from patchline.pipeline.packaging.job import PackagingJob
@@ -123,7 +123,7 @@ def _decided(
     wrong: int, wrong_together: int, groups: ImageGroups | None = None, images: int = 200
 ) -> TestTimeAveraging:
     right, right_together = (np.arange(images) >= each for each in (wrong, wrong_together))
-    return decided(paired_difference(right, right_together, groups))
+    return decide(compute_paired_difference(right, right_together, groups))
 
 
 def test_only_a_significant_gain_is_worth_twice_the_cost() -> None:
@@ -148,10 +148,10 @@ def test_sets_of_labels_decide_by_map() -> None:
     labels = (generator.random((200, 3)) < 0.3).astype(np.uint8)
     noise = generator.normal(size=(2, 200, 3))
     alone, together = labels + noise[0], labels + (noise[0] + noise[1]) / 2
-    found = decided(SEVERAL.paired(labels, alone, together, None))
+    found = decide(SEVERAL.paired(labels, alone, together, None))
     assert found.state == "on"
     assert "mAP is" in found.sentence()
-    assert decided(SEVERAL.paired(labels, alone, alone, None)).state == "off"
+    assert decide(SEVERAL.paired(labels, alone, alone, None)).state == "off"
     assert type(found).model_validate_json(found.model_dump_json()) == found
 
 
@@ -182,9 +182,9 @@ def test_the_surest_right_and_the_worst_wrong_test_image_are_chosen() -> None:
         "probability": [0.99, 0.6, 0.9, 0.7, 0.8],
         "row": range(10, 15),
     }
-    mixed = chosen_images(pd.DataFrame(rows), ())
+    mixed = choose_images(pd.DataFrame(rows), ())
     assert [(each.page, each.row) for each in mixed] == [("surest_right", 13), ("worst_wrong", 12)]
-    right = chosen_images(pd.DataFrame({**rows, "predicted": "rose"}), ())
+    right = choose_images(pd.DataFrame({**rows, "predicted": "rose"}), ())
     assert [(each.page, each.row) for each in right] == [("surest_right", 12)]
 
 

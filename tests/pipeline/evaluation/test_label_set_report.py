@@ -14,7 +14,7 @@ from patchline.pipeline.data.labels import label_sets
 from patchline.pipeline.evaluation.comparison import ComparisonSubject
 from patchline.pipeline.evaluation.comparison_page import write_comparison
 from patchline.pipeline.evaluation.evaluating import Evaluated
-from patchline.pipeline.evaluation.galleries import EXPLANATIONS, chosen_labels
+from patchline.pipeline.evaluation.galleries import EXPLANATIONS, choose_labels
 from patchline.pipeline.evaluation.headline import headline_of
 from patchline.pipeline.evaluation.html_report import ReportContents, ReportPage, write_report
 from patchline.pipeline.evaluation.label_set_report import (
@@ -90,7 +90,7 @@ def test_what_is_not_known_is_said(usual: tuple[MultiLabelReport, pd.DataFrame])
 def test_images_that_all_have_the_same_labels_get_a_report(tmp_path: Path) -> None:
     """Their mAP is unknown, and everything that shows a headline says so."""
     logits = logits_table()
-    logits.loc[150:, "label"] = label_sets.encoded(("red", "square"))
+    logits.loc[150:, "label"] = label_sets.encode_labels(("red", "square"))
     report, table = _report(logits)
     assert "test/mAP" not in report.metrics
     assert report.headline == headline_of(report.metrics)
@@ -137,8 +137,8 @@ def test_galleries_hold_the_most_striking_errors_first() -> None:
     """Each image once; a label that was taken from the data is suspected to be missing."""
     logits = logits_table(skill=8.0)
     place = next(k for k in range(150, 300) if "red" in str(logits.loc[k, "label"]))
-    rest = set(label_sets.decoded(str(logits.loc[place, "label"]))) - {"red"}
-    logits.loc[place, "label"] = label_sets.encoded(rest)
+    rest = set(label_sets.decode_labels(str(logits.loc[place, "label"]))) - {"red"}
+    logits.loc[place, "label"] = label_sets.encode_labels(rest)
     report, _ = _report(logits)
     first = report.missing_labels[0]
     assert (first.path, first.label, first.position) == (f"images/{place}.png", "red", place)
@@ -190,7 +190,7 @@ def test_the_wrong_label_of_an_image_is_explained_on_the_page() -> None:
     """That of the most probable wrong label; its map lies beside it, and pages are linked."""
     report, table = _report(logits_table(skill=1.0))
     first = report.confident_false_positives[0]
-    chosen = {each.page: each for each in chosen_labels(table, LABELS)}
+    chosen = {each.page: each for each in choose_labels(table, LABELS)}
     assert chosen.keys() == {"surest_right", "worst_wrong"}
     assert (chosen["worst_wrong"].path, chosen["worst_wrong"].label) == (first.path, first.label)
     folder = Path("report")

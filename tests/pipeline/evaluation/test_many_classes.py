@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from scipy import optimize, stats  # noqa: F401 - their import is not what is measured
 
-from benchmarks.evaluation import class_names, made_table, reported, written
+from benchmarks.evaluation import build_report, class_names, make_table, save_report
 from patchline.pipeline.evaluation.comparison import ComparisonSubject, compare
-from patchline.pipeline.evaluation.metrics.confusion_matrix import confused_pairs
+from patchline.pipeline.evaluation.metrics.confusion_matrix import find_confused_pairs
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import EvaluationReport
 
@@ -24,12 +24,12 @@ MATRIX_BYTES = 4 * CLASSES**2
 @pytest.mark.slow
 def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
     """No part needs a matrix of all classes; page and JSON stay small, and hold every confusion."""
-    table, _ = made_table(CLASSES, IMAGES)
+    table, _ = make_table(CLASSES, IMAGES)
     predictions = Predictions.of(table)
     probabilities, labels = predictions.probabilities_NK, predictions.labels
     tracemalloc.start()
     try:
-        report = reported(predictions, CLASSES)
+        report = build_report(predictions, CLASSES)
         compared = compare(
             ComparisonSubject(
                 champion="a/1", challenger="a/2", classes=class_names(CLASSES), left_out={}
@@ -46,11 +46,11 @@ def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
     assert len(report.by_class) == len(compared.by_class) == CLASSES
     assert report.confusion == ()
     assert sum(images for *_, images in report.confusion_cells) == IMAGES
-    most = confused_pairs(report.cells, report.classes, limit=IMAGES)
+    most = find_confused_pairs(report.cells, report.classes, limit=IMAGES)
     errors = int((probabilities.argmax(axis=1) != labels).sum())
     assert sum(pair.images for pair in most) == report.errors == errors
 
-    html = written(report, table, tmp_path)
+    html = save_report(report, table, tmp_path)
     assert html.stat().st_size < 3 * 2**20
     assert f"{CLASSES - 500:,}" in html.read_text("utf-8")
     text = (tmp_path / "report.json").read_text("utf-8")

@@ -12,7 +12,7 @@ from PIL import Image
 from patchline.pipeline.evaluation import plots
 from patchline.pipeline.evaluation.galleries import ClassProbability, GalleryImage
 from patchline.pipeline.training.augmentation_preview import Column
-from patchline.pipeline.training.saved_preview import labelled_picture
+from patchline.pipeline.training.saved_preview import draw_labelled_picture
 from patchline.pipeline.workspace.files.fonts import families_showing, font_showing
 from tests.pipeline.evaluation.conftest import report_of
 
@@ -89,5 +89,5 @@ def test_pictures_are_drawn_without_a_warning() -> None:
         warnings.simplefilter("error")
         plots.plot_gallery(images, lambda _: pixels, Path("gallery.png"), NAMES)
         column = Column("as stored", pixels[None].repeat(len(NAMES), 0))
-        picture = labelled_picture("preview", [column], NAMES)
+        picture = draw_labelled_picture("preview", [column], NAMES)
     assert picture.width > 100

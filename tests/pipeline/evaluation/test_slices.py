@@ -13,7 +13,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.config import SLICE_COLUMNS, EvaluationConfig
 from patchline.pipeline.evaluation.metrics.intervals import proportion
 from patchline.pipeline.evaluation.predictions import Predictions
-from patchline.pipeline.evaluation.report import Slice, slices, undivided
+from patchline.pipeline.evaluation.report import Slice, find_undivided, slices
 from tests.pipeline.evaluation.conftest import made_of, random_predictions
 
 
@@ -93,7 +93,7 @@ def test_a_column_that_is_the_same_for_all_is_no_division() -> None:
     predictions = _answers([True, False], mode="L")
     config = EvaluationConfig(slices=("group", "mode", "size"))
     assert slices(predictions, config) == ()
-    assert undivided(predictions.table, config) == {
+    assert find_undivided(predictions.table, config) == {
         "group": "none given",
         "mode": "L",
         "size": "32 px",
@@ -110,7 +110,7 @@ def test_a_column_that_is_the_same_for_all_is_no_division() -> None:
 def test_an_unknown_column_is_refused(columns: list[str], words: str) -> None:
     """A column of a table has its prefix; the others are all named, and the nearest one."""
     with pytest.raises(ConfigError, match=words) as raised:
-        config_files.validated({"evaluation": {"slices": columns}})
+        config_files.validate_config({"evaluation": {"slices": columns}})
     assert all(column in str(raised.value) for column in ("evaluation.slices", *SLICE_COLUMNS))
     used = EvaluationConfig(slices=("mode", "column:site", "mode")).slices
     assert used == ("mode", "column:site")  # once

@@ -20,7 +20,10 @@ from patchline.pipeline.evaluation.html_report import (
     write_report,
 )
 from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
-from patchline.pipeline.evaluation.metrics.paired_test import PairedDifference, paired_difference
+from patchline.pipeline.evaluation.metrics.paired_test import (
+    PairedDifference,
+    compute_paired_difference,
+)
 from patchline.pipeline.evaluation.report import EvaluationReport, ReportSubject
 from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE, TASKS, Task
 from tests.pipeline.evaluation.conftest import predicted_rows
@@ -57,7 +60,7 @@ def _grades(report: EvaluationReport, page: ReportPage, looked: WhereItLooked) -
 
 def _closer(labels_N: Array, a: Array, b: Array, groups: ImageGroups | None) -> PairedDifference:
     near_a_N, near_b_N = (abs(each.argmax(axis=1) - labels_N) < 2 for each in (a, b))
-    return paired_difference(near_a_N, near_b_N, groups)
+    return compute_paired_difference(near_a_N, near_b_N, groups)
 
 
 def test_a_third_task_is_one_more_value(tmp_path: Path) -> None:

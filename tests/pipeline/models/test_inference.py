@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from patchline.pipeline.models.inference import normalised, predict_logits
+from patchline.pipeline.models.inference import normalize, predict_logits
 from tests.plugins.model_parity import image_spec
 
 IMAGE = image_spec(8)
@@ -51,7 +51,7 @@ def test_a_training_run_is_validated_in_its_precision() -> None:
     exact = predict_logits(model, images, rows, IMAGE)
     coarse = predict_logits(model, images, rows, IMAGE, precision="bfloat16")
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        expected = model(normalised(torch.from_numpy(images), IMAGE)).float()
+        expected = model(normalize(torch.from_numpy(images), IMAGE)).float()
     assert torch.equal(coarse, expected)
     assert not torch.equal(coarse, exact)
     assert coarse.dtype == exact.dtype == torch.float32

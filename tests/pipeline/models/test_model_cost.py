@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.models.model_cost import ModelCost, model_cost, resolved_choice
-from patchline.pipeline.plugin_system.plugin_loader import installed
+from patchline.pipeline.models.model_cost import ModelCost, model_cost, resolve_choice
+from patchline.pipeline.plugin_system.plugin_loader import list_installed
 from patchline.plugin_api import DataTraits
 from tests.plugins.model_parity import image_spec
 
@@ -47,7 +47,7 @@ def _figures(choice: dict[str, Any], image_size: int = 32) -> ModelCost:
 def _built(choice: dict[str, Any], image_size: int) -> Any:
     """Build the same model with real weights."""
     traits = DataTraits(3, image_size, image_size, 1000, mirror_symmetric=True)
-    resolved = resolved_choice(ModelChoice.model_validate(choice), traits)
+    resolved = resolve_choice(ModelChoice.model_validate(choice), traits)
     torch.manual_seed(0)
     return build_model(resolved, image_spec(image_size), 1000)
 
@@ -154,7 +154,7 @@ def test_every_built_in_model_and_embedding_is_compared() -> None:
     assert named == {
         (entry.kind, entry.name)
         for kind in ("model", "patch_embedding")
-        for entry in installed(kind)
+        for entry in list_installed(kind)
         if entry.distribution == "patchline"
     }
 

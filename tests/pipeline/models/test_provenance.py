@@ -20,11 +20,11 @@ from patchline.pipeline.models.provenance import (
     Published,
     SeenImages,
     as_metadata,
+    describe_unused,
     from_metadata,
     provenance_of,
     together,
-    united,
-    unused_words,
+    unite,
 )
 from patchline.pipeline.workspace.files.sealed_files import read_tensors, write_tensors
 
@@ -163,11 +163,11 @@ def test_what_is_not_known_is_inherited() -> None:
     for initial, state in ((unknown, "unknown"), (upstream, "upstream corpus unknown")):
         grandchild = second.from_initial(first.from_initial(initial))
         assert grandchild.summary.state == state
-        assert grandchild.images == united([first.own, second.own])
+        assert grandchild.images == unite([first.own, second.own])
         ensemble = together([first, grandchild])
         assert ensemble.summary.state == state
-        assert "not recorded" in unused_words(first.summary, ensemble.summary)
+        assert "not recorded" in describe_unused(first.summary, ensemble.summary)
     assert together([unknown, upstream]).summary.state == "unknown"
     assert together([first, second]).summary.is_known
-    assert unused_words(first.summary) == "not used for training or model selection"
+    assert describe_unused(first.summary) == "not used for training or model selection"
     assert second.from_initial(upstream).licenses == "mit"

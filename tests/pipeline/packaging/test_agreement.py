@@ -13,7 +13,7 @@ from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.packaging.agreement import (
     TOLERANCE,
     largest_difference,
-    reported_difference,
+    measure_reported_difference,
 )
 from tests.pipeline.conftest import CLASSES, Exported, random_pixels
 
@@ -31,7 +31,7 @@ def _reported(exported: Exported, images: Array) -> pd.DataFrame:
 
 
 def _compared(exported: Exported, images: Array, reported: pd.DataFrame) -> float:
-    return reported_difference(exported.onnx_file, images, reported, CLASSES)
+    return measure_reported_difference(exported.onnx_file, images, reported, CLASSES)
 
 
 @pytest.mark.parametrize("count", [1, IMAGES])

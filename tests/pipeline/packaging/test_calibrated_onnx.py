@@ -15,11 +15,15 @@ from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.models.calibrated_models import Ensemble
-from patchline.pipeline.models.inference import normalised
-from patchline.pipeline.models.layers.intermediate_values import recorded
+from patchline.pipeline.models.inference import normalize
+from patchline.pipeline.models.layers.intermediate_values import record_values
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.packaging.agreement import inner_differences
-from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, answering, export_onnx
+from patchline.pipeline.packaging.calibrated_onnx import (
+    ProbabilityModel,
+    export_onnx,
+    observe_model,
+)
 from tests.pipeline.conftest import CLASSES, Exported, image_spec, random_pixels
 
 Array = np.ndarray[Any, Any]
@@ -61,8 +65,8 @@ def test_the_outputs_are_the_models_own_values(exported_rgb: Exported, count: in
     outputs = _run(exported_rgb.onnx_file, images)
     assert tuple(outputs) == ALL
     model: Any = whole.model
-    with torch.inference_mode(), recorded(model) as values:
-        inputs = normalised(torch.from_numpy(images), whole.image)
+    with torch.inference_mode(), record_values(model) as values:
+        inputs = normalize(torch.from_numpy(images), whole.image)
         encoded_BND = model.encode(inputs)
         weights = [block.attention.weights_BHNN for block in values.blocks]
         tokens = [block.tokens_out_BND for block in values.blocks]
@@ -114,7 +118,7 @@ def test_each_model_has_what_it_can(kind: str) -> None:
     images = torch.from_numpy(random_pixels(5))
     with torch.inference_mode():
         expected = whole(images)
-        with answering(whole) as answers:
+        with observe_model(whole) as answers:
             probabilities, *inner = answers(images)
     assert ("probabilities", *answers.names) == names
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)

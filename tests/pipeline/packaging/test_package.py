@@ -18,7 +18,7 @@ import torch
 import patchline
 from patchline.pipeline import config_files
 from patchline.pipeline.errors import ModelReferenceError, PackagingError
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
@@ -182,7 +182,7 @@ def test_the_network_computes_a_calibrated_sigmoid_for_each_label(
     pixels = random_pixels(7)
     model = exported_sets.model
     with torch.inference_mode():
-        logits = model.model(normalised(torch.from_numpy(pixels), model.image)).numpy()
+        logits = model.model(normalize(torch.from_numpy(pixels), model.image)).numpy()
     expected = LABEL_CALIBRATION.probabilities(logits)
     for count in (1, 2, 7):
         found = sets.probabilities(pixels[:count])
@@ -260,7 +260,7 @@ def test_an_encoder_answers_with_features(tmp_path: Path) -> None:
     """The input of the untrained head, equal to torch's; opened as a classifier it is refused."""
     model_settings = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 32}
     traits = DataTraits(3, 16, 16, 0, mirror_symmetric=True)
-    choice = resolve_settings(config_files.validated({"model": model_settings}), traits).model
+    choice = resolve_settings(config_files.validate_config({"model": model_settings}), traits).model
     model: Any = build_model(choice, IMAGE, 0).eval()
     description = ModelDescription(model=choice, plugins=(), classes=(), image=IMAGE)
     folder = tmp_path / "artifacts"
@@ -277,7 +277,7 @@ def test_an_encoder_answers_with_features(tmp_path: Path) -> None:
     package = PackagedModel(folder / "model.onnx", folder / "model.json")
     answers = package.answers([images[0], b"no image"])
     with torch.no_grad():
-        tokens = model.encode(normalised(torch.from_numpy(images[:1]), IMAGE))
+        tokens = model.encode(normalize(torch.from_numpy(images[:1]), IMAGE))
     assert np.allclose(answers[0]["features"], tokens[0, 0], atol=1e-4)
     assert answers[0]["error"] is None
     assert set(answers[1]) == {"features", "error"}

@@ -14,7 +14,7 @@ from patchline.pipeline.packaging.package_digests import (
 )
 from patchline.pipeline.packaging.package_files import DIGESTED
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, checked_package
+from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, check_package
 from tests.pipeline.registry.made_versions import made_package
 
 
@@ -45,7 +45,7 @@ def test_a_changed_byte_is_refused(package: Path, name: str) -> None:
     with pytest.raises(ChangedPackageError, match=f"its file {name} was changed"):
         opened(package)
     with pytest.raises(PackageRefusedError, match=f"its file {name} was changed") as refused:
-        checked_package(package.parent, threads=1)
+        check_package(package.parent, threads=1)
     assert str(package.parent) not in str(refused.value)
 
 
@@ -70,8 +70,8 @@ def test_a_package_of_before_is_accepted_and_said_to_be_unknown(
     package: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without digests, nobody can tell."""
-    assert checked_package(package.parent, threads=1).package.is_verified
+    assert check_package(package.parent, threads=1).package.is_verified
     (package / DIGESTS_FILE).unlink()
     with caplog.at_level(logging.WARNING):
-        assert not checked_package(package.parent, threads=1).package.is_verified
+        assert not check_package(package.parent, threads=1).package.is_verified
     assert "whether its files were changed is not known" in caplog.text

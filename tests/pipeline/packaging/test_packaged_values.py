@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store import prepared_store
@@ -59,7 +59,7 @@ def test_a_package_sees_the_pixels_of_its_training(
     root = write_files(tmp_path / "data", name, file_of)
     side = json.loads(exported_rgb.description_file.read_text("utf-8"))["image"]
     given = {"path": str(root), "image_size": side["height"], "channels": 3, **settings}
-    config = validated({"data": given})
+    config = validate_config({"data": given})
     data = ingestion.ingest(config, tmp_path / "work")
     prepared = ingestion.prepare(ingestion.resolve(config, data), data, tmp_path / "work")
     package = package_of(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.planning import planner
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
@@ -188,16 +188,16 @@ def test_an_encoder_is_trained_for_the_whole_length_with_a_low_rate(
     From a classifier the preset decides on a third of the length, and on the recipe.
     """
     model = {"init": "photos@champion"}
-    asked = requested(str(photos), preset_name="quick", flags={"model": model})
+    asked = build_config(str(photos), preset_name="quick", flags={"model": model})
     data = ingest(asked, tmp_path)
     speed = Measurement(speeds=(Speed(candidate="own", images_per_second=900.0),))
-    monkeypatch.setattr(planner, "measured_apart", lambda *_: speed)
+    monkeypatch.setattr(planner, "measure_apart", lambda *_: speed)
     made: list[Plan] = []
     configs: list[RunConfig] = []
     starts = [FOUND.model_copy(update={"classes": classes}) for classes in ((), ("cat",))]
     for found in starts:
         config = with_initial_weights(asked, found)
-        made.append(planner.planned(config, data, tmp_path, lambda _: None, start=found))
+        made.append(planner.plan_run(config, data, tmp_path, lambda _: None, start=found))
         configs.append(planner.with_plan(config, made[-1]))
     encoder, warm = configs
     assert (encoder.optimizer.learning_rate, encoder.optimizer.name) == (1e-3, "adamw")

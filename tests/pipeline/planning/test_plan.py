@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.config import RunConfig, dotted
-from patchline.pipeline.config_files import merged, validated
-from patchline.pipeline.planning.draft import drafted
+from patchline.pipeline.config import RunConfig, flatten_settings
+from patchline.pipeline.config_files import merge_settings, validate_config
+from patchline.pipeline.planning.draft import draft_plan
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from patchline.pipeline.planning.planner import with_plan
 from patchline.pipeline.planning.rules import plan
@@ -46,8 +46,8 @@ def whole(made: Plan, user: dict[str, Any] | None = None) -> RunConfig:
         nested: dict[str, Any] = {key.split(".")[-1]: value}
         for part in reversed(key.split(".")[:-1]):
             nested = {part: nested}
-        settings = merged(settings, nested)
-    config = with_plan(validated(settings), made)
+        settings = merge_settings(settings, nested)
+    config = with_plan(validate_config(settings), made)
     side = config.data.image_size or 32
     data = made.facts.data
     channels = 1 if data.greyscale else 3
@@ -171,7 +171,7 @@ def test_what_the_user_sets_is_never_changed(user: dict[str, Any]) -> None:
     for limit in ({}, FIFTEEN_MINUTES):
         asked = {**user, **limit}
         made = plan(facts(rate=2_000.0), asked)
-        assert not set(dotted(made.settings)) & set(asked)
+        assert not set(flatten_settings(made.settings)) & set(asked)
         config = whole(made, asked).model_dump(mode="json")
         for key, value in user.items():
             found: Any = config
@@ -259,7 +259,7 @@ def test_an_epoch_is_planned_with_its_end(folds: int | None) -> None:
     """All steps, validations and copies of the weights together take the time limit."""
     given, user = slow_ends(500, 0.05), {"training.time_limit": "1m", "training.folds": folds}
     tiny = given.speeds[0].model_copy(update={"candidate": "tiny"})
-    made = drafted(given.model_copy(update={"speeds": (tiny, *given.speeds)}), user)
+    made = draft_plan(given.model_copy(update={"speeds": (tiny, *given.speeds)}), user)
     trained, validated, all_fits = (480, 120, 6 * 480 + 120) if folds else (500, 100, 500)
     epoch = trained / 1_000 + validated / 5_000 + 0.05
     assert made.length.epochs == pytest.approx(60 * trained / all_fits / epoch)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.planning import measuring, planner
@@ -30,7 +30,7 @@ from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 
 def asked(photos: Path, **flags: Any) -> RunConfig:
     """Return the config of `run PHOTOS --preset balanced` with flags."""
-    return requested(str(photos), preset_name="balanced", flags=flags)
+    return build_config(str(photos), preset_name="balanced", flags=flags)
 
 
 def finished(config: RunConfig, data: IngestedData, work: Path, *stages: StageClass) -> Context:
@@ -79,7 +79,7 @@ def test_a_plan_is_remembered_and_keeps_the_settings_stable(
         speed = Speed(candidate="tiny", images_per_second=rate, precision="float32")
         return Measurement(speeds=(speed,), threads=threads)
 
-    monkeypatch.setattr(planner, "measured_apart", measured)
+    monkeypatch.setattr(planner, "measure_apart", measured)
 
     def planned(changed: RunConfig) -> Plan:
         return finished(changed, data, work, PlanTraining).get(Plan)
@@ -90,7 +90,7 @@ def test_a_plan_is_remembered_and_keeps_the_settings_stable(
     assert planner.with_plan(config, first).training.threads == 2
     other = planned(asked(photos, training={"time_limit": "2m"}))
     assert other.images_per_second < first.images_per_second
-    monkeypatch.setattr(stage_keys, "installed_version", lambda _: "9.9")
+    monkeypatch.setattr(stage_keys, "find_installed_version", lambda _: "9.9")
     updated = planned(config)  # with another torch, neither the speed nor the precision stands
     assert updated.images_per_second < first.images_per_second
     assert planned(config) == updated
@@ -117,11 +117,11 @@ def test_what_labels_name_is_not_cut_off(tmp_path: Path, width: int, share: floa
     """
     (tmp_path / "data").mkdir()
     table = write_wide(tmp_path / "data", width)
-    data = ingest(requested(str(table), preset_name="quick"), tmp_path / "work")
+    data = ingest(build_config(str(table), preset_name="quick"), tmp_path / "work")
     made = {}
     for resize in (None, "crop", "pad"):
         settings = {"resize": resize} if resize else {}
-        config = requested(str(table), preset_name="quick", flags={"data": settings})
+        config = build_config(str(table), preset_name="quick", flags={"data": settings})
         config = RunConfig.model_validate(config.model_dump(mode="json"))
         assert planner.user_settings(config).get("data.resize") == resize
         facts = planner.plan_facts(config, data)
@@ -151,7 +151,7 @@ def test_fewer_threads_are_planned_where_other_programs_use_the_cores(
         assert next(trial(number)) > 0
         return {2: 3.0, 1: fastest[-1]}
 
-    monkeypatch.setattr(measuring, "measured_rates", rates)
+    monkeypatch.setattr(measuring, "measure_rates", rates)
     data = {"image_size": 16}
     config = RunConfig.model_validate({"model": {"name": "vit", **SMALL}, "data": data})
     features = MeasuredCandidate(name=FEATURES, config=config, features_only=True)

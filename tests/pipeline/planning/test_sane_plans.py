@@ -8,7 +8,7 @@ from itertools import pairwise, product
 import pytest
 
 from benchmarks.plans import CPU, MACHINES, Case, Machine, facts_of, settings_of, steps_of, table
-from patchline.pipeline.planning.draft import Draft, drafted
+from patchline.pipeline.planning.draft import Draft, draft_plan
 from patchline.pipeline.planning.facts import PlanFacts
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import (
@@ -32,7 +32,7 @@ ENOUGH = 5_000
 def decision(case: Case, machine: Machine) -> tuple[PlanFacts, Draft]:
     """Return what is planned for a case."""
     facts = facts_of(case, machine)
-    return facts, drafted(facts, settings_of(case))
+    return facts, draft_plan(facts, settings_of(case))
 
 
 def place(facts: PlanFacts, made: Draft) -> int:

@@ -8,19 +8,19 @@ from typing import Any
 import cv2
 import pytest
 
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.planning import measuring
-from patchline.pipeline.planning.draft import Start, drafted
+from patchline.pipeline.planning.draft import Start, draft_plan
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, PlanFacts, Speed
-from patchline.pipeline.planning.measuring import loaded_per_second, measure
+from patchline.pipeline.planning.measuring import measure, measure_loading
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, MeasuringJob
 from patchline.pipeline.planning.published import FEATURES
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import (
     OWN,
     PHOTOGRAPH_TIERS,
+    compute_reached_speed,
     images_per_second,
-    reached,
     workers,
 )
 from patchline.pipeline.workers.event_log import EventWriter
@@ -43,19 +43,19 @@ def candidate(**settings: Any) -> MeasuredCandidate:
     """Return a candidate that trains images of 32 pixels."""
     model = {"embed_dim": 16, "depth": 1, "num_heads": 2, "mlp_dim": 16}
     flags = {"data": {"image_size": 32}, "model": model, **settings}
-    config = requested("photos", preset_name="none", flags=flags)
+    config = build_config("photos", preset_name="none", flags=flags)
     return MeasuredCandidate(name="tiny", config=config)
 
 
 def test_a_gpu_is_measured_with_a_large_model_second() -> None:
     """The largest that there are enough images for; a CPU goes from the fastest on."""
     on_gpu = facts()
-    names = [each.name for each in drafted(on_gpu, {}).measured_first]
+    names = [each.name for each in draft_plan(on_gpu, {}).measured_first]
     assert names == ["tiny", "vit_s16", "huge", "large", "medium", "small"]
     few = facts(images=900)
-    assert [each.name for each in drafted(few, {}).measured_first] == ["tiny", "small"]
+    assert [each.name for each in draft_plan(few, {}).measured_first] == ["tiny", "small"]
     cpu = facts(machine=MachineFacts())
-    names = [each.name for each in drafted(cpu, {}).measured_first]
+    names = [each.name for each in draft_plan(cpu, {}).measured_first]
     assert names == [tier.name for tier in PHOTOGRAPH_TIERS]
 
 
@@ -74,7 +74,7 @@ def test_workers_keep_up_with_the_training(
 ) -> None:
     """None on a CPU, none where augmentation is negligible, and never more than cores."""
     assert workers(machine, measured("small", rate, loaded)) == number
-    assert reached(machine, measured("small", rate, loaded)) >= rate
+    assert compute_reached_speed(machine, measured("small", rate, loaded)) >= rate
 
 
 def test_fine_tuning_and_pre_training_get_workers_too() -> None:
@@ -114,13 +114,13 @@ def test_several_gpus_train_more_images_with_workers_of_their_own() -> None:
 def test_only_the_augmentation_of_single_images_needs_workers() -> None:
     """`standard` changes whole batches on the device; `randaugment` goes through the images."""
     threads = cv2.getNumThreads()
-    alone = loaded_per_second(candidate(augmentation={"name": "randaugment"}))
+    alone = measure_loading(candidate(augmentation={"name": "randaugment"}))
     assert 50 < alone < 100_000
     assert cv2.getNumThreads() == threads
     features = candidate(augmentation={"name": "randaugment"})
-    assert loaded_per_second(features.model_copy(update={"features_only": True})) > 50
+    assert measure_loading(features.model_copy(update={"features_only": True})) > 50
     for batched in ("standard", "light", "resized_crop"):
-        assert loaded_per_second(candidate(augmentation={"name": batched})) == 0.0
+        assert measure_loading(candidate(augmentation={"name": batched})) == 0.0
 
 
 def test_steps_of_smaller_images_are_measured(

@@ -15,7 +15,7 @@ import torch
 from patchline.pipeline.planning.measuring import (
     OtherPrograms,
     busy_seconds,
-    measured_rates,
+    measure_rates,
 )
 
 
@@ -27,7 +27,7 @@ def test_the_mean_counts_and_not_the_fastest_step() -> None:
             yield 0.1 if torch.get_num_threads() == 1 or number % 7 == 0 else 1.0
 
     before = torch.get_num_threads()
-    rates = measured_rates(lucky, [2, 1], 8, 0.01)
+    rates = measure_rates(lucky, [2, 1], 8, 0.01)
     assert rates[1] == pytest.approx(80)
     assert rates[2] < 40
     assert torch.get_num_threads() == before

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import save_file
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.errors import WorkerError
@@ -104,12 +104,12 @@ def test_a_model_or_weights_of_the_user_stand() -> None:
         ({"model": {"depth": 3}}, False),
         ({"model": {"name": "rope_vit"}}, False),
     ):
-        config = requested("photos", preset_name="quick", flags=flags)
+        config = build_config("photos", preset_name="quick", flags=flags)
         assert config.model.init is None
         assert planner.may_choose_weights(config) is allowed, flags
-    without = requested("photos", preset_name="none", flags={})
+    without = build_config("photos", preset_name="none", flags={})
     assert not planner.may_choose_weights(without)
-    unlabelled = requested("photos", flags={"objective": {"name": "mae"}})
+    unlabelled = build_config("photos", flags={"objective": {"name": "mae"}})
     assert not planner.may_choose_weights(unlabelled)
 
 
@@ -118,7 +118,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> WeightsRequest:
     """Return the request of a run with photographs of 64 pixels."""
     folder = tmp_path_factory.mktemp("request")
     photos = write_photos(folder / "photos", classes=2, images=30, side=64)
-    config = requested(str(photos), preset_name="quick", flags={})
+    config = build_config(str(photos), preset_name="quick", flags={})
     data = ingest(config, folder / "work")
     return WeightsRequest(config, data, planner.plan_facts(config, data), {})
 
@@ -227,7 +227,7 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
     save_file(tiny_vit(64), tmp_path / "vit.safetensors")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "vit.safetensors"))
     photos = write_photos(tmp_path / "photos", classes=2, images=40, side=48)
-    config, work = requested(str(photos), preset_name="quick", flags={}), tmp_path / "work"
+    config, work = build_config(str(photos), preset_name="quick", flags={}), tmp_path / "work"
     data = ingest(config, work)
     measured = []
     events = EventWriter(tmp_path / "events.jsonl")
@@ -236,7 +236,7 @@ def test_a_run_starts_from_the_choice_as_if_the_user_had_set_it(
         measured.append(job)
         return measure(job, events)
 
-    monkeypatch.setattr(planner, "measured_apart", here)
+    monkeypatch.setattr(planner, "measure_apart", here)
 
     def run() -> tuple[RunConfig, Plan]:
         context = finished(config, data, work, ChooseWeights, FindWeights, PlanTraining)

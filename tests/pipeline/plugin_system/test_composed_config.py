@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.plugin_system.composed_config import composed_config
+from patchline.pipeline.plugin_system.composed_config import compose_config
 
 _NULLS: list[tuple[str, str]] = [
     ("optimizer", "gradient_clip"),
@@ -20,5 +20,5 @@ _NULLS: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("section", "key"), _NULLS, ids=lambda each: each)
 def test_null_is_read_as_none(section: str, key: str) -> None:
     """As in YAML, and it counts as given: it overrides the file."""
-    flags: Any = composed_config([], {}).model_validate({section: {key: "null"}})
+    flags: Any = compose_config([], {}).model_validate({section: {key: "null"}})
     assert flags.model_dump(exclude_unset=True) == {section: {key: None}}

@@ -16,7 +16,7 @@ from patchline.pipeline.plugin_system.plugin_loader import (
     FILES_VARIABLE,
     Kind,
     find,
-    installed,
+    list_installed,
     load,
 )
 from patchline.plugin_api import API_VERSION
@@ -53,8 +53,8 @@ def test_listing_imports_no_plugin_and_no_heavy_library() -> None:
     """After a listing no plugin, torch, albumentations, pandas or scikit-learn is imported."""
     program = (
         "import json, sys\n"
-        "from patchline.pipeline.plugin_system.plugin_loader import installed\n"
-        "names = [entry.name for entry in installed()]\n"
+        "from patchline.pipeline.plugin_system.plugin_loader import list_installed\n"
+        "names = [entry.name for entry in list_installed()]\n"
         "print(json.dumps([names, sorted(sys.modules)]))\n"
     )
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_unknown_name_is_answered_with_the_nearest(kind: Kind, name: str, meant:
         load(kind, name)
     sentence = str(raised.value)
     assert sentence.startswith(f"There is no {kind} plugin '{name}'. Did you mean '{meant}'?")
-    for entry in installed(kind):
+    for entry in list_installed(kind):
         assert entry.name in sentence.partition("Installed:")[2]
 
 
@@ -139,7 +139,7 @@ def test_a_checkout_has_the_plugins_of_its_project_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An update of a checkout brings its plugins without being installed again."""
-    before = installed()
+    before = list_installed()
     project = tmp_path / "pyproject.toml"
     project.write_text(
         '[project]\nname = "patchline"\nversion = "9"\n[project.entry-points."patchline.models"]\n'
@@ -149,10 +149,10 @@ def test_a_checkout_has_the_plugins_of_its_project_file(
     monkeypatch.setattr(plugin_loader, "checkout", lambda: tmp_path)
     plugin_loader._entry_points.cache_clear()
     try:
-        assert [(each.name, each.version) for each in installed("model")] == [("new", "9")]
+        assert [(each.name, each.version) for each in list_installed("model")] == [("new", "9")]
         monkeypatch.setattr(plugin_loader, "checkout", lambda: None)  # as from a wheel
         plugin_loader._entry_points.cache_clear()
-        assert {each.name for each in before} >= {each.name for each in installed("model")}
+        assert {each.name for each in before} >= {each.name for each in list_installed("model")}
         assert find("model", "vit").distribution == "patchline"
     finally:
         plugin_loader._entry_points.cache_clear()

@@ -180,7 +180,7 @@ def registered_version(
         store = tracking_store.client()
         for key, value in (metrics or {}).items():
             store.log_metric(run.run_id, f"test/{key}", value)
-        model_id = registration.logged_model(run, name)
+        model_id = registration.find_logged_model(run, name)
         package = made_package(run.folder / "package", classes, seed, provenance)
         if records_predictions and compared:
             package = package.model_copy(update={"reported_sha256": digest_of(table).sha256})

@@ -31,7 +31,7 @@ class Crash(BaseException):
 
 
 def _settled(name: str) -> list[AliasChange]:
-    with aliases.machine_lock(name), aliases.claimed(name):
+    with aliases.machine_lock(name), aliases.claim_model(name):
         return aliases.settle(client(), name)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.registry import aliases
-from patchline.pipeline.registry.aliases import CHAMPION, CLAIM_PREFIX, AliasChange, claimed
+from patchline.pipeline.registry.aliases import CHAMPION, CLAIM_PREFIX, AliasChange, claim_model
 from patchline.pipeline.registry.promotion import Request, promote
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.workspace.files.file_locks import try_lock
@@ -87,7 +87,7 @@ def _lock_is_held() -> bool:
 
 def _explained() -> tuple[str | None, list[AliasChange]]:
     """Return the champion and its changes, which have to lead to it one after the other."""
-    with aliases.machine_lock("roses"), aliases.claimed("roses"):
+    with aliases.machine_lock("roses"), aliases.claim_model("roses"):
         entries = aliases.settle(client(), "roses")
     changes = [entry for entry in entries if entry.alias == CHAMPION]
     champion = _champion()
@@ -190,7 +190,7 @@ def test_a_claim_that_a_dead_process_left_is_taken_away(monkeypatch: pytest.Monk
     store, dead = client(), f"{CLAIM_PREFIX}dead"
     store.set_registered_model_tag("roses", dead, "elsewhere 1")
     began = time.monotonic()
-    with claimed("roses") as still_held:
+    with claim_model("roses") as still_held:
         assert time.monotonic() - began >= 0.5
         tags = store.get_registered_model("roses").tags
         assert dead not in tags

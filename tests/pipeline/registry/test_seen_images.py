@@ -16,7 +16,7 @@ from patchline.pipeline.data.seen_images import (
     about_test_images,
     caveat_on_test_images,
     count_seen_images,
-    seen_images_notes,
+    describe_seen_images,
     with_seen_images,
 )
 from patchline.pipeline.evaluation.tasks import SINGLE
@@ -115,7 +115,7 @@ def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -
     manifests.save(grouped.iloc[:100], file)  # of the test split
     related = count_seen_images(file, seen_in(grouped.iloc[200:210]))
     assert (related.counts, related.related) == ({}, 30)
-    [note] = seen_images_notes(related, {"test": 100})
+    [note] = describe_seen_images(related, {"test": 100})
     assert note.startswith("30 test images are in groups of which the initial weights have seen")
     assert "30 of these images are in groups" in caveat_on_test_images(related)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ModelReferenceError, ServerAwayError, TrackingError
-from patchline.pipeline.registry.served_package import registry_reader, served_package
-from patchline.pipeline.workspace.address import parsed
-from patchline.pipeline.workspace.chosen import opened
+from patchline.pipeline.registry.served_package import fetch_served_package, registry_reader
+from patchline.pipeline.workspace.address import parse_address
+from patchline.pipeline.workspace.chosen import open_store
 from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.object_server import ObjectServer
 from tests.pipeline.registry.made_versions import made_package
@@ -32,17 +32,17 @@ def _check(registry: Registry) -> None:
     assert reader.tag_of(NAME, first, "a tag") == "value"
     assert reader.tag_of(NAME, second, "a tag") is None
     assert reader.artifacts_of(NAME, first) is None  # no run made it
-    folder = served_package(reader, NAME, first)
+    folder = fetch_served_package(reader, NAME, first)
     assert folder == registry.folder / "packages" / "1"
     registry.point("champion", second)
     assert reader.version_of(NAME, "champion") == second
     client().delete_model_version(NAME, first)
     assert reader.place_of(NAME, first) is None
     with pytest.raises(ModelReferenceError, match="has no version 1"):
-        served_package(reader, NAME, first)
+        fetch_served_package(reader, NAME, first)
     shutil.rmtree(registry.folder / "packages" / "2")
     with pytest.raises(ModelReferenceError, match="are gone"):
-        served_package(reader, NAME, second)
+        fetch_served_package(reader, NAME, second)
 
 
 def test_a_sqlite_file_is_read(tmp_path: Path, empty_store: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_package_on_an_object_store_is_served_from_the_cache(
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     place, package = f"s3://{bucket}/package", tmp_path / "package"
     made_package(package / "artifacts")
-    there = opened(parsed(place, "-"))
+    there = open_store(parse_address(place, "-"))
     for file in package.glob("artifacts/*"):
         there.upload(file, file.relative_to(package).as_posix())
     shutil.rmtree(package)
@@ -120,4 +120,4 @@ def test_a_package_on_an_object_store_is_served_from_the_cache(
     [cached] = (tmp_path / ".patchline" / "served").glob("[!.]*")
     assert (cached / "artifacts" / "model.onnx").is_file()
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert served_package(registry_reader(), NAME, "1").samefile(cached)
+    assert fetch_served_package(registry_reader(), NAME, "1").samefile(cached)

@@ -33,8 +33,8 @@ def make_in(small_photos: Path) -> MakeIn:
     workspace = small_photos.parent
 
     def make(top: Path, name: str = "", **changes: Any) -> TrainingJob:
-        settings = config_files.merged(SETTINGS, {"data": {"path": str(small_photos)}})
-        config = config_files.validated(config_files.merged(settings, changes))
+        settings = config_files.merge_settings(SETTINGS, {"data": {"path": str(small_photos)}})
+        config = config_files.validate_config(config_files.merge_settings(settings, changes))
         data = ingestion.ingest(config, workspace)
         config = ingestion.resolve(config, data)
         prepared = ingestion.prepare(config, data, workspace)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.plugin_system.plugin_loader import Kind, installed
+from patchline.pipeline.plugin_system.plugin_loader import Kind, list_installed
 from tests.pipeline.training.trained_jobs import SETTINGS, Make, trained
 
 _OF_LIBRARIES = ("timm", "torchvision")
@@ -17,7 +17,7 @@ _GOOD = 0.8
 
 
 def _built_in(kind: Kind) -> list[str]:
-    return [each.name for each in installed(kind) if each.distribution == "patchline"]
+    return [each.name for each in list_installed(kind) if each.distribution == "patchline"]
 
 
 @pytest.mark.slow

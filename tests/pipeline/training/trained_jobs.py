@@ -165,7 +165,7 @@ def with_weights(job: TrainingJob, *, blind: bool = False) -> TrainingJob:
 def from_weights(make: Make, name: str, *, blind: bool = False, **changes: Any) -> TrainingJob:
     """Return a job that begins with kept weights; by default, it trains the head alone."""
     own = {"model": {"init": "x.safetensors"}, "training": {"trainable": "head"}}
-    return with_weights(make(name, **config_files.merged(own, changes)), blind=blind)
+    return with_weights(make(name, **config_files.merge_settings(own, changes)), blind=blind)
 
 
 LABELS = ("bright", "left", "top")
@@ -190,10 +190,10 @@ def label_set_job(folder: Path, *, images: int = 90, **changes: Any) -> Training
         path = f"{'odd' if number % 2 else 'even'}/{number:03d}.png"
         (workspace / "pictures" / path).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels_HWC).save(workspace / "pictures" / path)
-        sets[path] = label_sets.encoded([label for label in LABELS if has[label]])
+        sets[path] = label_sets.encode_labels([label for label in LABELS if has[label]])
     own = {"data": {"path": str(workspace / "pictures")}, "augmentation": {"name": "none"}}
-    settings = config_files.merged(config_files.merged(SETTINGS, own), changes)
-    config = config_files.validated(settings)
+    settings = config_files.merge_settings(config_files.merge_settings(SETTINGS, own), changes)
+    config = config_files.validate_config(settings)
     data = ingestion.ingest(config, workspace)
     table = manifests.load(data.manifest_file)
     table["label"] = [sets[path] for path in table["path"]]

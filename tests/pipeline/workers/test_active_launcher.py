@@ -38,15 +38,15 @@ def test_a_launcher_is_that_of_the_block() -> None:
     def fail() -> LocalLauncher:
         raise ValueError("no cluster")
 
-    with worker_start.using_launcher("same", lambda: made):
-        with worker_start.using_launcher("same", lambda: second) as inner:
+    with worker_start.use_launcher("same", lambda: made):
+        with worker_start.use_launcher("same", lambda: second) as inner:
             assert inner is made
         assert made.told == []
-        with worker_start.using_launcher("another", lambda: second):
+        with worker_start.use_launcher("another", lambda: second):
             assert worker_start.current_launcher() is second
         with (
             pytest.raises(ValueError, match="no cluster"),
-            worker_start.using_launcher("broken", fail),
+            worker_start.use_launcher("broken", fail),
         ):
             pass
         assert worker_start.current_launcher() is made
@@ -57,7 +57,7 @@ def test_a_launcher_is_that_of_the_block() -> None:
 def test_a_worker_is_run_by_the_launcher_of_the_block(tmp_path: Path) -> None:
     """It gets the module, the absolute folder and what the worker needs, and is closed."""
     made, needs = Recording(), Resources(gpus=2, processes=2)
-    with worker_start.using_launcher("recording", lambda: made):
+    with worker_start.use_launcher("recording", lambda: made):
         answer = ECHO.run(tmp_path / "job", Question(words="a"), resources=needs)
     assert answer.words == "a"
     assert made.told == [WorkerTask(ECHO.module, tmp_path / "job", needs), "closed"]

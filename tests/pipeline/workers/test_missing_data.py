@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.manifests.describing import rows_in_process
 from patchline.pipeline.data.manifests.describing_worker import DescribingJob, describe_part
 from patchline.pipeline.data.manifests.source_listing import listing_of
@@ -19,7 +19,7 @@ from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.missing_data import stays_here
 from patchline.pipeline.workers.worker_parts import ROWS_FILE, read_lines, write_lines
 from patchline.pipeline.workspace import chosen
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.pipeline.workspace.files.placeholders import FOLDER
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.remote_ranges import PART_BYTES
@@ -53,10 +53,10 @@ _LARGE = random.Random(0).randbytes(2 * PART_BYTES)  # noqa: S311 - cannot be co
 
 def listed(path: str) -> tuple[ImageListing, bool]:
     """Return the images of a path, and whether a launcher of nodes far away leaves it here."""
-    listing = listing_of(requested(path, preset_name="none"), WORKSPACE.resolve())
+    listing = listing_of(build_config(path, preset_name="none"), WORKSPACE.resolve())
     wide = Wide()
     wide.is_far = True
-    with worker_start.using_launcher("far", lambda: wide):
+    with worker_start.use_launcher("far", lambda: wide):
         return listing, stays_here(listing.root, ())
 
 
@@ -83,7 +83,7 @@ def test_a_node_reads_the_shards_of_its_part(
     If a shard has changed since, that is an error: rows of two states are never mixed.
     """
     share(bucket, tmp_path, monkeypatch)
-    top = chosen.opened(parsed(f"s3://{bucket}", "-"))
+    top = chosen.open_store(parse_address(f"s3://{bucket}", "-"))
     for number in range(2):
         photos = write_photos(tmp_path / f"{number}", classes=2, images=2, side=30 + number)
         members = [(f"{number}-{name}", data) for name, data in samples(photos).items()]

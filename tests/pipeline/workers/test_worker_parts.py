@@ -24,7 +24,7 @@ def wide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Wide:
 def test_rows_are_divided_and_results_are_in_order(wide: Wide) -> None:
     """Each worker gets a range, and leaves nothing once its results were taken."""
     rows, done, found, sums = list(range(11)), list[int](), list[int](), list[int]()
-    with worker_start.using_launcher("wide", lambda: wide):
+    with worker_start.use_launcher("wide", lambda: wide):
         assert [number_of_parts(each, 3) for each in (2, 11, 100)] == [1, 3, 4]
         given = lambda *_: Doubling(refused=-1)  # noqa: E731
         with map_rows(DOUBLING, rows, 3, given, done.append) as parts:
@@ -42,7 +42,7 @@ def test_rows_are_divided_and_results_are_in_order(wide: Wide) -> None:
 def test_an_error_of_one_part_ends_the_others(wide: Wide) -> None:
     """Results before it have arrived."""
     with (
-        worker_start.using_launcher("wide", lambda: wide),
+        worker_start.use_launcher("wide", lambda: wide),
         map_rows(DOUBLING, list(range(9)), 4, lambda *_: Doubling(refused=5)) as parts,
     ):
         assert next(parts)[2].value == 2

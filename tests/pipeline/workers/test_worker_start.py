@@ -24,8 +24,8 @@ from tests.pipeline.workers.echo_worker import ECHO, Answer, Question
 MODULE = ECHO.module
 PARENT = f"""
 import time
-from patchline.pipeline.workers.worker_start import LocalLauncher, prepared_workers
-with prepared_workers():
+from patchline.pipeline.workers.worker_start import LocalLauncher, allow_prepared_workers
+with allow_prepared_workers():
     LocalLauncher().prepare({MODULE!r})
     print(LocalLauncher().introduction({MODULE!r}), flush=True)
     time.sleep(600)
@@ -40,7 +40,7 @@ def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _prepared() -> Iterator[None]:
-    with worker_start.prepared_workers():
+    with worker_start.allow_prepared_workers():
         LocalLauncher().prepare(MODULE)
         yield
 
@@ -112,10 +112,10 @@ def test_what_nobody_took_ends_with_the_outer_block() -> None:
     """
 
     def stopped() -> None:
-        with worker_start.prepared_workers():
+        with worker_start.allow_prepared_workers():
             LocalLauncher().prepare(MODULE)
             before = _children()
-            with worker_start.prepared_workers():
+            with worker_start.allow_prepared_workers():
                 LocalLauncher().prepare(MODULE)
             assert _children() == before
             assert len(before) == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.workspace import remote_data
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.plugins.stores.objects import RemoteStore
 from tests.object_server import FaultyConnection
 
@@ -24,4 +24,4 @@ def top(bucket: str, connection: FaultyConnection, monkeypatch: pytest.MonkeyPat
     """Return the store of a whole bucket; a listing is never used again."""
     assert connection.port
     monkeypatch.setattr(remote_data, "_SAME_LISTING_SECONDS", 0.0)
-    return RemoteStore(parsed(f"s3://{bucket}", "the bucket"), patience_seconds=3)
+    return RemoteStore(parse_address(f"s3://{bucket}", "the bucket"), patience_seconds=3)

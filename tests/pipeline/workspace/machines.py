@@ -16,5 +16,5 @@ def machine(name: str, uri: str) -> Iterator[Path]:
     Path(name).mkdir(exist_ok=True)
     with contextlib.chdir(name):
         chosen.use(uri)
-        assert chosen.shared() is not None
+        assert chosen.find_shared_files() is not None
         yield WORKSPACE.resolve()

@@ -13,7 +13,7 @@ from patchline.pipeline.workspace import chosen
 def test_without_an_address_the_workspace_is_the_folder() -> None:
     """Nothing is opened, nothing is written. Only an object store is known to be shared."""
     assert chosen.address() is None
-    assert chosen.shared() is None
+    assert chosen.find_shared_files() is None
     assert not Path(".patchline").exists()
     for address, is_local in ((None, True), ("s3://bucket/team", False), ("file:///team", True)):
         if address:
@@ -25,10 +25,10 @@ def test_the_folder_remembers_its_workspace(team: str, monkeypatch: pytest.Monke
     """What was given once holds for later commands, and for processes that are started later."""
     chosen.use("team")  # a folder may be given as a path
     assert str(chosen.address()) == team
-    assert chosen.shared() is not None
+    assert chosen.find_shared_files() is not None
     monkeypatch.setenv(chosen.VARIABLE, "")
     assert str(chosen.address()) == team
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     assert shared is not None
     assert shared.uri == team
 
@@ -36,11 +36,11 @@ def test_the_folder_remembers_its_workspace(team: str, monkeypatch: pytest.Monke
 def test_a_folder_caches_one_workspace(team: str, tmp_path: Path) -> None:
     """Another address in the same folder is refused: results would be mixed."""
     chosen.use(team)
-    chosen.shared()
+    chosen.find_shared_files()
     (tmp_path / "other").mkdir()
     chosen.use("other")
     with pytest.raises(ConfigError, match=f"here caches the workspace {team}"):
-        chosen.shared()
+        chosen.find_shared_files()
 
 
 def test_results_of_a_local_workspace_are_not_mixed_in(team: str) -> None:
@@ -50,12 +50,12 @@ def test_results_of_a_local_workspace_are_not_mixed_in(team: str) -> None:
     assert chosen.address() is not None  # an inspection leaves such folders
     Path(".patchline/splits/rule-1.parquet").touch()
     with pytest.raises(ConfigError, match="here holds runs of its own"):
-        chosen.shared()
+        chosen.find_shared_files()
 
 
 def test_a_folder_that_is_not_mounted_is_said(tmp_path: Path) -> None:
     """It is not created: its disk may be missing."""
     chosen.use(str(tmp_path / "mnt"))
     with pytest.raises(ConfigError, match="There is no folder"):
-        chosen.shared()
+        chosen.find_shared_files()
     assert not (tmp_path / "mnt").exists()

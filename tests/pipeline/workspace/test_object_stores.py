@@ -15,7 +15,7 @@ import pytest
 from patchline.pipeline.errors import ConfigError, DataError, PipelineError, StorageError
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.workspace import chosen, remote_data
-from patchline.pipeline.workspace.address import is_address, parsed
+from patchline.pipeline.workspace.address import is_address, parse_address
 from patchline.plugin_api import ConflictError
 from patchline.plugin_checks import checks_of
 from patchline.plugins.stores import objects as remote_store
@@ -32,7 +32,7 @@ def test_a_server_keeps_the_contract(bucket: str) -> None:
     results = [check.result() for check in checks_of(plugin)]
     assert len(results) == 9
     assert [each.message for each in results if each.status == "failed"] == []
-    store = RemoteStore(parsed(address, "x"), patience_seconds=3)
+    store = RemoteStore(parse_address(address, "x"), patience_seconds=3)
     assert list(store.list("")) == []
     store.write("mine", b"1")
     failed = [check.result().message for check in checks_of(plugin)][5:]
@@ -47,7 +47,7 @@ def test_google_takes_conditional_writes(monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.delenv(name)
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", server.key)
         monkeypatch.setattr(remote_store, "_endpoint", lambda _: server.url)
-        store = RemoteStore(parsed("gs://bucket/team", "x"), patience_seconds=3)
+        store = RemoteStore(parse_address("gs://bucket/team", "x"), patience_seconds=3)
         first = store.write("split", b"1", if_absent=True)
         with pytest.raises(ConflictError):
             store.write("split", b"2", if_absent=True)
@@ -63,7 +63,7 @@ def slow(
     """Return a store with a patience of a second, and the connection to it."""
     monkeypatch.setattr(remote_store, "_LEAST_SECONDS", 0.5)
     monkeypatch.setattr(remote_store, "_UPLOAD_PATIENCE", 1)
-    return RemoteStore(parsed(f"s3://{bucket}", "x"), patience_seconds=1), connection
+    return RemoteStore(parse_address(f"s3://{bucket}", "x"), patience_seconds=1), connection
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_new_credentials_are_read_when_the_old_ones_are_refused(
         file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = s\n")
 
     write("first")
-    store = RemoteStore(parsed(f"s3://{bucket}", "x"), patience_seconds=3)
+    store = RemoteStore(parse_address(f"s3://{bucket}", "x"), patience_seconds=3)
     store.write("a", b"1")
     connection.fault, connection.methods, connection.count = "wrong_key", ("GET", "HEAD"), 2
     write("second")
@@ -126,7 +126,7 @@ def test_what_passes_by_itself_is_repeated(
     fault: Fault, slow: tuple[RemoteStore, FaultyConnection]
 ) -> None:
     """Throttling and a lost connection are waited for; a conditional write still counts once."""
-    connection, store = slow[1], RemoteStore(parsed(slow[0].uri, "x"), patience_seconds=20)
+    connection, store = slow[1], RemoteStore(parse_address(slow[0].uri, "x"), patience_seconds=20)
     connection.fault, connection.methods, connection.count = fault, ("PUT", "GET"), 3
     store.write("a", b"1", if_absent=True)
     content = store.read("a")
@@ -173,7 +173,7 @@ def test_a_key_that_is_no_path_is_named(bucket: str, key: str) -> None:
     boto3.client("s3").put_object(Bucket=bucket, Key=key)
     words = re.escape(f"the object {key!r} in the bucket {bucket} has an empty part or dots")
     with pytest.raises(DataError, match=words):
-        list(RemoteStore(parsed(f"s3://{bucket}/photos", "x"), patience_seconds=3).list(""))
+        list(RemoteStore(parse_address(f"s3://{bucket}/photos", "x"), patience_seconds=3).list(""))
 
 
 @pytest.mark.usefixtures("bucket")
@@ -187,7 +187,7 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match=r"^There are no credentials for s3://bucket/b\. Set AWS_ACC"
     ):
-        RemoteStore(parsed("s3://bucket/b", "--workspace"))
+        RemoteStore(parse_address("s3://bucket/b", "--workspace"))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_address_is_refused(text: str, words: str) -> None:
     """A sentence says what is wrong, and shows no secret."""
     with pytest.raises(ConfigError, match=words) as caught:
-        parsed(text, "--workspace")
+        parse_address(text, "--workspace")
     assert "secret" not in str(caught.value)
 
 
@@ -244,10 +244,12 @@ def test_addresses_have_one_spelling(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     uris = (f"file://{tmp_path}/{name}" for name in ("a%20b", "c%20d#1?", "new"))
     folders = [str(tmp_path / name) for name in ("a%20b", "c d#1?", "new")]
-    assert [parsed(uri, "x").prefix for uri in uris] == folders
-    assert str(parsed("s3a://bucket/team/", "x")) == str(parsed("S3://bucket/team", "x"))
-    assert str(parsed(" s3://bucket/team ", "x")) == "s3://bucket/team"
-    assert str(parsed("file:///mnt/team", "x")) == "file:///mnt/team"
+    assert [parse_address(uri, "x").prefix for uri in uris] == folders
+    assert str(parse_address("s3a://bucket/team/", "x")) == str(
+        parse_address("S3://bucket/team", "x")
+    )
+    assert str(parse_address(" s3://bucket/team ", "x")) == "s3://bucket/team"
+    assert str(parse_address("file:///mnt/team", "x")) == "file:///mnt/team"
     assert is_address("s3://bucket")
     for text in ("C:\\photos", "photos", "torchvision:CIFAR10"):
         assert not is_address(text)

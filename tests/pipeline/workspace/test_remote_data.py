@@ -8,11 +8,11 @@ from typing import Any
 import boto3
 import pytest
 
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.workspace import remote_data
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.remote_data import RemoteIndex
 from patchline.plugin_api import ImageListing
@@ -29,7 +29,7 @@ def put(store: RemoteStore, folder: Path, prefix: str) -> None:
 
 def listed(path: str, source: str) -> ImageListing:
     """List the images of a path, as `patchline run PATH` does, and check which source reads it."""
-    config = requested(path, preset_name="none")
+    config = build_config(path, preset_name="none")
     assert config.data.source == source
     assert config.data.path == path
     return listing_of(config, WORKSPACE.resolve())
@@ -92,7 +92,7 @@ def test_a_table_names_images_beside_it_and_elsewhere(
     """Paths are relative to the table in the bucket, or addresses, also in another bucket."""
     folder = write_photos(tmp_path / "flowers", classes=2, images=3)
     put(top, folder / "across", "tables/images")
-    other = RemoteStore(parsed(f"s3://{objects.new_bucket()}", "the bucket"))
+    other = RemoteStore(parse_address(f"s3://{objects.new_bucket()}", "the bucket"))
     put(other, folder / "down", "down")
     rows = [f"images/{number:03d}.png,across" for number in range(3)]
     rows += [f"{other.uri}/down/{number:03d}.png,down" for number in range(3)]
@@ -127,7 +127,7 @@ def test_what_does_not_exist_is_said(top: RemoteStore) -> None:
 def test_an_address_with_credentials_is_refused() -> None:
     """It would be logged with the settings; the secret is in no message."""
     with pytest.raises(ConfigError, match="holds more than a bucket and a path") as caught:
-        requested("s3://key:hunter2@bucket/flowers", preset_name="none")
+        build_config("s3://key:hunter2@bucket/flowers", preset_name="none")
     assert "hunter2" not in str(caught.value)
 
 

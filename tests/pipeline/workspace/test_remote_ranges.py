@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.data.reading.image_root import archive_of, root_image_bytes
 from patchline.pipeline.errors import StorageError
@@ -59,7 +59,7 @@ def packed(folder: Path, suffix: str) -> bytes:
 
 def listed(path: str) -> ImageListing:
     """List the images of a path, as a run does."""
-    return listing_of(requested(path, preset_name="none"), WORKSPACE.resolve())
+    return listing_of(build_config(path, preset_name="none"), WORKSPACE.resolve())
 
 
 def content_of(listing: ImageListing, path: str) -> bytes:
@@ -127,7 +127,7 @@ def test_a_failing_connection_is_no_damaged_image(
     assert connection.count < 0
     monkeypatch.setattr(remote_store, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr("patchline.plugins.stores.objects._reached", set())
-    archives._opened.cache_clear()
+    archives._open.cache_clear()
     open_archive(archive_of(there.root) or there.root)  # by the parts that are there
     connection.methods, connection.count = ("GET",), 1 << 30
     with pytest.raises(StorageError, match="cannot be reached"):
@@ -149,7 +149,7 @@ def test_a_cache_that_was_emptied_or_damaged_is_filled_again(
             data = part.read_bytes()
             changed = data[:-9] + bytes(each ^ 1 for each in data[-9:-4]) + data[-4:]
             part.write_bytes(changed if flipped else data[:-1])
-        archives._opened.cache_clear()  # as in the next command
+        archives._open.cache_clear()  # as in the next command
         assert content_of(listed(f"{top.uri}/flowers.zip"), "across/001.png") == expected
     for part in first_parts():
         part.unlink()

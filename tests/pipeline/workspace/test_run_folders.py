@@ -83,7 +83,7 @@ def test_a_store_that_is_away_stops_no_training(
     monkeypatch.setattr(remote_store, "_LEAST_SECONDS", 1.5)
     with machine("a", f"s3://{bucket}/team") as workspace, caplog.at_level(logging.WARNING):
         sender = write_checkpoint(workspace / "runs/x/training", 1)
-        shared = chosen.shared()
+        shared = chosen.find_shared_files()
         assert shared is not None
         connection.fault, connection.methods = "slow_down", ("PUT",)
         for _ in range(2):
@@ -102,7 +102,7 @@ def test_a_store_that_is_away_stops_no_training(
 def test_an_object_names_no_place_outside_the_run(team: str, tmp_path: Path, path: str) -> None:
     """Neither the folder of a result nor a file of the request; nothing is written there."""
     with machine("a", team) as workspace:
-        run, shared = workspace / "runs/x", chosen.shared()
+        run, shared = workspace / "runs/x", chosen.find_shared_files()
         write_text(run / "request.json", "{}")
         run_folders.send_file(run / "request.json")
         assert shared is not None

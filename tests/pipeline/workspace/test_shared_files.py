@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError, DataError
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.pipeline.workspace.object_store import ConflictError, FolderStore
 from patchline.pipeline.workspace.shared_files import MARKER, Reference, SharedFiles, content_key
 from patchline.plugins.stores.objects import RemoteStore
@@ -137,7 +137,7 @@ def test_a_store_without_conditions_is_refused(
     connection: FaultyConnection, bucket: str, condition: str
 ) -> None:
     """Where one has no effect, machines could overwrite each other's splits: also next time."""
-    store = RemoteStore(parsed(f"s3://{bucket}/team", "--workspace"))
+    store = RemoteStore(parse_address(f"s3://{bucket}/team", "--workspace"))
     connection.drops = (f"{condition}:".lower().encode(),)
     for _ in range(2):
         with pytest.raises(ConfigError, match=rf"ignores conditions on writes \({condition}\)"):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from patchline.pipeline.workspace import chosen, lease
-from patchline.pipeline.workspace.run_memory.cleaning import unneeded_objects
+from patchline.pipeline.workspace.run_memory.cleaning import find_unneeded_objects
 from patchline.pipeline.workspace.shared_files import SharedFiles, content_key
 from tests.pipeline.workspace.machines import machine
 
@@ -23,7 +23,7 @@ def publish(shared: SharedFiles, name: str, text: str) -> str:
 def test_only_what_nothing_needs_goes(team: str, tmp_path: Path) -> None:
     """Replaced contents and checkpoints of finished runs go; a day is left to name a content."""
     with machine("a", team):
-        shared = chosen.shared()
+        shared = chosen.find_shared_files()
         assert shared is not None
         replaced = publish(shared, "splits/s", "old")
         kept = publish(shared, "splits/s", "new")
@@ -36,13 +36,13 @@ def test_only_what_nothing_needs_goes(team: str, tmp_path: Path) -> None:
         long_ago = time.time() - 2 * 86400
         for key in (replaced, kept, checkpoint, needed, left, job):
             os.utime(tmp_path / "team" / key, (long_ago, long_ago))
-        objects, _ = unneeded_objects(shared, {"done"})
+        objects, _ = find_unneeded_objects(shared, {"done"})
         assert {each.key for each in objects} == {
             *(replaced, checkpoint, "names/runs/done/training/checkpoint.json", left, job),
         }
         assert young not in {each.key for each in objects}
-        with lease.held("killed"):
-            objects, leases = unneeded_objects(shared, {"done"})
+        with lease.hold_lease("killed"):
+            objects, leases = find_unneeded_objects(shared, {"done"})
             assert [each.key for each in objects] == ["names/runs/done/training/checkpoint.json"]
             assert leases == ["killed"]
 
@@ -50,7 +50,7 @@ def test_only_what_nothing_needs_goes(team: str, tmp_path: Path) -> None:
 def test_a_damaged_name_stays_with_all_contents(team: str, tmp_path: Path) -> None:
     """Listing deletes nothing: a damaged name may be that of splits, and need any content."""
     with machine("a", team):
-        shared = chosen.shared()
+        shared = chosen.find_shared_files()
         assert shared is not None
         keys = publish(shared, "splits/s", "replaced"), publish(shared, "splits/s", "of the splits")
         name = tmp_path / "team/names/splits/s.json"
@@ -60,7 +60,7 @@ def test_a_damaged_name_stays_with_all_contents(team: str, tmp_path: Path) -> No
             os.utime(tmp_path / "team" / key, (long_ago, long_ago))
         notes = list[str]()
         shared.on_note = notes.append
-        assert unneeded_objects(shared, set()) == ([], [])
+        assert find_unneeded_objects(shared, set()) == ([], [])
         assert name.exists()
         assert "1 name in" in notes[0]
         assert "names/splits/s.json" in notes[0]

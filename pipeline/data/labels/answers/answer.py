@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from patchline.pipeline.data.labels.class_names import HIDDEN, alike, normalized
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, Task, encoded
+from patchline.pipeline.data.labels.class_names import HIDDEN, alike, normalize_name
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, Task, encode_labels
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.terminal_words import visible
 
@@ -91,7 +91,7 @@ def client_of(batch: str) -> str:
 
 def label_cell(labels: Sequence[str], task: Task) -> str:
     """Return labels as the table writes them: the class, or a JSON list."""
-    return encoded(labels) if task == MULTI_LABEL else "".join(labels[:1])
+    return encode_labels(labels) if task == MULTI_LABEL else "".join(labels[:1])
 
 
 def labels_in(cell: str) -> tuple[str, ...]:
@@ -118,13 +118,13 @@ LONGEST = 100
 MOST_CLASSES = 1000
 
 
-def checked_class(name: str, classes: Collection[str]) -> str:
+def check_class(name: str, classes: Collection[str]) -> str:
     """Return the name of a class as it is written; that of an existing one if it is the same.
 
     Raises:
         ConfigError: if it is empty, too long, cannot be seen, or looks like another class.
     """
-    plain = normalized(" ".join(name.split()))
+    plain = normalize_name(" ".join(name.split()))
     if not plain:
         raise ConfigError("The name of a class is empty. Type a name.")
     if len(plain) > LONGEST:

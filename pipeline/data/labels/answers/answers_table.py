@@ -54,7 +54,7 @@ from patchline.pipeline.workspace.files.atomic_files import (
     storage_errors,
     write_text,
 )
-from patchline.pipeline.workspace.files.file_locks import locked, try_lock
+from patchline.pipeline.workspace.files.file_locks import hold_lock, try_lock
 from patchline.pipeline.workspace.files.table_cells import plain_cell, table_cell
 
 logger = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ class AnswersTable:
     @contextmanager
     def _current(self) -> Iterator[None]:
         """Hold the table, up to date."""
-        with self._mutex, locked(self._lock_file):
+        with self._mutex, hold_lock(self._lock_file):
             is_first = not self._events
             for event in self.journal.new_events():
                 self._apply(event)
@@ -336,7 +336,7 @@ class AnswersTable:
 
     def _line(self, answer: Answer) -> str:
         further = (self._cell(answer.path, name) for name in self.columns[len(ANSWER_COLUMNS) :])
-        return ",".join(map(_quoted, (*_row(answer, self.task), *further))) + "\n"
+        return ",".join(map(_quote, (*_row(answer, self.task), *further))) + "\n"
 
     def _cell(self, path: str, name: str) -> str:
         """Return the cell of a group, or of a further column."""
@@ -354,7 +354,7 @@ class AnswersTable:
         is_current = stamp == self._stamp and self._written == len(self._events)
         if (stamp is None and not self._lines) or (stamp is not None and is_current):
             return
-        header = ",".join(map(_quoted, self.columns)) + "\n"
+        header = ",".join(map(_quote, self.columns)) + "\n"
         content = "".join((header, *self._lines.values())).encode()
         digest = _digest(content)
         write_text(self._written_file, f"{self._digest}\n{digest}\n")
@@ -478,7 +478,7 @@ def _row(answer: Answer, task: Task) -> tuple[str, ...]:
     )
 
 
-def _quoted(cell: str) -> str:
+def _quote(cell: str) -> str:
     text = table_cell(cell)
     if not text or not _QUOTED.search(text):
         return text

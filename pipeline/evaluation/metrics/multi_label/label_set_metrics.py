@@ -38,14 +38,14 @@ from patchline.pipeline.evaluation.metrics.intervals import (
 )
 from patchline.pipeline.evaluation.metrics.losses import gamma_bounds, loss_inflation
 from patchline.pipeline.evaluation.metrics.mean_average_precision import (
+    find_ranked_labels,
     mean_average_precision,
-    ranked_labels,
 )
 from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
     FEWEST_DRAWS,
     LabelRanking,
     Sample,
-    drawn_map,
+    compute_drawn_map,
     draws_for,
     mean_of_known,
     rankings_of,
@@ -161,7 +161,7 @@ def multi_label_metrics(
         **{key: float(values_N.mean()) for key, values_N in by_image.items()},
     }
     sample = Sample(groups, draws_for(n, num_labels), seed)
-    drawn, precisions_R = _drawn(rankings, labels_NK, predicted_NK, by_image, sample)
+    drawn, precisions_R = _draw_metrics(rankings, labels_NK, predicted_NK, by_image, sample)
     found = {
         **{
             key: _estimate(
@@ -234,7 +234,7 @@ def label_set_map(
     n, num_labels = labels_NK.shape
     rankings = rankings_of(probabilities_NK, labels_NK)
     sample = Sample(groups, draws_for(n, num_labels), seed)
-    drawn = [drawn_map(rankings, counts_NR) for counts_NR in sample.drawn(n)]
+    drawn = [compute_drawn_map(rankings, counts_NR) for counts_NR in sample.drawn(n)]
     variance = sample.variance(np.concatenate(drawn))
     return _mean_average_precision(probabilities_NK, labels_NK, groups, variance)
 
@@ -255,7 +255,7 @@ def samples_f1(
     return _of_variance(float(f1_N.mean()), variance, n, groups.count if groups else n)
 
 
-def drawn_macro_f1(weights_RN: Array, labels_NK: Array, predicted_NK: Array) -> Array:
+def compute_drawn_macro_f1(weights_RN: Array, labels_NK: Array, predicted_NK: Array) -> Array:
     """Return the macro F1 of each draw (R), given how often it has each image (R, N) in float32."""
     parts = _parts(labels_NK.astype(np.uint8), predicted_NK.astype(np.uint8))
     counts = _LabelCounts(*(weights_RN @ part.astype(np.float32) for part in parts))
@@ -292,7 +292,7 @@ def _of_counts(counts: _LabelCounts) -> dict[str, Any]:
     }
 
 
-def _drawn(
+def _draw_metrics(
     rankings: list[LabelRanking],
     labels_NK: Array,
     predicted_NK: Array,
@@ -311,7 +311,7 @@ def _drawn(
         sizes = weights_RN.sum(axis=1, keepdims=True)  # of groups, draws may differ in size
         of_images = (weights_RN @ means) / sizes
         drawn.append({**_of_counts(some), **dict(zip(by_image, of_images.T, strict=True))})
-        precisions.append(drawn_map(rankings, counts_NR))
+        precisions.append(compute_drawn_map(rankings, counts_NR))
     together = {key: np.concatenate([each[key] for each in drawn]) for key in drawn[0]}
     return together, np.concatenate(precisions)
 
@@ -327,7 +327,7 @@ def _mean_average_precision(
         curve_areas.areas_of_class(
             probabilities_NK[:, k].astype(np.float64), np.flatnonzero(labels_NK[:, k]), groups
         )[1][0]
-        for k in np.flatnonzero(ranked_labels(labels_NK))
+        for k in np.flatnonzero(find_ranked_labels(labels_NK))
     ]
     mean = curve_areas.mean_area(
         areas,
@@ -487,7 +487,7 @@ class ThresholdedScores(NamedTuple):
     """1 where a label is predicted, else 0."""
 
 
-def paired_metrics(
+def compare_metrics(
     labels_NK: Array,
     a: ThresholdedScores,
     b: ThresholdedScores,
@@ -516,18 +516,18 @@ def paired_metrics(
     for counts_NR in sample.drawn(len(labels_NK)):
         weights_RN = np.ascontiguousarray(counts_NR.T, dtype=np.float32)
         before_R, now_R = (
-            drawn_macro_f1(weights_RN, labels_NK, each.predicted_NK) for each in (a, b)
+            compute_drawn_macro_f1(weights_RN, labels_NK, each.predicted_NK) for each in (a, b)
         )
         of_f1.append(now_R - before_R)
     scores = [each.probabilities_NK for each in (a, b)]
     f1 = [macro_f1(labels_NK, each.predicted_NK) for each in (a, b)]
     return {
-        "mAP": paired_map(labels_NK, *scores, groups=groups, draws=draws, seed=seed),
-        "macro_f1": _paired(sample, f1[0], f1[1], np.concatenate(of_f1), len(labels_NK)),
+        "mAP": compare_map(labels_NK, *scores, groups=groups, draws=draws, seed=seed),
+        "macro_f1": _compare(sample, f1[0], f1[1], np.concatenate(of_f1), len(labels_NK)),
     }
 
 
-def paired_map(
+def compare_map(
     labels_NK: Array,
     a_NK: Array,
     b_NK: Array,
@@ -536,7 +536,7 @@ def paired_map(
     draws: int | None = None,
     seed: int = 0,
 ) -> PairedMetric:
-    """Compare the mAP of two classifiers by their scores, as `paired_metrics` does.
+    """Compare the mAP of two classifiers by their scores, as `compare_metrics` does.
 
     Args:
         labels_NK: 1 where an image has a label, else 0.
@@ -550,8 +550,8 @@ def paired_map(
     if a is None or b is None:
         return _unknown(labels_NK, groups)
     sample = Sample(groups, draws or draws_for(*labels_NK.shape), seed)
-    changes = _drawn_changes(labels_NK, a_NK, b_NK, sample)
-    return _paired(sample, a, b, changes, len(labels_NK))
+    changes = _draw_changes(labels_NK, a_NK, b_NK, sample)
+    return _compare(sample, a, b, changes, len(labels_NK))
 
 
 def _unknown(labels_NK: Array, groups: ImageGroups | None) -> PairedMetric:
@@ -560,7 +560,7 @@ def _unknown(labels_NK: Array, groups: ImageGroups | None) -> PairedMetric:
     return PairedMetric(a=0.0, b=0.0, difference=nothing, p_value=1.0, draws=0, groups=count)
 
 
-def _paired(sample: Sample, a: float, b: float, differences_R: Array, images: int) -> PairedMetric:
+def _compare(sample: Sample, a: float, b: float, differences_R: Array, images: int) -> PairedMetric:
     """Return the comparison, given the difference of each draw."""
     known = differences_R[~np.isnan(differences_R)]
     if not len(known):
@@ -593,11 +593,11 @@ def p_value_of(value: float, differences_R: Array, sample: Sample) -> float:
     return max(p_value, 2.0 ** (1 - count))
 
 
-def _drawn_changes(labels_NK: Array, a_NK: Array, b_NK: Array, sample: Sample) -> Array:
+def _draw_changes(labels_NK: Array, a_NK: Array, b_NK: Array, sample: Sample) -> Array:
     """Return the difference in mAP of each draw (R)."""
     a, b = (rankings_of(each, labels_NK) for each in (a_NK, b_NK))
     changes = [
-        drawn_map(b, counts_NR) - drawn_map(a, counts_NR)
+        compute_drawn_map(b, counts_NR) - compute_drawn_map(a, counts_NR)
         for counts_NR in sample.drawn(len(labels_NK))
     ]
     return np.concatenate(changes)

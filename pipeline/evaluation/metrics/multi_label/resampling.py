@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.evaluation.metrics.intervals import TAIL, ImageGroups
-from patchline.pipeline.evaluation.metrics.mean_average_precision import ranked_labels
+from patchline.pipeline.evaluation.metrics.mean_average_precision import find_ranked_labels
 
 Array = np.ndarray[Any, Any]
 DRAWS, FEWEST_DRAWS = 1000, 200
@@ -33,7 +33,7 @@ def draws_for(images: int, num_labels: int) -> int:
     return int(np.clip(_MOST_NUMBERS / max(1, images * num_labels), FEWEST_DRAWS, DRAWS))
 
 
-def drawn_counts(images: int, draws: int, seed: int = 0, rows: int = 1) -> Iterator[Array]:
+def draw_counts(images: int, draws: int, seed: int = 0, rows: int = 1) -> Iterator[Array]:
     """Yield how often each image is drawn (N, r), some draws at a time.
 
     Args:
@@ -68,10 +68,10 @@ class Sample(NamedTuple):
             rows: numbers that the caller makes of each image, which bounds the draws of one piece.
         """
         if self.groups is None:
-            yield from drawn_counts(images, self.draws, self.seed, rows)
+            yield from draw_counts(images, self.draws, self.seed, rows)
             return
         count = self.groups.count
-        for counts_GR in drawn_counts(count, self.draws, self.seed, rows * -(-images // count)):
+        for counts_GR in draw_counts(count, self.draws, self.seed, rows * -(-images // count)):
             yield counts_GR[self.groups.codes_N]
 
     def units(self, images: int) -> int:
@@ -176,11 +176,11 @@ class LabelRanking(NamedTuple):
 
 def rankings_of(scores_NK: Array, labels_NK: Array) -> list[LabelRanking]:
     """Return the rankings of the labels that some images have, and not all (`ranked_labels`)."""
-    ranked = np.flatnonzero(ranked_labels(labels_NK))
+    ranked = np.flatnonzero(find_ranked_labels(labels_NK))
     return [LabelRanking.of(scores_NK[:, k], labels_NK[:, k]) for k in ranked]
 
 
-def drawn_map(rankings: Sequence[LabelRanking], counts_NR: Array) -> Array:
+def compute_drawn_map(rankings: Sequence[LabelRanking], counts_NR: Array) -> Array:
     """Return the mAP of each draw (R); NaN of those that say nothing about any label."""
     unknown = np.full((1, counts_NR.shape[1]), np.nan)
     precisions = [each.drawn(counts_NR) for each in rankings]

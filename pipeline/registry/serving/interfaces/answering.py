@@ -111,7 +111,7 @@ class GivenImages:
     """Whether the client sent a list, which is answered with a list."""
 
 
-def given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> GivenImages:
+def read_given_images(body: bytes, content_type: str, query: Mapping[str, str]) -> GivenImages:
     """Return the images of a request.
 
     Args:
@@ -164,14 +164,14 @@ def options_of(given: Mapping[str, Any]) -> Options:
     )
 
 
-def decoded_base64(given: object) -> bytes:
+def decode_base64(given: object) -> bytes:
     """Return what a text encodes in base64, as every package reads it.
 
     Raises:
         ValueError: if it is anything else, such as a path or an address, which is never followed.
     """
     if not isinstance(given, str | dict):
-        raise ValueError(f"{shown_value(given)} is not base64 text")  # noqa: TRY004 - as of other content
+        raise ValueError(f"{format_value(given)} is not base64 text")  # noqa: TRY004 - as of other content
     return bytes_of_base64(given)
 
 
@@ -202,7 +202,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise bad_request("The body is not JSON. Send a JSON object.") from None
     if not isinstance(content, dict):
-        raise bad_request(f"The body is {shown_value(content)} in JSON. Send an object.")
+        raise bad_request(f"The body is {format_value(content)} in JSON. Send an object.")
     return content
 
 
@@ -218,12 +218,12 @@ def _of_json(body: bytes, query: Mapping[str, str]) -> GivenImages:
         )
     texts = content["images"] if "images" in content else [content["image"]]
     if not isinstance(texts, list):
-        raise bad_request(f"images is {shown_value(texts)}. Send a list of base64 texts.")
+        raise bad_request(f"images is {format_value(texts)}. Send a list of base64 texts.")
     check_number(len(texts))
     images = []
     for position, text in enumerate(texts):
         try:
-            images.append(decoded_base64(text))
+            images.append(decode_base64(text))
         except ValueError as error:
             which = f"images[{position}]" if "images" in content else "image"
             raise bad_request(f"{which}: {error}. Send the bytes of the file in base64.") from None
@@ -267,7 +267,7 @@ def _number(given: object) -> int:
     text = str(given) if is_number else ""
     if text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_CLASSES:
         return int(text[:9])
-    raise bad_request(f"top_k is {shown_value(given)}, but must be a number from 1.")
+    raise bad_request(f"top_k is {format_value(given)}, but must be a number from 1.")
 
 
 def _truth(given: object) -> bool:
@@ -276,7 +276,7 @@ def _truth(given: object) -> bool:
         return True
     if text in _NO:
         return False
-    raise bad_request(f"map is {shown_value(given)}, but must be true or false.")
+    raise bad_request(f"map is {format_value(given)}, but must be true or false.")
 
 
 def _share(given: object) -> float | None:
@@ -287,11 +287,11 @@ def _share(given: object) -> float | None:
     except (ValueError, OverflowError):
         share = float("nan")
     if not 0 < share < 1:
-        raise bad_request(f"coverage is {shown_value(given)}, but must be between 0 and 1.")
+        raise bad_request(f"coverage is {format_value(given)}, but must be between 0 and 1.")
     return share
 
 
-def shown_value(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value of JSON as an error names it, however large or deep it is."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"

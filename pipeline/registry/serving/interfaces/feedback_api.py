@@ -26,7 +26,7 @@ from patchline.pipeline.data.labels.answers.answer import (
     FEEDBACK,
     Answer,
     Suggestion,
-    checked_class,
+    check_class,
     now,
 )
 from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
@@ -35,13 +35,13 @@ from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.registry.serving.engine import Options
 from patchline.pipeline.registry.serving.interfaces.answering import (
     check_names,
-    given_images,
+    read_given_images,
     server_of,
 )
 from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.web.request_body import Refusal, bad_request, json_response
 from patchline.pipeline.workspace.files.access import check_no_link, check_own_folder
-from patchline.pipeline.workspace.files.atomic_files import replacing
+from patchline.pipeline.workspace.files.atomic_files import replace_file
 from patchline.pipeline.workspace.files.workspace_folder import make_private_file
 
 router = APIRouter(include_in_schema=False)
@@ -60,10 +60,10 @@ async def feedback(request: Request) -> Response:
     server = server_of(request)
     table: AnswersTable = request.app.state.feedback
     content_type = request.headers.get("content-type", "")
-    given_labels = _given_labels(request.query_params)
+    given_labels = _read_given_labels(request.query_params)
     with server.memory.held() as share:
         given = await server.parsed(
-            request, share, lambda body: given_images(body, content_type, {})
+            request, share, lambda body: read_given_images(body, content_type, {})
         )
         if given.is_list:
             raise bad_request("One image at a time has a label. Send one as the body.")
@@ -76,7 +76,7 @@ async def feedback(request: Request) -> Response:
         try:
             classes = server.host.served.package.classes
             row = await asyncio.to_thread(
-                _kept, table, given.images[0], given_labels, classes, answer
+                _store_answer, table, given.images[0], given_labels, classes, answer
             )
         except ConfigError as error:
             raise bad_request(str(error)) from error
@@ -98,7 +98,7 @@ class _GivenLabels(NamedTuple):
     by: str
 
 
-def _given_labels(query: QueryParams) -> _GivenLabels:
+def _read_given_labels(query: QueryParams) -> _GivenLabels:
     """Return what a request says.
 
     Raises:
@@ -120,7 +120,7 @@ def _truth(query: QueryParams, name: str) -> bool:
     return text == "true"
 
 
-def _kept(
+def _store_answer(
     table: AnswersTable,
     image: bytes,
     given: _GivenLabels,
@@ -144,11 +144,11 @@ def _kept(
         sentence = "The disk of the server is nearly full. Free some space on it."
         raise Refusal(HTTPStatus.INSUFFICIENT_STORAGE, sentence)
     table.refresh()
-    names = _checked_labels(given, list(dict.fromkeys((*classes, *table.classes))), table.task)
+    names = _check_labels(given, list(dict.fromkeys((*classes, *table.classes))), table.task)
     path = f"{FOLDER}/{hashlib.sha256(image).hexdigest()[:32]}{_suffix(image)}"
     file = table.folder / path
     if not file.exists():
-        with replacing(file) as temporary:
+        with replace_file(file) as temporary:
             make_private_file(temporary)
             temporary.write_bytes(image)
     suggestion = _suggestion(answer)
@@ -166,7 +166,7 @@ def _kept(
     return row
 
 
-def _checked_labels(given: _GivenLabels, classes: list[str], task: Task) -> set[str]:
+def _check_labels(given: _GivenLabels, classes: list[str], task: Task) -> set[str]:
     """Return the labels of an image as they are written.
 
     Raises:
@@ -174,7 +174,7 @@ def _checked_labels(given: _GivenLabels, classes: list[str], task: Task) -> set[
     """
     names: set[str] = set()
     for label in given.labels:
-        names.add(checked_class(label, [*classes, *names]))
+        names.add(check_class(label, [*classes, *names]))
     new = sorted(names.difference(classes))
     if new and not given.may_be_new:
         raise ConfigError(
@@ -205,7 +205,7 @@ def _suffix(image: bytes) -> str:
     return next(found, ".webp" if image[8:12] == b"WEBP" else ".tif")
 
 
-def opened_table(file: Path, *, several: bool, classes: list[str]) -> AnswersTable:
+def open_table(file: Path, *, several: bool, classes: list[str]) -> AnswersTable:
     """Open the table for feedback to a model.
 
     Raises:

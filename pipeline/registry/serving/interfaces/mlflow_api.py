@@ -17,10 +17,10 @@ from patchline.pipeline.registry.serving.interfaces.answering import (
     OPTIONS,
     check_names,
     check_number,
-    decoded_base64,
-    given_images,
+    decode_base64,
     json_object,
     options_of,
+    read_given_images,
     server_of,
 )
 from patchline.pipeline.web.request_body import bad_request, json_response, media_type
@@ -70,7 +70,7 @@ def _rows_of(body: bytes, content_type: str) -> tuple[list[bytes | str], Options
         Refusal: if the body is no table in one of MLflow's forms.
     """
     if media_type(content_type) != "application/json":
-        given = given_images(body, content_type, {})
+        given = read_given_images(body, content_type, {})
         return list(given.images), given.options
     content = json_object(body)
     forms = [form for form in _FORMS if form in content]
@@ -112,7 +112,7 @@ def _column(form: str, table: Any) -> list[Any]:
 
 def _image(value: object) -> bytes | str:
     try:
-        return decoded_base64(value)
+        return decode_base64(value)
     except ValueError as error:
         return str(error)
 

@@ -30,13 +30,16 @@ from patchline.pipeline.registry.serving.interfaces.answering import (
     TENSORS,
     check_names,
     check_number,
-    decoded_base64,
+    decode_base64,
+    format_value,
     json_object,
     options_of,
     server_of,
-    shown_value,
 )
-from patchline.pipeline.registry.serving.interfaces.patchline_api import shown, thresholds_of
+from patchline.pipeline.registry.serving.interfaces.patchline_api import (
+    format_answer,
+    thresholds_of,
+)
 from patchline.pipeline.registry.serving.model_host import Served
 from patchline.pipeline.web.request_body import bad_request, json_bytes, json_response
 
@@ -88,7 +91,7 @@ def inference_request(body: bytes, header_length: str | None) -> InferenceReques
     Raises:
         Refusal: if it does not keep to the protocol, or holds no images.
     """
-    head, raw = _divided(body, header_length)
+    head, raw = _split_body(body, header_length)
     content = json_object(head)
     parameters = _object(content, "parameters")
     all_binary = parameters.get("binary_data_output") is True
@@ -96,12 +99,14 @@ def inference_request(body: bytes, header_length: str | None) -> InferenceReques
         id=_id(content.get("id")),
         images=_images(_input(content), raw),
         options=options_of({k: parameters[k] for k in OPTIONS if k in parameters}),
-        outputs=_requested_outputs(content, usual=all_binary),
+        outputs=_read_requested_outputs(content, usual=all_binary),
         all_binary=all_binary,
     )
 
 
-def written(answer: dict[str, Any], tensors: Sequence[tuple[Tensor, bool]]) -> tuple[bytes, int]:
+def encode_answer(
+    answer: dict[str, Any], tensors: Sequence[tuple[Tensor, bool]]
+) -> tuple[bytes, int]:
     """Return the body of an answer, and the length of the JSON in it.
 
     Args:
@@ -117,7 +122,7 @@ def written(answer: dict[str, Any], tensors: Sequence[tuple[Tensor, bool]]) -> t
             "shape": list(tensor.shape),
         }
         if is_binary:
-            raw.append(_encoded(tensor))
+            raw.append(_encode_tensor(tensor))
             output["parameters"] = {"binary_data_size": len(raw[-1])}
         elif isinstance(tensor.values, np.ndarray):
             output["data"] = tensor.values.ravel().tolist()
@@ -128,14 +133,14 @@ def written(answer: dict[str, Any], tensors: Sequence[tuple[Tensor, bool]]) -> t
     return b"".join([head, *raw]), len(head)
 
 
-def _encoded(tensor: Tensor) -> bytes:
+def _encode_tensor(tensor: Tensor) -> bytes:
     if isinstance(tensor.values, np.ndarray):
         return tensor.values.astype("<f4").tobytes()
     texts = [text.encode() for text in tensor.values]
     return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))
 
 
-def _divided(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
+def _split_body(body: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
     if header_length is None:
         return body, memoryview(b"")
     is_number = header_length.isascii() and header_length.isdigit() and len(header_length) < _SHOWN
@@ -155,7 +160,7 @@ def _id(given: object) -> str | None:
     is_text = isinstance(given, str | int | float)
     if not is_text or len(str(given)) > _LONGEST_ID:
         raise bad_request(
-            f"id is {shown_value(given)}, but must be a text of at most {_LONGEST_ID} characters."
+            f"id is {format_value(given)}, but must be a text of at most {_LONGEST_ID} characters."
         )
     return str(given)
 
@@ -169,7 +174,7 @@ def _input(content: dict[str, Any]) -> dict[str, Any]:
     [given] = inputs
     name = given.get("name")
     if name != INPUT:
-        raise bad_request(f"The input {shown_value(name)} is unknown. The input is 'image'.")
+        raise bad_request(f"The input {format_value(name)} is unknown. The input is 'image'.")
     return dict(given)
 
 
@@ -178,7 +183,7 @@ def _images(given: dict[str, Any], raw: memoryview) -> list[_Image]:
     size = _object(given, "parameters").get("binary_data_size")
     if size is not None and (not isinstance(size, int) or size != len(raw)):
         raise bad_request(
-            f"binary_data_size is {shown_value(size)}, but {len(raw)} bytes follow the JSON."
+            f"binary_data_size is {format_value(size)}, but {len(raw)} bytes follow the JSON."
         )
     if size is None and len(raw):
         raise bad_request("Bytes follow the JSON, but no input has a binary_data_size.")
@@ -198,7 +203,7 @@ def _images(given: dict[str, Any], raw: memoryview) -> list[_Image]:
             check_number(shape[0])
         return images_of(_numbers(given, raw if size is not None else None, shape))
     raise bad_request(
-        f"The datatype {shown_value(datatype)} is not accepted. Send BYTES (encoded images) or "
+        f"The datatype {format_value(datatype)} is not accepted. Send BYTES (encoded images) or "
         "UINT8 (pixels)."
     )
 
@@ -207,7 +212,7 @@ def _shape(given: dict[str, Any]) -> tuple[int, ...]:
     shape = given.get("shape")
     is_short = isinstance(shape, list) and 1 <= len(shape) <= _MOST_AXES
     if not is_short or not all(type(n) is int and 0 < n < _LONGEST_AXIS for n in shape or ()):
-        axes = ", ".join(map(shown_value, shape or ())) if is_short else shown_value(shape)
+        axes = ", ".join(map(format_value, shape or ())) if is_short else format_value(shape)
         raise bad_request(
             f"The shape ({axes}) is no list of one to four numbers from 1. Send the shape of the "
             "tensor."
@@ -234,7 +239,7 @@ def _texts(given: dict[str, Any], shape: tuple[int, ...]) -> Iterator[bytes]:
     elements = itertools.chain.from_iterable(_rows(given.get("data"), shape))
     for position, text in enumerate(elements):
         try:
-            yield decoded_base64(text)
+            yield decode_base64(text)
         except ValueError as error:
             raise bad_request(
                 f"Element {position} of 'image': {error}. Send the bytes of the file in base64, or "
@@ -284,13 +289,13 @@ def _whole_numbers(values: list[Any]) -> bytes:
         ) from None
 
 
-def _requested_outputs(content: dict[str, Any], *, usual: bool) -> dict[str, bool] | None:
+def _read_requested_outputs(content: dict[str, Any], *, usual: bool) -> dict[str, bool] | None:
     outputs = content.get("outputs")
     if not outputs:
         return None
     if not isinstance(outputs, list) or not all(isinstance(each, dict) for each in outputs):
         raise bad_request("outputs is no list of objects. Name the outputs that you need.")
-    names = [shown_value(each.get("name")) for each in outputs]
+    names = [format_value(each.get("name")) for each in outputs]
     if len(set(names)) < len(names):
         raise bad_request("outputs has an output twice, or several without a name. Name each once.")
     return {
@@ -399,7 +404,7 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
             request, share, lambda body: inference_request(body, length), kind
         )
         served = server.host.check_name(name, version)
-        chosen = _chosen_outputs(given, _outputs_of(served.package))
+        chosen = _choose_outputs(given, _outputs_of(served.package))
         most = max(given.options.top_k, len(served.package.classes))
         all_classes = replace(given.options, top_k=most)
         answered = await server.host.answers(given.images, all_classes, request.scope)
@@ -412,7 +417,7 @@ async def infer(request: Request, name: str, version: str | None = None) -> Resp
     head: dict[str, Any] = {"model_name": name, "model_version": answered.version}
     if given.id is not None:
         head["id"] = given.id
-    body, head_length = written(head, outputs)
+    body, head_length = encode_answer(head, outputs)
     headers = {"cache-control": "no-store", "patchline-model-version": answered.version}
     if not any(chosen.values()):
         return Response(body, headers=headers, media_type="application/json")
@@ -424,7 +429,7 @@ def _outputs_of(package: PackagedModel) -> tuple[str, ...]:
     return _OUTPUTS_OF_SETS if package.is_multi_label else _OUTPUTS
 
 
-def _chosen_outputs(given: InferenceRequest, names: tuple[str, ...]) -> dict[str, bool]:
+def _choose_outputs(given: InferenceRequest, names: tuple[str, ...]) -> dict[str, bool]:
     if given.outputs is None:
         return dict.fromkeys(names, given.all_binary)
     for name in given.outputs:
@@ -460,7 +465,7 @@ def _tensor(name: str, answers: list[dict[str, Any]], served: Served, options: O
     texts = [
         json.dumps(
             {
-                **shown(answer, with_map=options.with_map),
+                **format_answer(answer, with_map=options.with_map),
                 "version": served.version,
                 "error": answer["error"],
             },

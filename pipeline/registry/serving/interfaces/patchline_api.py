@@ -18,7 +18,7 @@ from patchline.pipeline.registry.serving.engine import Options
 from patchline.pipeline.registry.serving.interfaces.answering import (
     GivenImages,
     Server,
-    given_images,
+    read_given_images,
     server_of,
 )
 from patchline.pipeline.registry.serving.model_host import Answers, ModelHost
@@ -34,7 +34,7 @@ _OWN_KEYS = ("label", "probability", "top_k", "error", "failed")
 async def predict(request: Request) -> Response:
     """Predict the class of an image, or of several."""
     server = server_of(request)
-    given, answered = await answered_images(request, lambda given: given.options)
+    given, answered = await answer_images(request, lambda given: given.options)
     if given.is_list:
         content = {
             "answers": _answers_as_json(given, answered),
@@ -45,7 +45,7 @@ async def predict(request: Request) -> Response:
     return one_answer(server, given.options, answered)
 
 
-async def answered_images(
+async def answer_images(
     request: Request, options_of: Callable[[GivenImages], Options]
 ) -> tuple[GivenImages, Answers]:
     """Return the images of a request, and their answers.
@@ -58,7 +58,7 @@ async def answered_images(
     content_type = request.headers.get("content-type", "")
     with server.memory.held() as share:
         given = await server.parsed(
-            request, share, lambda body: given_images(body, content_type, request.query_params)
+            request, share, lambda body: read_given_images(body, content_type, request.query_params)
         )
         options = options_of(given)
         return given, await server.host.answers(given.images, options, request.scope)
@@ -75,7 +75,7 @@ def one_answer(server: Server, options: Options, answered: Answers) -> Response:
             status=HTTPStatus.UNPROCESSABLE_ENTITY,
         )
     single = {
-        **shown(answer, with_map=options.with_map),
+        **format_answer(answer, with_map=options.with_map),
         "version": answered.version,
         "model": server.host.name,
     }
@@ -87,12 +87,16 @@ def _answers_as_json(given: GivenImages, answered: Answers) -> list[dict[str, An
     for name, answer in zip(given.names, answered.answers, strict=True):
         file = {} if name is None else {"file": name}
         listed.append(
-            {**file, **shown(answer, with_map=given.options.with_map), "error": answer["error"]}
+            {
+                **file,
+                **format_answer(answer, with_map=given.options.with_map),
+                "error": answer["error"],
+            }
         )
     return listed
 
 
-def shown(answer: dict[str, Any], *, with_map: bool) -> dict[str, Any]:
+def format_answer(answer: dict[str, Any], *, with_map: bool) -> dict[str, Any]:
     """Return an answer of the package as `/predict` writes it.
 
     Args:
@@ -117,7 +121,7 @@ page_router = APIRouter(include_in_schema=False)
 @page_router.post("/inside")
 async def inside(request: Request) -> Response:
     """Predict the class of an image, and show the inside of the prediction."""
-    given, answered = await answered_images(request, _with_inside)
+    given, answered = await answer_images(request, _with_inside)
     return one_answer(server_of(request), _with_inside(given), answered)
 
 
@@ -148,7 +152,7 @@ async def readyz(request: Request) -> Response:
 async def status(request: Request) -> Response:
     """Tell which version answers, what the registry says, and how much waits."""
     host = server_of(request).host
-    return json_response(described(host))
+    return json_response(describe_host(host))
 
 
 @status_router.get("/metrics")
@@ -165,7 +169,7 @@ def thresholds_of(package: PackagedModel) -> list[float] | None:
     return None if package.thresholds_K is None else package.thresholds_K.tolist()
 
 
-def described(host: ModelHost) -> dict[str, Any]:
+def describe_host(host: ModelHost) -> dict[str, Any]:
     """Return the state of a server."""
     served, registry, recorder = host.served, host.registry, host.recorder
     away = registry.away_since

@@ -24,7 +24,7 @@ from patchline.pipeline.data.near_duplicates.matching import matches
 from patchline.pipeline.data.near_duplicates.search import LEAST_SIDE
 from patchline.pipeline.errors import first_line
 from patchline.plugins.tools.label.pool import Pool, PoolImage
-from patchline.plugins.tools.label.ranking import ImageOrder, predicted, ranking, suggestions
+from patchline.plugins.tools.label.ranking import ImageOrder, predict_by_head, ranking, suggestions
 from patchline.plugins.tools.label.server.image_features import Described, FeatureSource
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class Advisor:
         seed = self._order.seed + len(labelled)
         found = ranking(advice.features_ND, open_rows, own_rows, own_labels, _BATCH, seed)
         if not advice.classes and self._answers.task != MULTI_LABEL:
-            own = predicted(advice.features_ND, labelled, labels)
+            own = predict_by_head(advice.features_ND, labelled, labels)
             if own is not None:
                 named = suggestions(*own)
                 self._suggestions = dict(zip(advice.keys, named, strict=True))

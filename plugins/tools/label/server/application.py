@@ -54,7 +54,7 @@ from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.data_values import choose_values
 from patchline.pipeline.errors import ConfigError, PipelineError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.web.access_control import AccessControl, is_loopback, left_unread
+from patchline.pipeline.web.access_control import AccessControl, is_loopback, read_rest
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.request_body import (
     BodyMemory,
@@ -119,12 +119,12 @@ def _picture(file: Path, side: int, mapping: PixelMapping) -> BrowserPicture:
     with image_bytes(file) as data:
         pixels_HWC = decode_image(data, 3, mapping=mapping)
     try:
-        return _written(pixels_HWC, max(1, min(side, LARGEST_SIDE)))
+        return _encode_picture(pixels_HWC, max(1, min(side, LARGEST_SIDE)))
     except (cv2.error, MemoryError) as error:
         raise UndecodableImageError("the image is too large, or too narrow") from error
 
 
-def _written(pixels_HWC: np.ndarray[Any, Any], side: int) -> BrowserPicture:
+def _encode_picture(pixels_HWC: np.ndarray[Any, Any], side: int) -> BrowserPicture:
     height, width = pixels_HWC.shape[:2]
     longer = max(height, width)
     if longer > side:
@@ -212,12 +212,12 @@ def application(session: Session, config: ServingConfig, port: int, folder: str)
             Mount("/static", StaticFiles(directory=PAGE)),
         ],
         exception_handlers={
-            Refusal: _refused,
-            TakenError: _taken,
+            Refusal: _handle_refusal,
+            TakenError: _handle_conflict,
             PipelineError: _wrong,
             HTTPException: _http_error,
             ClientDisconnect: _client_gone,
-            Exception: _failed,
+            Exception: _handle_failure,
         },
     )
     app.router.redirect_slashes = False
@@ -240,7 +240,7 @@ def _reads(
     ) -> Callable[[Any, Request], Awaitable[Response]]:
         @functools.wraps(answer)
         async def endpoint(interface: Any, request: Request) -> Response:
-            sent = await _sent(request, interface.memory, kind)
+            sent = await _read_body(request, interface.memory, kind)
             usual = interface.usual_name(request)
             return json_response(await asyncio.to_thread(answer, interface, sent, usual))
 
@@ -346,7 +346,7 @@ def user_name() -> str:
         return SOMEBODY
 
 
-async def _sent(request: Request, memory: BodyMemory, kind: type[_Sent]) -> _Sent:
+async def _read_body(request: Request, memory: BodyMemory, kind: type[_Sent]) -> _Sent:
     """Return what the body of a request says.
 
     Raises:
@@ -369,12 +369,12 @@ async def _sent(request: Request, memory: BodyMemory, kind: type[_Sent]) -> _Sen
         raise bad_request(f"{place[:80]}: {first['msg'][:200]}.") from error
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _handle_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refusal)  # noqa: S101 - it is registered for this class
     return await _error(request, error.status, error.sentence)
 
 
-async def _taken(request: Request, error: Exception) -> Response:
+async def _handle_conflict(request: Request, error: Exception) -> Response:
     return await _error(request, HTTPStatus.CONFLICT, str(error))
 
 
@@ -400,7 +400,7 @@ async def _client_gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED)
 
 
-async def _failed(_request: Request, error: Exception) -> Response:
+async def _handle_failure(_request: Request, error: Exception) -> Response:
     """Answer what nobody expected."""
     logger.error("A request failed.", exc_info=error)
     sentence = "The server failed. Its log says why."
@@ -408,7 +408,7 @@ async def _failed(_request: Request, error: Exception) -> Response:
 
 
 async def _error(request: Request, status: HTTPStatus, sentence: str) -> Response:
-    headers = {"connection": "close"} if await left_unread(request) else {}
+    headers = {"connection": "close"} if await read_rest(request) else {}
     return json_response({"error": sentence}, status=status, headers=headers)
 
 

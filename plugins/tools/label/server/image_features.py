@@ -32,11 +32,11 @@ from patchline.pipeline.data.reading.resizing import resize_image
 from patchline.pipeline.errors import DataError, PipelineError
 from patchline.pipeline.models.inference import logits_of_batch
 from patchline.pipeline.models.model_building import build_model
-from patchline.pipeline.models.probing.linear_head import evaluating, linear_head
+from patchline.pipeline.models.probing.linear_head import linear_head, use_evaluation_mode
 from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
 from patchline.pipeline.training.initial_weights.loading import load_into
 from patchline.pipeline.training.initial_weights.record import InitialWeights, weights_folder
-from patchline.pipeline.training.initial_weights.starting_point import starting_point
+from patchline.pipeline.training.initial_weights.starting_point import find_starting_point
 from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.plugin_api import DataTraits, ImageSpec
 from patchline.plugins.tools.label.pool import PoolImage
@@ -66,10 +66,10 @@ class FrozenNetwork(NamedTuple):
         Raises:
             DataError: if the weights do not say what their images are like.
         """
-        config = config_files.requested(
+        config = config_files.build_config(
             None, preset_name="none", flags={"model": {"init": reference}}
         )
-        start = starting_point(config, "labelling", workspace.resolve())
+        start = find_starting_point(config, "labelling", workspace.resolve())
         weights, data = start.weights, start.config.data
         if not isinstance(weights, InitialWeights) or not data.image_size:
             raise DataError(f"{reference} does not say what its images are like.")
@@ -96,7 +96,7 @@ class FrozenNetwork(NamedTuple):
         head = linear_head(self.model, _CLASSES)
         hook = head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
         try:
-            with evaluating(self.model):
+            with use_evaluation_mode(self.model):
                 logits_of_batch(self.model, torch.from_numpy(pixels_NHWC), self.image, "float32")
         finally:
             hook.remove()

@@ -12,14 +12,18 @@ SETS = [("red", "circle"), (), ("circle",), ("ré, d", 'a"b', "circle")]
 
 
 def test_equal_sets_are_equal_texts_and_come_back() -> None:
-    assert label_sets.encoded(["b", "a", "b"]) == label_sets.encoded(("a", "b")) == '["a", "b"]'
+    assert (
+        label_sets.encode_labels(["b", "a", "b"])
+        == label_sets.encode_labels(("a", "b"))
+        == '["a", "b"]'
+    )
     for labels in SETS:
-        assert label_sets.decoded(label_sets.encoded(labels)) == tuple(sorted(labels))
+        assert label_sets.decode_labels(label_sets.encode_labels(labels)) == tuple(sorted(labels))
 
 
 def test_matrix_is_that_of_scikit_learn() -> None:
     classes = sorted(set().union(*SETS))
-    texts = [label_sets.encoded(labels) for labels in SETS]
+    texts = [label_sets.encode_labels(labels) for labels in SETS]
     expected = MultiLabelBinarizer(classes=classes).fit_transform(SETS)
     assert label_sets.matrix(texts, classes).tolist() == expected.tolist()
     counts = label_pairs(texts, label_sets.MULTI_LABEL).counts()
@@ -40,7 +44,7 @@ def test_the_first_images_have_each_label() -> None:
 
 def test_images_are_known_if_all_their_labels_are() -> None:
     """Without any label, too; the label of an image with one is its text."""
-    texts = [label_sets.encoded(labels) for labels in SETS]
+    texts = [label_sets.encode_labels(labels) for labels in SETS]
     known = are_known(texts, ("circle", "red"), label_sets.MULTI_LABEL)
     assert known.tolist() == [True, True, True, False]
     assert are_known(["red", "blue"], ("red",), label_sets.SINGLE_LABEL).tolist() == [True, False]

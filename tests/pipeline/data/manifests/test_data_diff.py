@@ -14,7 +14,7 @@ from PIL import Image
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingestion import scan
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, encoded
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, encode_labels
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.data_diff import Moved, Relabelled, compare, count_new_images
 from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_last_run
@@ -55,7 +55,7 @@ def test_every_change_is_named_once() -> None:
 def _with_sets(**sets: str) -> pd.DataFrame:
     """Return a manifest of sets of labels, with a content of its own for each path."""
     digests = [f"{number:064x}" for number in range(len(sets))]
-    labels = [encoded(each) for each in sets.values()]
+    labels = [encode_labels(each) for each in sets.values()]
     columns = {"label": labels, "sha256": digests, "pixels": digests, "status": "ok"}
     return with_task(pd.DataFrame({"path": list(sets), **columns}), MULTI_LABEL)
 
@@ -149,7 +149,7 @@ def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
 
     Of nested runs, those count that may make a version.
     """
-    with tracked_run.owned_run(RunConfig(name="photos"), tmp_path / "runs", {}) as run:
+    with tracked_run.open_owned_run(RunConfig(name="photos"), tmp_path / "runs", {}) as run:
         manifests.save(_manifest([(1, "x")]), tmp_path / "own.parquet")
         tracked_run.log_data(run, "photos", "0" * 32, tmp_path / "own.parquet")
     assert _labels_of_last_run() == "x"
@@ -166,6 +166,9 @@ def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
 def test_new_images_of_sets_are_counted_by_label() -> None:
     """An image counts for each of its labels, and another set is relabelled."""
     table = _manifest([(1, ""), (2, ""), (3, "")])
-    now = with_task(table.assign(label=[encoded("a"), encoded("ab"), encoded("")]), MULTI_LABEL)
-    result = count_new_images(now.iloc[:1].assign(label=encoded("b")), now)
+    now = with_task(
+        table.assign(label=[encode_labels("a"), encode_labels("ab"), encode_labels("")]),
+        MULTI_LABEL,
+    )
+    result = count_new_images(now.iloc[:1].assign(label=encode_labels("b")), now)
     assert (result.new_by_class, (result.new, result.relabelled)) == ({"a": 1, "b": 1}, (2, 1))

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 def logged(data: IngestedData, folder: Path) -> str:
     """Log the data of a run and return the run's id; the manifest is kept in the store alone."""
-    with tracked_run.owned_run(RunConfig(name="photos"), folder / "runs", {}) as run:
+    with tracked_run.open_owned_run(RunConfig(name="photos"), folder / "runs", {}) as run:
         tracked_run.log_data(run, "photos", data.fingerprint, data.manifest_file)
     shutil.rmtree(data.manifest_file.parent)
     return run.run_id
@@ -103,7 +103,7 @@ def test_what_names_no_manifest_is_an_error() -> None:
     """Each error says what to name instead."""
     photos = two_classes(12)
     work = Path("work")
-    with tracked_run.owned_run(RunConfig(name="photos"), work / "runs", {}) as run:
+    with tracked_run.open_owned_run(RunConfig(name="photos"), work / "runs", {}) as run:
         pass
     pd.DataFrame({"path": ["a"]}).to_parquet(Path("other.parquet"))
     first = ingestion.ingest(config_of(photos), work)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.source_listing import with_groups
@@ -56,7 +56,7 @@ def test_groups_of_the_data_itself_are_not_overwritten() -> None:
 def test_a_pattern_captures_one_part(pattern: str, words: str) -> None:
     """The config says so before anything is read."""
     with pytest.raises(ConfigError, match=words):
-        validated({"data": {"path": "photos", "group_pattern": pattern}})
+        validate_config({"data": {"path": "photos", "group_pattern": pattern}})
 
 
 def test_another_data_set_may_call_its_groups_the_same(tmp_path: Path) -> None:
@@ -64,7 +64,9 @@ def test_another_data_set_may_call_its_groups_the_same(tmp_path: Path) -> None:
 
     def splits(hospital: str, work: str) -> pd.DataFrame:
         settings = {"path": str(tmp_path / hospital), "group_pattern": r"(\d+)\.png"}
-        return manifests.load(ingest(validated({"data": settings}), tmp_path / work).manifest_file)
+        return manifests.load(
+            ingest(validate_config({"data": settings}), tmp_path / work).manifest_file
+        )
 
     write_photos(tmp_path / "north", classes=2, images=24)
     write_photos(tmp_path / "south", classes=3, images=6, side=16)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import ingest, resolve
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.left_out import cause_of, left_out, note
+from patchline.pipeline.data.manifests.left_out import cause_of, list_left_out, note
 from patchline.pipeline.data.pixel_values.pixel_mapping import UndecodableImageError
 from patchline.pipeline.data.reading.image_file import open_regular, too_large
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, why_not_read
@@ -46,7 +46,7 @@ from patchline.pipeline.errors import DataError
 )
 def test_each_cause_has_its_sentence(reason: str, kind: str, sentence: str) -> None:
     """Only what a decoder itself has refused is said not to be decodable."""
-    [part] = left_out(pd.DataFrame({"path": ["x"], "status": ["damaged"], "reason": [reason]}))
+    [part] = list_left_out(pd.DataFrame({"path": ["x"], "status": ["damaged"], "reason": [reason]}))
     assert part.cause.kind == kind
     assert sentence in part.sentence
     assert note(part, 3).endswith(f"was left out: x ({reason}). {part.cause.remedy}")
@@ -87,7 +87,7 @@ def test_a_link_without_a_target_is_no_fault_of_the_disk(target: str) -> None:
 def ingested(folder: Path, table: Path) -> IngestedData:
     """Return what is read of a folder without the images that a table excludes."""
     data = {"source": "image_folder", "path": str(folder), "exclude": str(table)}
-    return ingest(validated({"data": data}), folder.parent / "work")
+    return ingest(validate_config({"data": data}), folder.parent / "work")
 
 
 def written(folder: Path, *lines: str) -> Path:
@@ -114,7 +114,8 @@ def test_resolved_config_names_a_copy_of_the_table(photos: Path, tmp_path: Path)
     table = written(tmp_path, "path;exclude", "down/003.png;yes")
     data = ingested(photos, table)
     config = resolve(
-        validated({"data": {"path": str(photos), "exclude": str(table)}, "preset": None}), data
+        validate_config({"data": {"path": str(photos), "exclude": str(table)}, "preset": None}),
+        data,
     )
     table.unlink()
     assert config.data.exclude is not None

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests.scanning import Facts, ScanMemory, scan
 from patchline.pipeline.workspace import remote_data
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.pipeline.workspace.shared_files import SharedFiles
 from patchline.plugin_api import ImageListing
 from patchline.plugins.stores.objects import RemoteStore
@@ -81,7 +81,7 @@ def test_a_damaged_memory_is_written_again(tmp_path: Path, damage: str) -> None:
 def test_an_archive_is_read_again_when_it_is_another_file(tmp_path: Path) -> None:
     """The members of an unchanged archive are remembered; the images are the same."""
     photos = two_classes(6)
-    config = validated({"data": {"path": str(tmp_path / "photos.zip")}})
+    config = validate_config({"data": {"path": str(tmp_path / "photos.zip")}})
     found = []
     for _ in range(2):
         shutil.make_archive(str(photos), "zip", photos)
@@ -96,7 +96,7 @@ def test_a_scan_of_objects_is_shared(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another machine describes only what has changed since, though it downloads the files."""
-    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
+    store = RemoteStore(parse_address(f"s3://{bucket}/photos", "x"))
     for file in write_photos(tmp_path / "own", images=6).rglob("*.png"):
         store.upload(file, file.relative_to(tmp_path / "own").as_posix())
     remembered = list[int]()
@@ -108,7 +108,7 @@ def test_a_scan_of_objects_is_shared(
         return rows
 
     monkeypatch.setattr(ScanMemory, "unchanged_rows", counted)
-    config = validated({"data": {"source": "image_folder", "path": store.uri}})
+    config = validate_config({"data": {"source": "image_folder", "path": store.uri}})
     for name in ("a", "b", "c"):
         monkeypatch.setattr(remote_data, "_listings", {})
         if name == "c":
@@ -116,5 +116,5 @@ def test_a_scan_of_objects_is_shared(
         with machine(name, f"s3://{bucket}/team") as workspace:
             assert len(ingestion.ingest(config, workspace).class_counts) == 3
     assert remembered == [0, 18, 17]
-    names = SharedFiles(RemoteStore(parsed(f"s3://{bucket}/team", "x"))).names("")
+    names = SharedFiles(RemoteStore(parse_address(f"s3://{bucket}/team", "x"))).names("")
     assert len([each for each in names if "scans/" in each]) == 1

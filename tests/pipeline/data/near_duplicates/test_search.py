@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.near_duplicates import comparing_worker, vector_search
@@ -91,10 +91,12 @@ def test_workers_find_what_one_process_finds(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparing_worker, "FEWEST_IMAGES_OF_PART", 20)
     thumbnails, new = thumbnails_of(pictures()), np.arange(IMAGES, IMAGES + 7)
-    alone = comparing_worker.matching_pairs(thumbnails, new=new)
+    alone = comparing_worker.find_matching_pairs(thumbnails, new=new)
     wide, done = Wide(), list[int]()
-    with worker_start.using_launcher("wide", lambda: wide):
-        divided = comparing_worker.matching_pairs(thumbnails, lambda *at: done.append(at[1]), new)
+    with worker_start.use_launcher("wide", lambda: wide):
+        divided = comparing_worker.find_matching_pairs(
+            thumbnails, lambda *at: done.append(at[1]), new
+        )
     assert (len(wide.parts), done[-1]) == (2, len(SEARCHES))
     assert alone.shape[1] >= 6
     assert {*zip(*divided.tolist(), strict=True)} == {*zip(*alone.tolist(), strict=True)}
@@ -186,7 +188,7 @@ def test_crops_and_mirror_images_stay_in_one_split() -> None:
 
     def rows() -> pd.DataFrame:
         data = {"path": "photos", "group_near_duplicates": True}
-        found = manifests.load(ingest(validated({"data": data}), Path("work")).manifest_file)
+        found = manifests.load(ingest(validate_config({"data": data}), Path("work")).manifest_file)
         return found.assign(number=found["path"].str[2:4].astype(int))
 
     for number in range(30):

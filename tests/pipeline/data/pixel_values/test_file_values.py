@@ -16,11 +16,11 @@ from PIL import Image
 from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
 from patchline.pipeline.data.reading.decoding import (
     decode_image,
-    decoded,
     deep_values,
     read_header,
+    reserve_and_decode,
 )
-from patchline.pipeline.data.reading.reduced_values import reduced_bits
+from patchline.pipeline.data.reading.reduced_values import read_reduced_bits
 from tests.pipeline.data.pixel_values.made_files import (
     jpeg_2000_file,
     png_chunk,
@@ -172,10 +172,13 @@ _AVIF = cv2.imencode(".avif", some("u2", 3, 48, 64) >> 6, [cv2.IMWRITE_AVIF_DEPT
 )
 def test_what_a_decoder_reduces_to_8_bits_is_known(data: bytes, bits: int) -> None:
     """The bits of a file are known although its decoder gives 8 of them, and it is still read."""
-    assert reduced_bits(data) == bits
-    assert reduced_bits(data[: len(data) // 3]) in (0, bits)  # the decoder says what is damaged
+    assert read_reduced_bits(data) == bits
+    assert read_reduced_bits(data[: len(data) // 3]) in (
+        0,
+        bits,
+    )  # the decoder says what is damaged
     fits = list[ValueFit]()
-    with decoded(data, 3, on_fit=fits.append) as pixels:
+    with reserve_and_decode(data, 3, on_fit=fits.append) as pixels:
         assert pixels.dtype == np.uint8
     assert fits == [ValueFit(reduced=bits)]
 

@@ -22,8 +22,8 @@ from patchline.pipeline.data.reading.decoding import (
     MAX_PIXELS,
     UndecodableImageError,
     decode_image,
-    decoded,
     read_header,
+    reserve_and_decode,
 )
 from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
@@ -325,7 +325,7 @@ def at_once(data: bytes) -> Any:
 def answer(data: bytes, **options: Any) -> Any:
     """Return the pixels of a file, or why there are none."""
     try:
-        with decoded(data, 3, **options) as pixels_HWC:
+        with reserve_and_decode(data, 3, **options) as pixels_HWC:
             return pixels_HWC.copy()
     except UndecodableImageError as error:
         return str(error)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.data.labels.label_sets import encoded
+from patchline.pipeline.data.labels.label_sets import encode_labels
 from patchline.pipeline.data.splits.split import assign
 
 
@@ -40,7 +40,7 @@ def random_sets(
     """Return sets in which some labels are frequent, some rare, and one implies another."""
     drawn = np.random.default_rng(seed).random((images, labels)) < np.geomspace(*shares, labels)
     drawn[:, 0] |= drawn[:, -1]
-    return [encoded(f"l{number}" for number in np.flatnonzero(row)) for row in drawn]
+    return [encode_labels(f"l{number}" for number in np.flatnonzero(row)) for row in drawn]
 
 
 def assigned(

@@ -17,7 +17,7 @@ from patchline.pipeline.data.labels.label_sets import (
     MULTI_LABEL,
     SINGLE_LABEL,
     Task,
-    encoded,
+    encode_labels,
     matrix,
 )
 from patchline.pipeline.data.splits.folds import NO_FOLD, folds_of, rows_of_fold
@@ -83,7 +83,10 @@ def test_a_group_and_copies_of_an_image_stay_together(task: Task) -> None:
 def test_what_cannot_be_divided_is_an_error_with_its_reason() -> None:
     """A class of one group, a label of one image, and fewer images than folds."""
     lone = _rows(labels_of(2, 6), groups=["one"] * 6 + [""] * 6)
-    once = _rows([encoded("a"), encoded("b"), encoded("ab")] * 6 + [encoded(["once"])])
+    once = _rows(
+        [encode_labels("a"), encode_labels("b"), encode_labels("ab")] * 6
+        + [encode_labels(["once"])]
+    )
     few = _rows(labels_of(2, 3))
     for rows, folds, task, words in (
         (lone, 3, SINGLE_LABEL, "of class 'class 0' are in the same fold"),

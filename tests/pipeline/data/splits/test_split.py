@@ -15,7 +15,7 @@ from patchline.pipeline.data.labels.label_sets import (
     MULTI_LABEL,
     SINGLE_LABEL,
     Task,
-    encoded,
+    encode_labels,
     label_pairs,
     matrix,
 )
@@ -26,7 +26,7 @@ from patchline.pipeline.data.splits.leakage import (
     notes_on_augmented_copies,
     notes_on_patients,
 )
-from patchline.pipeline.data.splits.split import learned, origin
+from patchline.pipeline.data.splits.split import collect_assignments, origin
 from patchline.pipeline.errors import DataError
 from tests.pipeline.data.splits.made_tables import (
     assigned,
@@ -84,7 +84,7 @@ def test_each_class_has_its_share_within_one_image(
     names = ["" if groups == 1 else f"{label} {n // groups}" for n, label in enumerate(labels)]
     rows = table(labels, group=names).sample(frac=1, random_state=seed % 1000)
     first, _ = assigned(rows.iloc[later:], seed)
-    found, _ = assigned(rows, seed, remembered=learned(first))
+    found, _ = assigned(rows, seed, remembered=collect_assignments(first))
     assert by_content(found).items() >= by_content(first).items()
     for split in ("test", "validation"):
         own = (found["split"] == split).groupby(found["label"]).sum()
@@ -169,7 +169,7 @@ def test_images_that_were_chosen_to_be_labelled_are_not_tested_on(task: Task) ->
         assert shares[["test", "validation"]].tolist() == pytest.approx([0.15] * 2, abs=0.05)
         assert notes == random_draws.notes(found) == []
         assert found["split"].tolist()[: len(before)] == before
-        earlier, before = learned(found), found["split"].tolist()
+        earlier, before = collect_assignments(found), found["split"].tolist()
     assert "those that were drawn at random" in origin(rows, ["test"])
 
 
@@ -261,7 +261,7 @@ def test_no_image_moves_when_the_data_grows(steps: list[int]) -> None:
     before = dict[str, str]()
     for size in steps:
         found, _ = assigned(manifest.iloc[:size], remembered=remembered, task=MULTI_LABEL)
-        remembered, now = learned(found), by_content(found)
+        remembered, now = collect_assignments(found), by_content(found)
         assert {key: now[key] for key in before} == before
         before = now
     assert _misses(found) <= 4
@@ -271,7 +271,7 @@ def test_rare_labels_are_in_training_first_then_in_the_test_split() -> None:
     """Labels with fewer images than splits are said; with enough, they are everywhere."""
     sets = [["a"], ["b"], ["a", "b"], []] * 15
     sets += [["once", "a"], ["twice"], ["twice", "b"], *([["thrice"]] * 3)]
-    found, notes = assigned(table([encoded(each) for each in sets]), task=MULTI_LABEL)
+    found, notes = assigned(table([encode_labels(each) for each in sets]), task=MULTI_LABEL)
     for name, splits in (
         ("once", ["train"]),
         ("twice", ["test", "train"]),
@@ -287,6 +287,6 @@ def test_rare_labels_are_in_training_first_then_in_the_test_split() -> None:
 
 def test_a_label_without_training_images_is_an_error_with_a_remedy() -> None:
     """It names the label and where its images are."""
-    sets = [encoded(each) for each in ("a", "b", "ab", "")] * 15 + [encoded(["only"])]
+    sets = [encode_labels(each) for each in ("a", "b", "ab", "")] * 15 + [encode_labels(["only"])]
     with pytest.raises(DataError, match=r"Label 'only' has images in test, but none to train on"):
         assigned(table(sets, split=[""] * 60 + ["test"]), task=MULTI_LABEL)

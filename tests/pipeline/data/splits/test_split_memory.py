@@ -16,7 +16,7 @@ from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.same_images import content_numbers
 from patchline.pipeline.data.splits import split_memory
-from patchline.pipeline.data.splits.split import learned
+from patchline.pipeline.data.splits.split import collect_assignments
 from patchline.pipeline.data.splits.split_memory import SplitMemory
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.object_store import ConflictError, FolderStore, ObjectStore
@@ -71,7 +71,7 @@ def test_nobody_moves_however_the_data_grow(groups: int) -> None:
         torn: set[str] = set()
         for _ in range(4):
             manifest, notes = assigned(rows_of(data.images), remembered=remembered)
-            remembered, now = learned(manifest), by_content(manifest)
+            remembered, now = collect_assignments(manifest), by_content(manifest)
             assert {key: now[key] for key in before} == before
             assert not several(manifest, content_numbers(manifest)[0])
             grouped = manifest[manifest["group"] != ""]
@@ -90,7 +90,7 @@ def test_nobody_moves_however_the_data_grow(groups: int) -> None:
 def test_class_that_loses_its_test_image_says_so() -> None:
     """What was trained on is not tested on: the gap is noted, and the next new image fills it."""
     before, _ = assigned(table(["a", "b"] * 8))
-    remembered = learned(before)
+    remembered = collect_assignments(before)
     left = before[(before["label"] == "b") | (before["split"] != "test")].reset_index(drop=True)
     kept, left = left["split"], left.assign(split="")
     after, notes = assigned(left, remembered=remembered)
@@ -107,14 +107,14 @@ def test_runs_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
 
     def run(number: int) -> None:
         images = [("a", f"{number} {n}", f"{number} {n}", "") for n in range(10)]
-        with split_memory.opened(tmp_path, SHARES, 0, list) as memory:
+        with split_memory.open_memory(tmp_path, SHARES, 0, list) as memory:
             memory.remember(rows_of(images).assign(split="test"))
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(run, range(4)))
-    with split_memory.opened(tmp_path, SHARES, 0, list) as memory:
+    with split_memory.open_memory(tmp_path, SHARES, 0, list) as memory:
         assert len(memory.table) == 80
-    with split_memory.opened(tmp_path, SHARES, 1, list) as memory:
+    with split_memory.open_memory(tmp_path, SHARES, 1, list) as memory:
         assert memory.table.empty
 
 
@@ -162,7 +162,9 @@ def test_data_of_the_last_run_keep_their_split(tmp_path: Path) -> None:
     rows = manifests.load(first.manifest_file)
     rows["split"] = rows["split"].replace({"test": "validation", "validation": "test"})
     manifests.save(rows, first.manifest_file)
-    with tracked_run.owned_run(config.model_copy(update={"name": "photos"}), tmp_path, {}) as run:
+    with tracked_run.open_owned_run(
+        config.model_copy(update={"name": "photos"}), tmp_path, {}
+    ) as run:
         tracked_run.log_data(run, "photos", first.fingerprint, first.manifest_file)
     write_photos(photos, classes=2, images=12)
     after = by_content(manifests.load(ingest(config, tmp_path / "new").manifest_file))

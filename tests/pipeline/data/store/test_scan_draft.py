@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store import store_shards
@@ -68,7 +68,7 @@ def test_nothing_is_kept_if_the_format_may_be_another(
         Image.open(file).convert("L").save(file)
     (photos / "across/0010.jpg").unlink()
     data = {"source": "image_folder", "path": str(photos), **settings.get("data", {})}
-    ingestion.ingest(validated({**settings, "data": data}), Path("work"))
+    ingestion.ingest(validate_config({**settings, "data": data}), Path("work"))
     assert folders_in(Path("work")) == []
 
 

@@ -82,7 +82,10 @@ def remote_team(bucket: str) -> Iterator[str]:
 
 def stored(rows: pd.DataFrame, kind: StoreKind = "auto", *, streamed: bool = True) -> Path:
     """Return a store of the photos."""
-    shared, stores = chosen.shared() if streamed else None, WORKSPACE.resolve() / "prepared"
+    shared, stores = (
+        chosen.find_shared_files() if streamed else None,
+        WORKSPACE.resolve() / "prepared",
+    )
     return prepare(rows, rows.attrs["root"], SPEC, stores, kind=kind, shared=shared)[0]
 
 
@@ -217,7 +220,7 @@ def test_a_build_that_was_killed_continues(
 def test_a_damaged_shard_is_noticed_and_made_again(rows: pd.DataFrame) -> None:
     """The error says what to do, and the next build repairs it."""
     store = stored(rows)
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     assert shared is not None
     key = next(info.key for info in shared.store.list("files/") if info.bytes == 20 * IMAGE)
     file = Path(shared.uri.removeprefix("file://")) / key
@@ -285,7 +288,7 @@ def test_shards_that_are_still_sent_are_not_cleaned(
     rows: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long ago the first was sent; if one is missing all the same, a sentence says so."""
-    shared = chosen.shared()
+    shared = chosen.find_shared_files()
     assert shared is not None
     send, seen, lost = StreamedBuild._send, list[int](), True
 

@@ -14,26 +14,26 @@ import pandas as pd
 import pytest
 from PIL import Image, ImageDraw
 
-from benchmarks.statistical_methods import MirrorSetting, mirrored_data
+from benchmarks.statistical_methods import MirrorSetting, draw_mirrored_data
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.ingestion import ingest, resolve
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encoded
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encode_labels
 from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.symmetry import assumed_symmetries
 from patchline.pipeline.data.symmetry import mirror_symmetry as symmetry
 from patchline.pipeline.data.symmetry.assumed_symmetries import (
     MirrorSymmetry,
-    mirroring_settings,
+    describe_unmeasured_symmetries,
+    find_mirroring_settings,
     notes_on_mirroring_weights,
-    unmeasured_symmetries,
 )
 from patchline.pipeline.data.symmetry.mirror_probe import (
     FEWEST,
     SIDE,
     MeasuredSymmetry,
-    measured,
+    compare_mirror_images,
     with_one_label,
 )
 from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
@@ -80,7 +80,7 @@ def images(draw: Draw, labels: tuple[str, ...], count: int) -> tuple[Array, list
 def result(images_NSSC: Array, names: list[str]) -> MeasuredSymmetry:
     """Measure images that do not belong together."""
     _, labels = np.unique(names, return_inverse=True)
-    return measured(images_NSSC, labels, np.arange(len(names)))
+    return compare_mirror_images(images_NSSC, labels, np.arange(len(names)))
 
 
 def test_classes_that_differ_from_their_mirror_images_are_noticed() -> None:
@@ -118,7 +118,7 @@ def test_copies_are_never_on_both_sides_of_a_fold() -> None:
     """Images without structure, ten copies each, do not look recognisable."""
     noise = np.random.default_rng(1).integers(0, 256, (10, SIDE, SIDE, 3)).astype(np.uint8)
     units = np.repeat(np.arange(10), 10)
-    found = measured(noise[units], units % 2, units)
+    found = compare_mirror_images(noise[units], units % 2, units)
     assert found.answer == "unknown"
     assert found.accuracy.value < 0.8
 
@@ -127,10 +127,10 @@ def _answers(groups: tuple[int, ...], size: int, *, symmetric: bool = True) -> s
     """Return what is answered for three made data sets."""
     setting = MirrorSetting("", groups, size)
     made = (
-        mirrored_data(np.random.default_rng(seed), setting, symmetric=symmetric)
+        draw_mirrored_data(np.random.default_rng(seed), setting, symmetric=symmetric)
         for seed in range(3)
     )
-    return {measured(*each).answer for each in made}
+    return {compare_mirror_images(*each).answer for each in made}
 
 
 def test_few_groups_that_face_one_way_may_do_so_by_chance() -> None:
@@ -153,7 +153,7 @@ def folder(path: Path, draw: Draw, labels: tuple[str, ...], count: int) -> Path:
 
 def read(place: Path, **settings: Any) -> tuple[RunConfig, IngestedData]:
     """Return a config and what an ingestion finds."""
-    config = validated({**settings, "data": {"path": str(place), **settings.get("data", {})}})
+    config = validate_config({**settings, "data": {"path": str(place), **settings.get("data", {})}})
     return config, ingest(config, place.parent / "work")
 
 
@@ -229,7 +229,7 @@ def test_the_measurement_sees_training_images_alone_and_is_kept(
     training = rows[rows["split"] == "train"]
     monkeypatch.setattr(symmetry, "root_image_bytes", lambda _root, path: pytest.fail(path))
     files = symmetry.Files(data.root, PixelMapping())
-    again = symmetry.measured_symmetry(training, files, Path("work"))
+    again = symmetry.measure_symmetry(training, files, Path("work"))
     assert again == data.mirror
     assert f"measured on {len(training)} training images" in again.note
 
@@ -239,7 +239,7 @@ def test_sets_with_left_and_right_arrows_are_not_symmetric() -> None:
     pixels, names = images(_arrow, CLASSES, 160)
     chosen = np.random.default_rng(0).random((160, 3)) < 0.5
     sets = [[*np.array(list("xyz"))[own], name] for own, name in zip(chosen, names, strict=True)]
-    rows = pd.DataFrame({"label": [encoded(each) for each in sets]})
+    rows = pd.DataFrame({"label": [encode_labels(each) for each in sets]})
     rows["sha256"] = [f"{number:064x}" for number in range(160)]
     found = result(pixels, with_one_label(rows, MULTI_LABEL)["label"].tolist())
     assert found.answer == "asymmetric"
@@ -258,7 +258,9 @@ def test_a_transform_that_mirrors_is_a_setting_that_mirrors(tmp_path: Path, name
     transform = getattr(albumentations, name)(p=0.5)
     for probability in (0.5, 0.0):
         own = saved(tmp_path, albumentations.OneOf([transform], p=probability))
-        assert bool(mirroring_settings(validated({"augmentation": own}))) is bool(probability)
+        assert bool(find_mirroring_settings(validate_config({"augmentation": own}))) is bool(
+            probability
+        )
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,9 @@ def test_a_transform_that_mirrors_is_a_setting_that_mirrors(tmp_path: Path, name
 )
 def test_what_nothing_measures_is_named(tmp_path: Path, transform: Any, named: bool) -> None:
     """Vertical flips, large rotations, other colours and whatever is not known to be harmless."""
-    words = unmeasured_symmetries(validated({"augmentation": saved(tmp_path, transform)}))
+    words = describe_unmeasured_symmetries(
+        validate_config({"augmentation": saved(tmp_path, transform)})
+    )
     assert (type(transform).__name__ in words) is named
     assert bool(words) is named
 
@@ -300,11 +304,11 @@ def test_built_in_augmentations_declare_what_they_assume(
     settings: dict[str, Any], assumed: str
 ) -> None:
     """It follows their settings; nothing is said of what nearly all images allow."""
-    config = validated({"augmentation": settings})
-    words = unmeasured_symmetries(config)
+    config = validate_config({"augmentation": settings})
+    words = describe_unmeasured_symmetries(config)
     assert assumed in words
     assert bool(words) is bool(assumed)
-    assert mirroring_settings(config) == ()
+    assert find_mirroring_settings(config) == ()
 
 
 def test_an_augmentation_that_declares_nothing_is_not_known(
@@ -316,7 +320,7 @@ def test_an_augmentation_that_declares_nothing_is_not_known(
         ("light", "under the augmentation light is not known"),
         ("trivialaugment", "assumed, not measured: .*choose another augmentation.name"),
     ):
-        config = validated({"data": {"path": str(photos)}, "augmentation": {"name": name}})
+        config = validate_config({"data": {"path": str(photos)}, "augmentation": {"name": name}})
         with monkeypatch.context() as patched:
             if name == "light":
                 patched.setattr(assumed_symmetries, "load_augmentation", lambda _name: silent)
@@ -336,12 +340,12 @@ def test_an_augmentation_that_declares_nothing_is_not_known(
 )
 def test_initial_weights_that_mirror_are_said_to(model: dict[str, Any], remedy: str) -> None:
     """A model that cannot tell left from right is not fine-tuned on left and right in silence."""
-    config = validated({"model": {"name": "vit", **model}})
+    config = validate_config({"model": {"name": "vit", **model}})
     unknown = MirrorSymmetry(answer="unknown", origin="measured")
     known = MirrorSymmetry(answer="symmetric", origin="measured")
-    [note] = notes_on_mirroring_weights(validated({}), config, unknown)
+    [note] = notes_on_mirroring_weights(validate_config({}), config, unknown)
     assert note.endswith(remedy)
-    assert notes_on_mirroring_weights(validated({}), config, known) == []
+    assert notes_on_mirroring_weights(validate_config({}), config, known) == []
     assert notes_on_mirroring_weights(config, config, unknown) == []
 
 

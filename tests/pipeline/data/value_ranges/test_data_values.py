@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
@@ -32,7 +32,7 @@ Values = np.ndarray[Any, Any]
 
 
 def config_of(root: Path, **data: Any) -> RunConfig:
-    return validated({"data": {"path": str(root), "image_size": 16, **data}})
+    return validate_config({"data": {"path": str(root), "image_size": 16, **data}})
 
 
 def ingested(root: Path, **data: Any) -> IngestedData:
@@ -214,7 +214,7 @@ def test_bands_that_an_image_lacks_are_refused_by_its_name() -> None:
 def test_settings_that_make_no_sense_are_refused(data: dict[str, Any], reason: str) -> None:
     """A range has an order, percentiles are from 0 to 100, and bands are one or three."""
     with pytest.raises(UserError, match=reason):
-        validated({"data": data})
+        validate_config({"data": data})
 
 
 def test_pages_and_missing_pixels_are_said() -> None:

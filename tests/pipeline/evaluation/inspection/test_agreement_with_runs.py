@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.manifests.left_out import read_exclusion
 from patchline.pipeline.errors import DataError
@@ -35,7 +35,7 @@ def test_splits_are_those_of_a_run_that_groups_near_duplicates(tmp_path: Path) -
         if number < 8:
             scene(number).save(file.with_suffix(".jpg"), quality=30)
     settings = {"source": "image_folder", "path": str(folder), "group_near_duplicates": True}
-    run = ingestion.ingest(validated({"data": settings}), tmp_path / "other")
+    run = ingestion.ingest(validate_config({"data": settings}), tmp_path / "other")
     for grouped, advice in (
         (True, "as data.group_near_duplicates says"),
         (False, "--data.group-near-duplicates"),
@@ -62,9 +62,9 @@ def test_table_of_a_leak_by_groups_unblocks_a_run(
     write_table(found.result, found.manifest, tmp_path / "findings.csv")
     settings = {"source": "image_folder", "path": str(folder), **group}
     with pytest.raises(DataError, match="more than one split"):
-        ingestion.ingest(validated({"data": settings}), tmp_path / "other")
+        ingestion.ingest(validate_config({"data": settings}), tmp_path / "other")
     settings["exclude"] = "~/findings.csv"
-    run = ingestion.ingest(validated({"data": settings}), tmp_path / "other")
+    run = ingestion.ingest(validate_config({"data": settings}), tmp_path / "other")
     rest = inspected(folder, **group, exclude="~/findings.csv").result
     assert rest.findings == ()
     assert rest.fingerprint == run.fingerprint

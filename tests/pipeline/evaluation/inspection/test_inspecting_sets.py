@@ -13,7 +13,7 @@ from rich.console import Console
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encoded, label_pairs
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, encode_labels, label_pairs
 from patchline.pipeline.data.manifests import source_listing
 from patchline.pipeline.evaluation.inspection.class_findings import findings_on_sets
 from patchline.pipeline.evaluation.inspection.findings import Finding
@@ -79,7 +79,7 @@ def test_rare_and_missing_labels_are_named(inspected: Inspect) -> None:
 def test_an_image_with_labels_that_avoid_each_other_is_named() -> None:
     """Of 40 images indoor and 40 outdoor, chance would make 20 both; a set is not rare for that."""
     sets: Sets = [("indoor", "cat"), ("outdoor",)] * 39 + [("indoor", "outdoor"), ("cat", "dog")]
-    texts = [encoded(each) for each in sets]
+    texts = [encode_labels(each) for each in sets]
     rows = pd.DataFrame({"path": [f"{n}.png" for n in range(len(sets))], "label": texts})
     found = findings_on_sets(rows, label_pairs(texts, MULTI_LABEL))
     [rare] = [each for each in found if each.kind == "rare_label_set"]

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from patchline.pipeline.data.labels.label_sets import encoded
+from patchline.pipeline.data.labels.label_sets import encode_labels
 from patchline.pipeline.evaluation.inspection.label_errors import (
     Judgement,
     findings_on_label_sets,
@@ -90,7 +90,7 @@ def test_missing_and_wrong_labels_of_sets_are_found_with_their_probabilities() -
     probabilities = np.where(has != said, has, np.clip(np.where(has, 0.9, 0.1) + noise, 0, 1))
     paths = tuple(f"{number:03d}.png" for number in range(60))
     judgement = Judgement("version 1 of farm", CLASSES, paths, probabilities, None)
-    rows = pd.DataFrame({"path": paths, "label": [encoded(each) for each in sets]})
+    rows = pd.DataFrame({"path": paths, "label": [encode_labels(each) for each in sets]})
     [found] = findings_on_label_sets(rows, judgement)
     assert set(found.files) == {"002.png", "007.png", "015.png"}
     assert found.details["002.png"].startswith("lacks bee, whose probability is ")
@@ -98,5 +98,5 @@ def test_missing_and_wrong_labels_of_sets_are_found_with_their_probabilities() -
     assert "lacks cow" in found.details["015.png"]
     assert "has ant" in found.details["015.png"]
     assert found.summary.startswith("3 images seem to lack a label or to have a wrong one")
-    right = rows.assign(label=[encoded(each) for each in true])
+    right = rows.assign(label=[encode_labels(each) for each in true])
     assert findings_on_label_sets(right, judgement) == []

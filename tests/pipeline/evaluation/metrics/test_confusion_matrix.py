@@ -7,8 +7,8 @@ import numpy as np
 from patchline.pipeline.evaluation.metrics.confusion_matrix import (
     REST,
     ConfusionCells,
-    confused_pairs,
-    shown_matrix,
+    build_shown_matrix,
+    find_confused_pairs,
 )
 
 
@@ -23,7 +23,7 @@ def _confusion(num_classes: int) -> list[list[int]]:
 def test_pairs_come_by_their_images() -> None:
     """The most frequent confusions are listed, most images first, never the right answers."""
     confusion = _confusion(8)
-    pairs = confused_pairs(ConfusionCells.of_matrix(confusion), "abcdefgh")
+    pairs = find_confused_pairs(ConfusionCells.of_matrix(confusion), "abcdefgh")
     every = sorted((confusion[i][j] for i in range(8) for j in range(8) if i != j), reverse=True)
     assert [pair.images for pair in pairs] == every[:10]
     for pair in pairs:
@@ -37,7 +37,7 @@ def test_of_a_large_matrix_the_most_confused_classes_are_shown() -> None:
     confusion = _confusion(60)
     for k in (7, 31):
         confusion[k][59 - k] += 500
-    shown = shown_matrix(ConfusionCells.of_matrix(confusion), [str(k) for k in range(60)])
+    shown = build_shown_matrix(ConfusionCells.of_matrix(confusion), [str(k) for k in range(60)])
     assert shown.is_part
     assert (len(shown.rows), shown.columns) == (20, [*shown.rows, REST])
     assert {"7", "52", "31", "28"} <= set(shown.rows)

@@ -22,7 +22,7 @@ from patchline.pipeline.evaluation.metrics.intervals import (
     with_effective_size,
 )
 from patchline.pipeline.evaluation.metrics.paired_test import (
-    paired_difference,
+    compute_paired_difference,
     sign_flip_p_value,
 )
 
@@ -133,7 +133,7 @@ def test_an_interval_is_as_wide_as_that_of_the_groups() -> None:
     free, alone = share(unrelated, groups), share(unrelated, None)
     assert 1 <= (free.high - free.low) / (alone.high - alone.low) < 1.2
     assert share(np.ones(2000, bool), groups).low < 0.98  # no error among 100 groups, not 2,000
-    one = paired_difference(copies[:20], ~copies[:20], _groups([20]))
+    one = compute_paired_difference(copies[:20], ~copies[:20], _groups([20]))
     assert (one.difference.low, one.difference.high) == (-1.0, 1.0)  # one group tells nothing
 
 

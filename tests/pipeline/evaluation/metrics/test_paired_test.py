@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.evaluation.metrics.paired_test import (
     PairedDifference,
+    compute_paired_difference,
     is_better,
-    paired_difference,
 )
 
 tables = st.tuples(*(st.integers(0, 40),) * 4).filter(lambda table: sum(table) > 0)
@@ -22,7 +22,7 @@ def compared(both: int, only_a: int, only_b: int, neither: int) -> PairedDiffere
     """Return the comparison of two models with these counts of images."""
     counts = (both, only_a, only_b, neither)
     a = np.repeat([True, True, False, False], counts)
-    return paired_difference(a, np.repeat([True, False, True, False], counts))
+    return compute_paired_difference(a, np.repeat([True, False, True, False], counts))
 
 
 @given(tables)
@@ -63,7 +63,7 @@ def test_exchanging_the_models_mirrors_everything(table: tuple[int, int, int, in
 
 def test_no_images_say_nothing() -> None:
     """Without images the difference may be anything, and nothing is better."""
-    pair = paired_difference(np.empty(0, bool), np.empty(0, bool))
+    pair = compute_paired_difference(np.empty(0, bool), np.empty(0, bool))
     assert (pair.difference.low, pair.difference.value, pair.difference.high) == (-1, 0, 1)
     assert (pair.p_value, pair.difference.n) == (1.0, 0)
     assert not is_better(pair)

@@ -20,7 +20,7 @@ from patchline.pipeline.evaluation.visual_guide.explaining import (
     subject_of,
     write_guide,
 )
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import ModelDescription, describe_plugins
 from tests.plugins.model_parity import image_spec
@@ -41,7 +41,7 @@ class Guide(NamedTuple):
     @property
     def network_input(self) -> torch.Tensor:
         """The image as the model gets it."""
-        return normalised(torch.from_numpy(self.pixels[None]), self.description.image)
+        return normalize(torch.from_numpy(self.pixels[None]), self.description.image)
 
     @property
     def numbers(self) -> dict[str, Any]:

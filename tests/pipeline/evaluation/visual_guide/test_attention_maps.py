@@ -13,13 +13,13 @@ from torch import nn
 from patchline.pipeline.evaluation.visual_guide.attention_maps import (
     attention_maps,
     attribute,
-    covering_test,
     mean_distances,
     rank_correlation,
     rollout,
+    run_covering_test,
 )
-from patchline.pipeline.models.inference import normalised
-from patchline.pipeline.models.layers.intermediate_values import recorded
+from patchline.pipeline.models.inference import normalize
+from patchline.pipeline.models.layers.intermediate_values import record_values
 from patchline.pipeline.models.model_description import ModelDescription
 from tests.pipeline.evaluation.visual_guide.made_guides import SIDE, make_model
 
@@ -86,15 +86,15 @@ def test_a_map_of_what_the_answer_depends_on_beats_random_parts(
     description: ModelDescription,
 ) -> None:
     """Covering the strongest fifth, all in the corner, costs more than covering any fifth."""
-    assert covering_test(_OneCorner(), description, _images(1), seed=0) is None
-    found = covering_test(_OneCorner(), description, _images(12), seed=0)
+    assert run_covering_test(_OneCorner(), description, _images(1), seed=0) is None
+    found = run_covering_test(_OneCorner(), description, _images(12), seed=0)
     assert found is not None
     [gradient] = found.maps
     assert gradient.kind == "gradient"
     assert gradient.holds
     assert gradient.probability < found.random < found.before
     assert (found.images, found.covered_cells) == (12, round(found.cells / 5))
-    assert covering_test(_OneCorner(), description, _images(12), seed=0) == found
+    assert run_covering_test(_OneCorner(), description, _images(12), seed=0) == found
 
 
 @pytest.mark.parametrize("pooling", ["class_token", "average"])
@@ -105,11 +105,11 @@ def test_the_attention_map_is_the_rollout_of_what_is_classified(pooling: str) ->
     maps = attention_maps(model, description, images)
     assert maps.kind == "attention"
     for image, map_hw in zip(images, maps.maps_Bhw, strict=True):
-        with torch.inference_mode(), recorded(model) as values:
-            model(normalised(torch.from_numpy(image[None]), description.image))
+        with torch.inference_mode(), record_values(model) as values:
+            model(normalize(torch.from_numpy(image[None]), description.image))
         blocks = [block.attention.weights_BHNN[0].numpy() for block in values.blocks]
         flow_NN = rollout(np.stack(blocks))
         patches = map_hw.size
         row = flow_NN[0] if pooling == "class_token" else flow_NN.mean(axis=0)
         np.testing.assert_allclose(map_hw.ravel(), row[-patches:], rtol=1e-4)
-    assert covering_test(model, description, images, seed=1) is not None
+    assert run_covering_test(model, description, images, seed=1) is not None

@@ -21,19 +21,19 @@ from patchline.pipeline.evaluation.metrics.label_calibration import (
 )
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.evaluation.visual_guide import explaining
-from patchline.pipeline.evaluation.visual_guide.attention_maps import covering_test
+from patchline.pipeline.evaluation.visual_guide.attention_maps import run_covering_test
 from patchline.pipeline.evaluation.visual_guide.explaining import (
     ImageToExplain,
+    choose_stored_queries,
     explain,
     pack,
-    stored_queries,
     subject_of,
     write_guide,
 )
 from patchline.pipeline.evaluation.visual_guide.steps import steps_of
 from patchline.pipeline.evaluation.visual_guide.traced_image import Pixels
 from patchline.pipeline.models.calibrated_models import Ensemble
-from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, recorded
+from patchline.pipeline.models.layers.intermediate_values import IntermediateValues, record_values
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import save_model
 from patchline.plugins.models.vit import VitConfig
@@ -88,7 +88,7 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Guide:
 
 def _values(guide: Guide) -> tuple[IntermediateValues, torch.Tensor]:
     """Return what the model computes, found without the guide."""
-    with torch.inference_mode(), recorded(guide.model) as values:
+    with torch.inference_mode(), record_values(guide.model) as values:
         logits_BK = guide.model(guide.network_input)
     return values, logits_BK
 
@@ -213,11 +213,11 @@ def test_a_greyscale_image_gets_a_page(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_large_grid_stores_fewer_rows() -> None:
     """With 1,024 patches and 12 x 12 heads, every few rows and columns can be picked."""
-    queries = stored_queries((32, 32), 1, (12, 12, 1025, 1025), 6_500_000)
+    queries = choose_stored_queries((32, 32), 1, (12, 12, 1025, 1025), 6_500_000)
     assert queries[0] == 0
     assert 25 <= len(queries) < 1025
     assert 12 * 12 * len(queries) * 1025 <= 6_500_000
-    assert stored_queries((14, 14), 1, (12, 12, 197, 197), 6_500_000) == list(range(197))
+    assert choose_stored_queries((14, 14), 1, (12, 12, 197, 197), 6_500_000) == list(range(197))
 
 
 def test_masked_scores_can_be_stored() -> None:
@@ -260,7 +260,7 @@ def test_every_probability_is_a_sigmoid_of_its_own() -> None:
     given = {k for k in range(4) if expected[k] >= (0.4, 0.5, 0.6, 0.5)[k]}
     assert set(subject.labels) == given
     assert subject.attributions.label == int(expected.argmax())
-    covered = covering_test(model, description, [_pixels()] * 2, seed=0)
+    covered = run_covering_test(model, description, [_pixels()] * 2, seed=0)
     assert covered is not None
     assert covered.before == pytest.approx(float(expected.max()), abs=1e-5)
 

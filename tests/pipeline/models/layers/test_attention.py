@@ -10,8 +10,8 @@ from torch.nn import functional
 from patchline.pipeline.models.layers.attention import (
     LONGEST_STORED,
     MultiHeadSelfAttention,
+    compute_fused_attention,
     explicit_attention,
-    fused_attention,
 )
 
 B, N, D, H = 3, 7, 24, 4
@@ -65,7 +65,7 @@ def test_step_by_step_equals_the_fused_kernel(kind: str) -> None:
         mixed_BHNd = (
             explicit_attention(*leaves, attn_mask=_forbidden(kind)).mixed_BHNd
             if step_by_step
-            else fused_attention(*leaves, attn_mask=_forbidden(kind))
+            else compute_fused_attention(*leaves, attn_mask=_forbidden(kind))
         )
         found.append(
             [mixed_BHNd, *torch.autograd.grad((mixed_BHNd * direction_BHNd).sum(), leaves)]
@@ -90,7 +90,7 @@ def test_in_bfloat16_equals_the_fused_kernel_of_torch(kind: str, autocast: bool)
     dtype = torch.float32 if autocast else torch.bfloat16
     leaves = [each.to(dtype).requires_grad_() for each in inputs]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        mixed_BHNd = fused_attention(*leaves, attn_mask=attn_mask)
+        mixed_BHNd = compute_fused_attention(*leaves, attn_mask=attn_mask)
     assert mixed_BHNd.dtype is torch.bfloat16
     for found, reference in zip(
         [mixed_BHNd, *torch.autograd.grad((mixed_BHNd * direction_BHNd).sum(), leaves)],
@@ -120,7 +120,7 @@ def test_only_short_sequences_in_bfloat16_store_their_weights(
 
     leaf = torch.randn(1, 1, tokens, 8, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        fused_attention(leaf, leaf, leaf)
+        compute_fused_attention(leaf, leaf, leaf)
     assert (max(kept) >= tokens**2) is stored
 
 

@@ -13,7 +13,7 @@ from torchvision.models.vision_transformer import interpolate_embeddings
 from transformers import Dinov2Config
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings
 
-from patchline.pipeline.models.layers.grid_resizing import resized_grid
+from patchline.pipeline.models.layers.grid_resizing import resize_grid
 
 
 @pytest.mark.parametrize("grid", [(7, 7), (4, 9)])
@@ -25,7 +25,7 @@ def test_equals_timm(grid: tuple[int, int], new_grid: tuple[int, int]) -> None:
     expected = resample_abs_pos_embed(
         values_1ND, new_size=list(new_grid), old_size=list(grid), num_prefix_tokens=0
     )
-    torch.testing.assert_close(resized_grid(values_1ND, grid, new_grid), expected)
+    torch.testing.assert_close(resize_grid(values_1ND, grid, new_grid), expected)
 
 
 @pytest.mark.parametrize("side", [3, 5, 9])
@@ -51,13 +51,13 @@ def test_equals_what_authors_do(side: int) -> None:
         "linear_corners": torch.from_numpy(zoomed).reshape(1, -1, 6),
     }
     for resizing, expected in answers.items():
-        found = resized_grid(values_1ND, (7, 7), (side, side), resizing)
+        found = resize_grid(values_1ND, (7, 7), (side, side), resizing)
         torch.testing.assert_close(found, expected)
 
 
 def test_keeps_the_precision_of_the_values() -> None:
     """Values in bfloat16 are interpolated in float32 and come back in bfloat16."""
     values_1ND = torch.randn(1, 12, 6).bfloat16()
-    found = resized_grid(values_1ND, (3, 4), (7, 5))
+    found = resize_grid(values_1ND, (3, 4), (7, 5))
     assert found.dtype == torch.bfloat16
-    assert torch.equal(found, resized_grid(values_1ND.float(), (3, 4), (7, 5)).bfloat16())
+    assert torch.equal(found, resize_grid(values_1ND.float(), (3, 4), (7, 5)).bfloat16())

@@ -10,7 +10,11 @@ from torch import nn
 
 from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
 from patchline.pipeline.models.layers.encoder_block import EncoderBlock
-from patchline.pipeline.models.layers.initialisation import truncated_normal, xavier, zero_residuals
+from patchline.pipeline.models.layers.initialisation import (
+    set_truncated_normal,
+    xavier,
+    zero_residuals,
+)
 from patchline.pipeline.models.layers.locality_attention import LocalitySelfAttention
 from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
 
@@ -64,14 +68,14 @@ def test_zero_residuals_make_a_block_the_identity() -> None:
 def test_truncated_normal_has_its_width() -> None:
     """Every matrix starts normal with standard deviation 0.02."""
     block = _biased(LocalitySelfAttention(D, H))
-    block.apply(truncated_normal)
+    block.apply(set_truncated_normal)
     for name, parameter in block.named_parameters():
         if parameter.ndim == 2:
             assert float(parameter.std()) == pytest.approx(0.02, rel=0.03), name
             assert abs(float(parameter.mean())) < 0.001, name
 
 
-@pytest.mark.parametrize("initialise", [xavier, truncated_normal])
+@pytest.mark.parametrize("initialise", [xavier, set_truncated_normal])
 @pytest.mark.parametrize("bias", [True, False])
 def test_biases_start_at_zero_and_norms_stay(initialise: nn.Module, bias: bool) -> None:
     """All biases of linear layers become zero, missing ones are no trouble, gains stay 1."""

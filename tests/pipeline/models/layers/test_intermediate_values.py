@@ -11,7 +11,7 @@ from torch import nn
 
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
-from patchline.pipeline.models.layers.intermediate_values import recorded
+from patchline.pipeline.models.layers.intermediate_values import record_values
 from patchline.pipeline.models.model_building import build_model
 from tests.plugins.model_parity import image_spec
 
@@ -52,7 +52,7 @@ def test_answers_stay_and_every_block_is_recorded(name: str) -> None:
     """The logits are those outside, where attention runs fused; each value follows from others."""
     model = _model(name)
     expected = model(_images())
-    with recorded(model) as values:
+    with record_values(model) as values:
         logits_BK = model(_images())
     torch.testing.assert_close(logits_BK, expected, atol=1e-5, rtol=1e-5)
     last_BND = values.blocks[-1].tokens_out_BND
@@ -88,7 +88,7 @@ def _assert_nothing_left(model: nn.Module) -> None:
 def test_nothing_stays_behind_after_an_exception() -> None:
     """When the caller fails inside the context, no observer and no hook is left."""
     model = _model("vit")
-    with pytest.raises(_BrokenError), recorded(model):
+    with pytest.raises(_BrokenError), record_values(model):
         raise _BrokenError
     _assert_nothing_left(model)
 
@@ -96,7 +96,7 @@ def test_nothing_stays_behind_after_an_exception() -> None:
 def test_a_model_without_attention_is_refused() -> None:
     """A model that has no attention of ours is refused with its name, and left untouched."""
     model = nn.Sequential(nn.Linear(3, 3), nn.MultiheadAttention(4, 2))
-    with pytest.raises(ValueError, match="Sequential has no self-attention"), recorded(model):
+    with pytest.raises(ValueError, match="Sequential has no self-attention"), record_values(model):
         pass
     assert not model._forward_pre_hooks
 
@@ -104,8 +104,8 @@ def test_a_model_without_attention_is_refused() -> None:
 def test_a_model_is_recorded_once_at_a_time() -> None:
     """A second recording of the same model is refused, and the first one continues."""
     model = _model("vit")
-    with recorded(model) as values:
-        with pytest.raises(ValueError, match="already"), recorded(model):
+    with record_values(model) as values:
+        with pytest.raises(ValueError, match="already"), record_values(model):
             pass
         model(_images())
     assert len(values.blocks) > 0

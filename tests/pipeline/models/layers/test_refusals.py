@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from patchline.pipeline.models.layers.attention import MultiHeadSelfAttention
-from patchline.pipeline.models.layers.grid_resizing import resized_grid
+from patchline.pipeline.models.layers.grid_resizing import resize_grid
 from patchline.pipeline.models.layers.pooling import AttentionPooling
 from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
 from patchline.pipeline.models.layers.sine_cosine_positions import SineCosinePositionEmbedding
@@ -22,7 +22,7 @@ from patchline.pipeline.models.layers.sine_cosine_positions import SineCosinePos
         (lambda: RotarySelfAttention(12, 2), "size 6 is not a multiple of 4"),
         (lambda: SineCosinePositionEmbedding((2, 2), 10), "embed_dim 10 is not a multiple of 4"),
         (
-            lambda: resized_grid(torch.zeros(1, 13, 6), (3, 4), (2, 2)),
+            lambda: resize_grid(torch.zeros(1, 13, 6), (3, 4), (2, 2)),
             "13 values do not fill a grid of 3x4",
         ),
     ],

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.probing import stored_rows
 from patchline.pipeline.models.probing.features import (
     FeatureStore,
@@ -82,7 +82,7 @@ def test_equal_to_a_plain_loop(tmp_path: Path, name: str, precision: str) -> Non
     model.eval()
     enabled = precision == "bfloat16"
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-        model(normalised(torch.from_numpy(images[ROWS]), image))
+        model(normalize(torch.from_numpy(images[ROWS]), image))
     expected_ND = kept[0].float().numpy()
     tolerance = 0.02 if enabled else 1e-5
     np.testing.assert_allclose(features_ND, expected_ND, atol=tolerance * np.abs(expected_ND).max())

@@ -19,7 +19,7 @@ from patchline.pipeline.models.probing.linear_fit import (
     REGULARIZATIONS,
     FittedHead,
     fit_head,
-    held_out_folds,
+    split_into_folds,
 )
 
 _Array = np.ndarray[Any, Any]
@@ -219,13 +219,13 @@ def test_images_that_belong_together_are_held_out_together(seed: int) -> None:
     if seed % 2:  # all images of a unit are of one class
         units_N = 100 * labels_N + units_N
     for folds in (2, 5):
-        parts = held_out_folds(labels_N, units_N, folds)
+        parts = split_into_folds(labels_N, units_N, folds)
         assert len(np.unique(np.concatenate([*parts, []]))) == sum(map(len, parts))
         for rows in parts:
             fitted = np.delete(np.arange(60), rows)
             assert not set(units_N[rows]) & set(units_N[fitted])
             assert set(labels_N[fitted]) == set(labels_N)
-        alone = held_out_folds(labels_N, None, folds)
+        alone = split_into_folds(labels_N, None, folds)
         assert sorted(np.concatenate(alone)) == list(range(60))
         for label in range(4):  # each class is cut in parts of nearly the same size
             sizes = [(labels_N[rows] == label).sum() for rows in alone]

@@ -170,7 +170,7 @@ def wide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Wide]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(batch_prediction, "FEWEST_IMAGES", 8)
     made = Wide()
-    with worker_start.using_launcher("wide", lambda: made):
+    with worker_start.use_launcher("wide", lambda: made):
         yield made
 
 
@@ -193,7 +193,7 @@ def test_parts_give_the_table_of_one_process(
         package, "m/1", images, Path("a.parquet"), on_progress=lambda done, *_: seen.append(done)
     )
     assert 0 < table.answered_before < max(seen) == 56
-    with worker_start.using_launcher("alone", LocalLauncher):
+    with worker_start.use_launcher("alone", LocalLauncher):
         alone = predict_images(package, "m/1", images, Path("b.parquet"))
     assert (table.images, table.unreadable) == (alone.images, alone.unreadable) == (56, 1)
     assert table.first_errors == alone.first_errors

@@ -18,7 +18,7 @@ from patchline.pipeline.packaging.prediction.image_files import (
     count_images,
     find_images,
 )
-from patchline.pipeline.workspace.address import parsed
+from patchline.pipeline.workspace.address import parse_address
 from patchline.plugins.stores.objects import RemoteStore
 
 
@@ -148,7 +148,7 @@ def test_what_holds_no_image_is_named(tmp_path: Path, given: list[str], sentence
 
 def test_images_on_an_object_store_have_their_addresses(bucket: str, tmp_path: Path) -> None:
     """Files, folders and archives are downloaded; their names are their addresses."""
-    store = RemoteStore(parsed(f"s3://{bucket}/photos", "x"))
+    store = RemoteStore(parse_address(f"s3://{bucket}/photos", "x"))
     names = ("a/1.png", "a/2.png", "b.png")
     for name in names:
         store.write(name, name.encode())

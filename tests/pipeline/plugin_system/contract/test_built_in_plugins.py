@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.plugin_system import plugin_loader
-from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, installed
+from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, list_installed
 from patchline.plugin_checks import checks_of
 from tests.pipeline.plugin_system.contract.faults import SLOW
 
-BUILT_IN = [(entry.kind, entry.name) for entry in installed() if entry.distribution == "patchline"]
+BUILT_IN = [
+    (entry.kind, entry.name) for entry in list_installed() if entry.distribution == "patchline"
+]
 _ELSEWHERE = {"torchvision", "timm", "hybrid", "ray", "s3", "gs", "az"}
 """Plugins with large networks, which the slow tests check, and that need a cluster or server."""
 _MODULES = {"model", "patch_embedding"}

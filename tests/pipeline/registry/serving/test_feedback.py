@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.registry.serving.interfaces.feedback_api import opened_table
+from patchline.pipeline.registry.serving.interfaces.feedback_api import open_table
 from patchline.pipeline.registry.serving.traffic_recorder import PARTS
 from patchline.pipeline.registry.serving.traffic_recorder import rows_of as recorded
 from tests.pipeline.registry.serving.served import Registry, Serving, png, serving
@@ -52,10 +52,10 @@ def test_images_go_into_no_folder_of_others(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     (tmp_path / "feedback").symlink_to("/")
     with pytest.raises(ConfigError, match="feedback is a link to /, and --feedback follows none"):
-        opened_table(table, several=False, classes=["a"])
+        open_table(table, several=False, classes=["a"])
     (tmp_path / "feedback").unlink()
     (tmp_path / "feedback").mkdir()
     (tmp_path / "feedback").chmod(0o777)
     with pytest.raises(ConfigError, match=r"every user of this machine .* \(mode 0777\)"):
-        opened_table(table, several=False, classes=["a"])
+        open_table(table, several=False, classes=["a"])
     assert [each.name for each in tmp_path.iterdir()] == ["feedback"]

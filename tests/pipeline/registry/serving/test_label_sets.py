@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, checked_package
+from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, check_package
 from tests.pipeline.registry.made_versions import CLASSES, made_package
 from tests.pipeline.registry.serving.served import (
     NAME,
@@ -81,7 +81,7 @@ def test_every_interface_gives_the_same_labels(server: Serving, sets: Registry) 
 def test_probabilities_of_sets_need_not_sum_to_1_but_must_be_probabilities(tmp_path: Path) -> None:
     """A package of sets is accepted; one whose network answers with logits is refused."""
     made_package(tmp_path, seed=3, thresholds=THRESHOLDS)
-    package = checked_package(tmp_path, 1).package
+    package = check_package(tmp_path, 1).package
     pixels = np.full((2, 8, 8, 3), 90, np.uint8)
     assert abs(package.probabilities(pixels).sum(axis=1) - 1).min() > 1e-3
     network = onnx.load(tmp_path / "model.onnx")
@@ -90,7 +90,7 @@ def test_probabilities_of_sets_need_not_sum_to_1_but_must_be_probabilities(tmp_p
     weights.CopyFrom(numpy_helper.from_array(np.full((3, 3), 0.5, np.float32), "weights"))
     onnx.save(network, tmp_path / "model.onnx")
     with pytest.raises(PackageRefusedError, match="no probabilities"):
-        checked_package(tmp_path, 1)
+        check_package(tmp_path, 1)
 
 
 def test_no_label_is_feedback_only_if_it_is_said(server: Serving, sets: Registry) -> None:

@@ -69,7 +69,7 @@ def test_a_download_that_takes_too_long_is_rejected_and_tried_less_often(cache: 
             watch._rejected_at -= watch._pause + 1  # the time has passed
         return pauses
 
-    with file_locks.locked(cache / ".part-under way.lock"):
+    with file_locks.hold_lock(cache / ".part-under way.lock"):
         assert asyncio.run(follow()) == [60, 120, 240, 480, 960, 960]
     left = {each.name for each in cache.iterdir() if each.is_dir()}
     assert left == {".part-under way"}

@@ -177,7 +177,7 @@ def test_a_teacher_predicts_where_its_images_are(
     monkeypatch.chdir(tmp_path)
     job = job_of(write_photos(WORKSPACE / "sources/archive/x", classes=1, images=2), tmp_path)
     wide = Wide()
-    with worker_start.using_launcher("wide", lambda: wide):
+    with worker_start.use_launcher("wide", lambda: wide):
         for wide.is_far in (False, True):
             with launcher_for(job):
                 assert (worker_start.current_launcher() is wide) != wide.is_far

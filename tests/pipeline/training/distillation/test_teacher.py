@@ -13,10 +13,10 @@ import torch
 import transformers
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
-from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.inference import normalize
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
 from patchline.pipeline.models.model_files import load_model, save_model
@@ -37,12 +37,12 @@ NAMES = ("ant", "bee", "cat", "dog", "eel")
 
 def config_of(teacher: Path | str, **training: str) -> RunConfig:
     """Return the config of a run with a teacher."""
-    return validated({"training": {"teacher": str(teacher), **training}})
+    return validate_config({"training": {"teacher": str(teacher), **training}})
 
 
 def saved(folder: Path, classes: Any = ("a", "b"), seed: int = 0, **described: Any) -> Path:
     """Save a small model as a run does."""
-    choice = validated({"model": SETTINGS["model"]}).model
+    choice = validate_config({"model": SETTINGS["model"]}).model
     torch.manual_seed(seed)
     model = build_model(choice, IMAGE, len(classes))
     own = ModelDescription(model=choice, plugins=(), classes=classes, image=IMAGE, **described)
@@ -99,7 +99,7 @@ def test_published_weights_teach_if_their_classes_have_names(tmp_path: Path) -> 
     assert description.image == teacher.image
     side = teacher.image.height
     images_BHWC = torch.randint(0, 256, (2, side, side, 3), dtype=torch.uint8)
-    inputs_BCHW = normalised(images_BHWC, teacher.image)
+    inputs_BCHW = normalize(images_BHWC, teacher.image)
     theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path).eval()
     found, expected = model(inputs_BCHW), theirs(inputs_BCHW).logits
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
@@ -123,7 +123,7 @@ def test_what_cannot_teach_is_refused_before_data_is_read(
     tmp_path: Path, make: Callable[[Path], Any], message: str
 ) -> None:
     """The sentence names the setting and a remedy."""
-    config = validated(
+    config = validate_config(
         {"training": {"teacher": str(make(tmp_path / "x"))}, "data": {"task": "single_label"}}
     )
     with pytest.raises(ConfigError, match=message):
@@ -145,7 +145,7 @@ def test_a_teacher_of_sets_is_its_weights_and_its_calibration(tmp_path: Path) ->
 def test_a_head_is_not_taught() -> None:
     """Its fit knows labels only, and the sentence says what to set."""
     with pytest.raises(ConfigError, match=r"training.trainable is head, but training.teacher is"):
-        validated(
+        validate_config(
             {
                 "model": {"init": "a/1"},
                 "training": {"teacher": "flowers@champion", "trainable": "head"},

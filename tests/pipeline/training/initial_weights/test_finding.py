@@ -21,10 +21,10 @@ from patchline.pipeline.registry import registration
 from patchline.pipeline.training.initial_weights.finding import find
 from patchline.pipeline.training.initial_weights.loading import load_into
 from patchline.pipeline.training.initial_weights.record import (
-    stored_provenance,
+    read_stored_provenance,
     weights_folder,
 )
-from patchline.pipeline.training.initial_weights.starting_point import starting_point
+from patchline.pipeline.training.initial_weights.starting_point import find_starting_point
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun
@@ -55,7 +55,7 @@ def test_a_file_of_another_library_gives_its_logits(tmp_path: Path) -> None:
     """From the file's name to a model that computes the same: no other setting is needed."""
     file, workspace = written(tmp_path / "small.safetensors"), tmp_path / "work"
     flags = {"model": {"init": str(file), "num_heads": 4}}
-    start = starting_point(config_files.requested(None, flags=flags), "x", workspace)
+    start = find_starting_point(config_files.build_config(None, flags=flags), "x", workspace)
     assert start.weights is not None
     data = start.config.data
     image = ImageSpec(
@@ -80,7 +80,7 @@ def saved_model(
 ) -> Path:
     """Save a small model as a run does, and return its folder."""
     size = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}
-    choice = config_files.validated({"model": {**size, **settings}}).model
+    choice = config_files.validate_config({"model": {**size, **settings}}).model
     image = image_spec(channels)
     description = ModelDescription(
         model=choice, plugins=(), classes=classes, image=image, run_id=run_id
@@ -144,7 +144,7 @@ def test_a_copied_model_knows_what_it_has_seen(tmp_path: Path) -> None:
         found = find(str(tmp_path / "copy" / "model.safetensors"), tmp_path / "work", "x")
         assert found is not None
         assert found.provenance.state == state
-        kept = stored_provenance(weights_folder(tmp_path / "work", found.sha256))
+        kept = read_stored_provenance(weights_folder(tmp_path / "work", found.sha256))
         assert kept.images == (made.images if provenance else Provenance().images)
         assert kept.summary == found.provenance
     assert found is not None
@@ -191,7 +191,7 @@ def registered_encoder(name: str, folder: Path, provenance: Provenance | None = 
     with tracked_run.open_run(new, folder / "runs") as run:
         package = made_package(run.folder / "package")
         saved_model(package.folder, provenance, (), run_id=run.run_id)
-        model_id = registration.logged_model(run, name, "image-encoder")
+        model_id = registration.find_logged_model(run, name, "image-encoder")
         registration.register(run, model_id, name, package, {})
     return run.run_id
 
@@ -204,8 +204,8 @@ def test_a_classifier_starts_from_aregistered_encoder(tmp_path: Path) -> None:
     """
     (tmp_path / "moths-encoder" / "1").mkdir(parents=True)
     run_id, workspace = registered_encoder("moths-encoder", tmp_path), tmp_path / "work"
-    asked = config_files.requested(None, flags={"model": {"init": "moths-encoder/1"}})
-    start = starting_point(asked, "moths", workspace, None, CLASSES)
+    asked = config_files.build_config(None, flags={"model": {"init": "moths-encoder/1"}})
+    start = find_starting_point(asked, "moths", workspace, None, CLASSES)
     found, data, image = start.weights, start.config.data, image_spec(3)
     assert found is not None
     assert (found.kind, found.run_id, found.classes) == ("version", run_id, ())

@@ -31,7 +31,9 @@ PIXELS_BCHW = torch.linspace(-1, 1, 2 * 3 * 16 * 16).view(2, 3, 16, 16)
 
 def built(classes: int = 3, side: int = 16, channels: int = 3, **changes: Any) -> nn.Module:
     """Return a small model with random weights, none of them zero or one."""
-    choice = config_files.validated({"model": config_files.merged(SETTINGS, changes)}).model
+    choice = config_files.validate_config(
+        {"model": config_files.merge_settings(SETTINGS, changes)}
+    ).model
     image = ImageSpec(
         channels=1 if channels == 1 else 3,
         height=side,

@@ -42,8 +42,8 @@ FILE = "tower.safetensors"
 
 def asked(preset: str = "none", **sections: Any) -> RunConfig:
     """Return the config of a run with initial weights and some flags."""
-    flags = config_files.merged({"model": {"init": FILE}}, sections)
-    return config_files.requested(None, preset_name=preset, flags=flags)
+    flags = config_files.merge_settings({"model": {"init": FILE}}, sections)
+    return config_files.build_config(None, preset_name=preset, flags=flags)
 
 
 def test_model_and_images_follow_the_weights() -> None:
@@ -125,7 +125,7 @@ def test_the_recipe_depends_on_what_is_trained() -> None:
     assert (everything.optimizer.learning_rate, everything.optimizer.layer_decay) == (1e-4, 0.75)
     assert everything.training.epochs == 10
     flags = {"model": {"init": "flowers@champion"}}
-    warm = config_files.requested(None, preset_name="none", flags=flags)
+    warm = config_files.build_config(None, preset_name="none", flags=flags)
     assert (warm.optimizer.learning_rate, warm.training.epochs) == (1e-3, 20)
 
 
@@ -140,31 +140,33 @@ def test_pretraining_continues_with_all_weights() -> None:
 def test_without_a_champion_training_is_as_usual() -> None:
     """The first run of a schedule has the usual rate and length, but for what was set."""
     flags: dict[str, Any] = {"model": {"init": "champion"}, "optimizer": {"weight_decay": 0.2}}
-    config = without_initial_weights(config_files.requested(None, preset_name="none", flags=flags))
+    config = without_initial_weights(
+        config_files.build_config(None, preset_name="none", flags=flags)
+    )
     usual = RunConfig()
     assert config.model.init is None
     assert config.optimizer.learning_rate == usual.optimizer.learning_rate
     assert config.training.epochs == usual.training.epochs
     assert config.optimizer.weight_decay == 0.2
-    config = config_files.requested(
+    config = config_files.build_config(
         None, preset_name="quick", flags={**flags, "training": {"epochs": 20}}
     )
     assert without_initial_weights(config).training.epochs == 20
     flags["training"] = {"trainable": "head"}
     with pytest.raises(ConfigError, match="has no champion yet whose head"):
-        without_initial_weights(config_files.requested(None, flags=flags))
+        without_initial_weights(config_files.build_config(None, flags=flags))
 
 
 def test_a_recorded_digest_belongs_to_the_recorded_weights() -> None:
     """A flag that names other weights drops the digest of the file; a saved run keeps it."""
     resolved = with_initial_weights(asked(), FOUND)
     saved = resolved.model_dump(mode="json")
-    assert config_files.validated(saved).record.init_sha256 == FOUND.sha256
+    assert config_files.validate_config(saved).record.init_sha256 == FOUND.sha256
     file = Path("run.yaml")
     config_files.save(resolved, file)
-    same = config_files.requested(None, file=file)
+    same = config_files.build_config(None, file=file)
     assert same.record.init_sha256 == FOUND.sha256
-    other = config_files.requested(None, file=file, flags={"model": {"init": "other.npz"}})
+    other = config_files.build_config(None, file=file, flags={"model": {"init": "other.npz"}})
     assert (other.model.init, other.record.init_sha256) == ("other.npz", None)
 
 
@@ -184,7 +186,7 @@ def test_a_head_is_not_combined_with_what_makes_no_sense(
         asked(training=training)
     assert asked(training={"folds": 5}).training.trainable == "head"
     with pytest.raises(ConfigError, match="features would be those of random weights"):
-        config_files.requested(None, flags={"training": {"trainable": "head"}})
+        config_files.build_config(None, flags={"training": {"trainable": "head"}})
 
 
 @pytest.mark.parametrize(("preset", "trainable"), [("quick", None), ("none", "last_blocks")])

@@ -16,7 +16,7 @@ from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.models.inference import predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing import linear_fit
-from patchline.pipeline.models.probing.linear_fit import held_out_folds
+from patchline.pipeline.models.probing.linear_fit import split_into_folds
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.models.stored_logits import logits_of, save_logits
 from patchline.pipeline.training.initial_weights.record import TENSORS_FILE
@@ -182,10 +182,10 @@ def test_groups_are_not_divided_where_training_images_are_held_out(
     parts: list[Any] = []
 
     def seen(*arguments: Any) -> list[Any]:
-        parts.extend(held_out_folds(*arguments))
+        parts.extend(split_into_folds(*arguments))
         return parts
 
-    monkeypatch.setattr(linear_fit, "held_out_folds", seen)
+    monkeypatch.setattr(linear_fit, "split_into_folds", seen)
     trained(job)
     training = open_data(job).training.rows
     divided = [(training[rows], np.delete(training, rows)) for rows in parts]

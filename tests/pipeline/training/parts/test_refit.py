@@ -16,10 +16,10 @@ from scipy import stats
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation.metrics.intervals import mean_of_repeats, proportion
-from patchline.pipeline.models.inference import normalised, predict_logits
+from patchline.pipeline.models.inference import normalize, predict_logits
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.training.config import TrainingConfig
-from patchline.pipeline.training.job import TrainingJob, TrainingPart, scaled
+from patchline.pipeline.training.job import TrainingJob, TrainingPart, scale_knots
 from patchline.pipeline.training.parts.after_folds import combine_members
 from patchline.pipeline.training.recipe.weight_averaging import (
     LastWeights,
@@ -51,7 +51,7 @@ def _fold(make: Make, fold: int, folds: int) -> TrainingJob:
 @given(numerator=st.integers(1, 60), denominator=st.integers(1, 60))
 def test_a_scaled_plan_is_a_valid_plan(numerator: int, denominator: int) -> None:
     """Whatever the number of steps per epoch, the knots are accepted as a recorded plan."""
-    knots = scaled(PLAN, numerator, denominator)
+    knots = scale_knots(PLAN, numerator, denominator)
     assert TrainingRecord(step_plan=knots).step_plan == knots
     exact = StepPlan(PLAN).last_step * numerator / denominator
     assert abs(StepPlan(knots).last_step - exact) <= len(PLAN)
@@ -203,7 +203,7 @@ def test_batch_norm_is_measured_again_for_an_average() -> None:
     torch.nn.init.constant_(layer.get_buffer("running_mean"), 7.0)
     model = torch.nn.Sequential(layer, torch.nn.Dropout(0.5))
     measure_batch_norm(model, images, np.arange(40), image, batch_size=10, seed=0)
-    pixels = normalised(torch.from_numpy(images), image)
+    pixels = normalize(torch.from_numpy(images), image)
     torch.testing.assert_close(layer.get_buffer("running_mean"), pixels.mean((0, 2, 3)))
     assert layer.momentum == 0.1
     assert not model.training

@@ -32,7 +32,7 @@ from tests.patience import until
 from tests.pipeline.models.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import SETTINGS, keep_weights, trained
 
-_SETTINGS: dict[str, Any] = config_files.merged(
+_SETTINGS: dict[str, Any] = config_files.merge_settings(
     SETTINGS,
     {"data": {"path": "photos"}, "training": {"epochs": 12, "batch_size": 4, "folds": 2}},
 )
@@ -49,7 +49,9 @@ def train_parts(folder: Path, **training: Any) -> Any:
     """Do the fits of a run of the folder; continue the run that is there."""
     os.chdir(folder)
     workspace = folder / ".patchline"
-    config = config_files.validated(config_files.merged(_SETTINGS, {"training": training}))
+    config = config_files.validate_config(
+        config_files.merge_settings(_SETTINGS, {"training": training})
+    )
     data = ingestion.ingest(config, workspace)
     config = ingestion.resolve(config, data)
     prepared = ingestion.prepare(config, data, workspace)
@@ -67,9 +69,9 @@ def _opened(config: Any, data: Any, workspace: Path) -> AbstractContextManager[A
     open_runs = all_runs("attributes.status != 'FINISHED'") if has_runs else ()
     if any(nested_runs.PARENT_TAG not in run.data.tags for run in open_runs):
         found = interrupted_runs.find("last", workspace / "runs")
-        return tracked_run.continued_run(found.run_id, found.folder, config.flat(), {})
+        return tracked_run.continue_run(found.run_id, found.folder, config.flat(), {})
     request = RunRequest(config=config, data_fingerprint=data.fingerprint)
-    return tracked_run.owned_run(config, workspace / "runs", {}, request.model_dump_json())
+    return tracked_run.open_owned_run(config, workspace / "runs", {}, request.model_dump_json())
 
 
 def _digest(folder: Path) -> str:
@@ -149,7 +151,7 @@ def test_a_head_is_refitted_with_the_median_regularization_of_its_folds(
     """Each fold is a run of its own; the final head has seen all images, and is what is kept."""
     write_photos(tmp_path / "photos", images=12, side=16)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    model = build_model(config_files.validated(_SETTINGS).model, image_spec(16), 5)
+    model = build_model(config_files.validate_config(_SETTINGS).model, image_spec(16), 5)
     sha256 = "0" * 64
     keep_weights(weights_folder((tmp_path / ".patchline").resolve(), sha256), model.state_dict())
     monkeypatch.setitem(_SETTINGS["model"], "init", "some.safetensors")

@@ -39,7 +39,7 @@ def attempt(job: TrainingJob, settings: dict[str, Any]) -> dict[str, Any]:
     choice = PluginChoice.model_validate(settings)
     needs = resources_of(job.config.training)
     try:
-        with worker_start.using_launcher(
+        with worker_start.use_launcher(
             str((settings, wait_seconds)),
             lambda: _launcher(choice, wait_seconds),
         ) as launcher:

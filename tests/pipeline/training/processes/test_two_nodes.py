@@ -113,8 +113,8 @@ def folder(
             _add(compressed, name, content)
     put = (
         "import sys; from pathlib import Path; from patchline.pipeline.workspace import chosen; "
-        "from patchline.pipeline.workspace.address import parsed; "
-        "top = Path(sys.argv[1]); store = chosen.opened(parsed(sys.argv[2], '-')); "
+        "from patchline.pipeline.workspace.address import parse_address; "
+        "top = Path(sys.argv[1]); store = chosen.open_store(parse_address(sys.argv[2], '-')); "
         "files = [each for each in top.rglob('*') if each.is_file()]; "
         "[store.upload(each, each.relative_to(top).as_posix()) for each in files]"
     )

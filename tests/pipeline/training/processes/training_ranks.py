@@ -37,7 +37,7 @@ from patchline.pipeline.training.parts import last_blocks, probe
 from patchline.pipeline.training.parts.after_folds import Refit
 from patchline.pipeline.training.processes.machines import LOOPBACK, interface_of
 from patchline.pipeline.training.processes.rank import fit
-from patchline.pipeline.training.processes.ranks import Place, Ranks, stopped_ranks_named
+from patchline.pipeline.training.processes.ranks import Place, Ranks, name_stopped_ranks
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workers.worker_process import leave
 from patchline.pipeline.workspace.files.atomic_files import write_text
@@ -169,7 +169,7 @@ def _wait_in_vain(folder: Path, ranks: Ranks) -> None:
             time.sleep(0.05)
         return
     try:
-        with stopped_ranks_named(wait):
+        with name_stopped_ranks(wait):
             ranks.sum(torch.ones(1))
     except (WorkerError, RuntimeError) as error:  # torch's, if another rank gave up before
         write_text(files[ranks.rank], str(error))

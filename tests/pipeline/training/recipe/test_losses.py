@@ -11,13 +11,13 @@ from torch.nn import functional
 
 from patchline.pipeline.training.config import TrainingConfig
 from patchline.pipeline.training.recipe.losses import (
-    balanced_class_weights,
+    compute_class_weights,
     positive_weights,
     sentence_on_limited_weights,
     set_loss,
     training_loss,
 )
-from patchline.pipeline.training.recipe.mixing import Mix, mixed_targets
+from patchline.pipeline.training.recipe.mixing import Mix, mix_targets
 from tests.pipeline.training.trained_jobs import Make, opened
 
 LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
@@ -66,7 +66,7 @@ def test_an_index_is_a_target_of_one(loss: str, weights: torch.Tensor | None) ->
 def test_balanced_weights_are_inverse_frequencies() -> None:
     """Three times as many images, a third of the weight; 1 on average over the images."""
     labels = np.array([0] * 6 + [1] * 2)
-    weights = balanced_class_weights(labels, 3)
+    weights = compute_class_weights(labels, 3)
     assert weights.tolist() == pytest.approx([8 / 12, 8 / 4, 0.0])
     assert float(weights[labels].mean()) == pytest.approx(1.0)
 
@@ -77,7 +77,7 @@ def test_the_settings_decide_the_loss_of_a_training(make: Make) -> None:
     training = opened(job)
     labels = training.data.labels[training.data.training.rows]
     logits, targets = torch.randn(len(labels), 3), torch.from_numpy(labels)
-    weights = balanced_class_weights(labels, 3)
+    weights = compute_class_weights(labels, 3)
     expected = training_loss(logits, targets, job.config.training, weights)
     assert torch.equal(training.step.objective.loss(logits, targets), expected)
 
@@ -143,7 +143,7 @@ def test_extreme_logits_have_finite_losses_and_gradients() -> None:
 @pytest.mark.parametrize("loss", ["bce", "asymmetric"])
 def test_a_mixed_target_counts_as_its_shares_of_yes_and_no(loss: str) -> None:
     """The union of two sets, each label by the share of the image that has it."""
-    mixed = mixed_targets(SETS[:2], 9, Mix(0.7))
+    mixed = mix_targets(SETS[:2], 9, Mix(0.7))
     assert set(mixed.flatten().tolist()) <= {0.0, *torch.tensor([0.3, 0.7, 1.0]).tolist()}
     assert torch.equal(mixed > 0, (SETS[:2] + SETS[:2].roll(1, 0)) > 0)
     config = _config(loss=loss)

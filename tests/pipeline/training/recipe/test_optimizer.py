@@ -46,7 +46,7 @@ def _decaying(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[str]:
     [
         (entry.kind, entry.name)
         for kind in ("model", "patch_embedding")
-        for entry in plugin_loader.installed(kind)
+        for entry in plugin_loader.list_installed(kind)
         if entry.target.startswith("patchline.plugins.")
     ],
 )

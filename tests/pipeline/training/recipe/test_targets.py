@@ -17,8 +17,8 @@ from patchline.pipeline.training.recipe.mixing import (
     Mix,
     dominant_labels,
     draw_mix,
-    mixed_images,
-    mixed_targets,
+    mix_images,
+    mix_targets,
 )
 from patchline.pipeline.training.recipe.soft_targets import SoftTargets, soft_targets
 
@@ -50,9 +50,9 @@ def test_images_and_targets_are_those_of_torchvision(name: str, step: int) -> No
         theirs = v2.CutMix(num_classes=CLASSES)
         params |= {"box": (left, top, right, bottom), "lam_adjusted": mix.share}
     images, expected = _images(), theirs.transform(_images(), params)
-    assert torch.allclose(mixed_images(images, mix), expected, rtol=0, atol=1e-6)
+    assert torch.allclose(mix_images(images, mix), expected, rtol=0, atol=1e-6)
     assert torch.equal(images, _images()), "the input is not modified"
-    targets = mixed_targets(LABELS_B, CLASSES, mix)
+    targets = mix_targets(LABELS_B, CLASSES, mix)
     assert torch.allclose(targets, theirs.transform(LABELS_B, params), rtol=0, atol=1e-6)
 
 
@@ -61,7 +61,7 @@ def test_the_share_of_cutmix_is_that_of_the_pixels() -> None:
     before = torch.arange(6.0)[:, None, None, None].expand(6, 1, SIDE, SIDE)
     for step in range(50):
         mix = _drawn(step, cutmix=1.0)
-        kept = float((mixed_images(before, mix)[0] == 0).float().mean())
+        kept = float((mix_images(before, mix)[0] == 0).float().mean())
         assert mix.share == pytest.approx(kept, abs=1e-6)
 
 
@@ -82,7 +82,7 @@ def test_both_share_the_batches() -> None:
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_the_dominant_label_is_that_of_the_larger_share(share: float) -> None:
     """Accuracy is counted against the class with the highest target."""
-    targets = mixed_targets(LABELS_B, CLASSES, Mix(share))
+    targets = mix_targets(LABELS_B, CLASSES, Mix(share))
     assert torch.equal(dominant_labels(LABELS_B, Mix(share)), targets.argmax(1))
 
 

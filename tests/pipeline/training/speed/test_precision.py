@@ -14,7 +14,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.training.job import TrainingPart
 from patchline.pipeline.training.parts import launching
-from patchline.pipeline.training.parts.probe import frozen_network
+from patchline.pipeline.training.parts.probe import build_frozen_network
 from patchline.pipeline.training.speed import precision
 from patchline.pipeline.training.speed.precision import (
     Chooser,
@@ -71,7 +71,7 @@ def test_the_features_of_a_fold_are_float32(make: Make) -> None:
     """The config of a fold says nothing of folds; its part does."""
     job = from_weights(make, "fold", training={"precision": "auto"})
     job = job.model_copy(update={"part": TrainingPart(fold=1, folds=3)})
-    found = frozen_network(job, StoppingWriter(job)).precision
+    found = build_frozen_network(job, StoppingWriter(job)).precision
     assert found.name == "float32"
     assert "calibration on all folds" in found.reason
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchline.pipeline.config_files import requested
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files import archive_members
@@ -304,7 +304,7 @@ def test_names_that_are_there_several_times_are_said(tmp_path: Path) -> None:
     archive = open_archive(file)
     assert archive.repeated == ["a/1.png"]
     assert content(archive, "a/1.png") == b"new"
-    [note] = listing_of(requested(str(file), preset_name="none"), tmp_path / "work").notes
+    [note] = listing_of(build_config(str(file), preset_name="none"), tmp_path / "work").notes
     assert note.startswith("1 name is in the archive several times, such as a/1.png: of each, the")
 
 

@@ -14,7 +14,7 @@ from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace.files.atomic_files import (
     full_disk,
     open_replacing,
-    replacing,
+    replace_file,
     storage_errors,
     write_text,
 )
@@ -33,7 +33,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: Bas
     write_text(target, "old Blüte")
 
     def write_half() -> None:
-        with replacing(target) as temporary:
+        with replace_file(target) as temporary:
             temporary.write_text("half of the new te")
             assert temporary.parent == target.parent
             assert target.read_text(encoding="utf-8") == "old Blüte"
@@ -77,9 +77,9 @@ def test_file_can_be_read_by_whom_the_umask_allows(tmp_path: Path) -> None:
 def test_two_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
     """Two blocks that write the same file do not mix: the last to finish wins."""
     target = tmp_path / "note.txt"
-    with replacing(target) as first:
+    with replace_file(target) as first:
         first.write_text("first")
-        with replacing(target) as second:
+        with replace_file(target) as second:
             second.write_text("second")
         assert target.read_text() == "second"
     assert target.read_text() == "first"
@@ -108,7 +108,7 @@ def test_a_disk_is_known_to_be_full_by_what_is_left(
 def test_read_only_disk_is_named_in_a_sentence(tmp_path: Path, code: int) -> None:
     """Where nothing may be written the error names the file, the reason and what to do."""
     target = tmp_path / "note.txt"
-    with pytest.raises(StorageError) as raised, replacing(target):
+    with pytest.raises(StorageError) as raised, replace_file(target):
         raise OSError(code, os.strerror(code))
     sentence = str(raised.value)
     assert sentence.startswith(f"{target} may not be written ({os.strerror(code)}).")

@@ -10,7 +10,7 @@ from patchline.pipeline.data.config import source_of
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files.data_kinds import (
     data_kind,
-    found_kind,
+    find_kind,
 )
 
 
@@ -23,7 +23,7 @@ from patchline.pipeline.workspace.files.data_kinds import (
 )  # fmt: skip
 def test_what_is_not_there_has_the_kind_of_its_name(tmp_path: Path, name: str, kind: str) -> None:
     """Whoever reads it says that it is missing, or that nothing can have such a name."""
-    assert found_kind(str(tmp_path / name)) == (kind, "")
+    assert find_kind(str(tmp_path / name)) == (kind, "")
 
 
 @pytest.mark.parametrize("name", ["loop", "loop.json"])
@@ -33,7 +33,7 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path, name: str) -> None:
     A broken link in a folder does not hide what is beside it.
     """
     (tmp_path / name).symlink_to(name)
-    kind, reason = found_kind(str(tmp_path / name))
+    kind, reason = find_kind(str(tmp_path / name))
     assert kind == "unknown"
     assert reason.endswith("Check the path and its permissions.")
     assert reason.isprintable()

@@ -12,9 +12,9 @@ from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.file_locks import (
     Liveness,
     acquire,
+    hold_lock,
     holder_of,
     is_held,
-    locked,
     try_lock,
 )
 
@@ -33,7 +33,7 @@ def test_a_lock_has_one_holder_at_a_time(tmp_path: Path) -> None:
         assert is_held(file)
         assert acquire(file, 0.1) is None
     assert not is_held(file)
-    with locked(file):
+    with hold_lock(file):
         assert is_held(file)
 
 
@@ -45,7 +45,7 @@ def test_those_who_check_a_lock_do_not_see_each_other(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         states = set(pool.map(lambda _: holder_of(file), range(100)))
         assert states == {Liveness.DEAD}
-        with locked(file):
+        with hold_lock(file):
             assert set(pool.map(lambda _: holder_of(file), range(100))) == {Liveness.ALIVE}
 
 
@@ -53,6 +53,6 @@ def test_a_lock_is_checked_where_there_are_no_shared_locks(tmp_path: Path) -> No
     """The check of such a system tells the same by holding the lock for a moment."""
     file = tmp_path / "a.lock"
     assert file_locks._by_holding(file, 0.0) is Liveness.UNKNOWN
-    with locked(file):
+    with hold_lock(file):
         assert file_locks._by_holding(file, 0.0) is Liveness.ALIVE
     assert file_locks._by_holding(file, 0.0) is Liveness.DEAD

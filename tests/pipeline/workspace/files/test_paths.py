@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from patchline.flows.prefect_api import prefect_database
-from patchline.pipeline.config_files import validated
+from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data.ingestion import ingest
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.training.initial_weights.recipe import is_file
@@ -182,9 +182,9 @@ def test_an_unknown_user_is_named_with_the_setting(photos: Path, tmp_path: Path)
     """Of the data, of the table of excluded files, and of the initial weights."""
     rule = "there is no user 'no-such-user'. Check the path"
     with pytest.raises(ConfigError, match=f"data.path is ~no-such-user/photos, but {rule}"):
-        ingest(validated({"data": {"path": "~no-such-user/photos"}}), tmp_path)
+        ingest(validate_config({"data": {"path": "~no-such-user/photos"}}), tmp_path)
     table = {"path": str(photos), "exclude": "~no-such-user/findings.csv"}
     with pytest.raises(ConfigError, match=f"data.exclude is .*, but {rule}"):
-        ingest(validated({"data": table}), tmp_path)
+        ingest(validate_config({"data": table}), tmp_path)
     with pytest.raises(ConfigError, match=f"model.init is .*, but {rule}"):
         is_file("~no-such-user/vit.safetensors")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from patchline.flows.commands.data import inspected
-from patchline.pipeline.config_files import requested
+from patchline.flows.commands.data import write_inspection
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.data.manifests.left_out import read_exclusion, with_exclusion
 from patchline.pipeline.evaluation.inspection.findings import write_table
 from patchline.pipeline.workspace.files.table_cells import plain_cell, table_cell
@@ -49,7 +49,7 @@ def test_findings_of_odd_names_can_be_given_back(tmp_path: Path) -> None:
     for number, name in enumerate(odd):  # copies, and as such findings
         down = (photos / "down" / f"{number:03d}.png").rename(photos / "down" / name)
         (photos / name).write_bytes(down.read_bytes())
-    found, folder = inspected(requested(str(photos)), tmp_path / "out", with_plan=False)
+    found, folder = write_inspection(build_config(str(photos)), tmp_path / "out", with_plan=False)
     assert not {"\x1b", "\u202e"} & set((folder / "findings.csv").read_text("utf-8"))
     table = pd.read_csv(folder / "findings.csv", keep_default_na=False)
     assert not table["path"].str.match(r"[=+@-]").any()

@@ -19,7 +19,7 @@ from patchline.pipeline.training import extended_run
 from patchline.pipeline.training.initial_weights import finding
 from patchline.pipeline.workspace.files import workspace_identity
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.file_locks import hold_lock
 from patchline.pipeline.workspace.files.paths import sqlite_uri
 from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE
 from patchline.pipeline.workspace.files.workspace_identity import LABEL, Identity
@@ -198,7 +198,7 @@ def test_a_workspace_that_is_moved_under_a_run_is_refused(original: Path, visit:
     """What still writes to the old path is named, here or in a container; nothing is rewritten."""
     [lock] = (original / ".patchline" / "runs").glob("*/owner.lock")
     before, moved = (original / "mlflow.db").read_bytes(), original.parent / "second"
-    with locked(lock):
+    with hold_lock(lock):
         original.rename(moved)
         with pytest.raises(OrchestrationError, match=r"while the run in .* still uses it"):
             visit(moved)
@@ -228,8 +228,10 @@ def test_runs_of_a_store_that_is_not_rewritten_are_found_after_a_move(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     runs = second / ".patchline" / "runs"
     here = runs / parent.folder.name
-    assert extended_run._finished(parent.run_id, runs) == (parent.run_id, here)
-    assert finding._trained_by_run(parent.run_id, runs, "model.init").folder == here / "package"
+    assert extended_run._find_finished_run(parent.run_id, runs) == (parent.run_id, here)
+    assert (
+        finding._find_trained_by_run(parent.run_id, runs, "model.init").folder == here / "package"
+    )
 
 
 def test_only_paths_inside_the_old_folder_are_rewritten() -> None:

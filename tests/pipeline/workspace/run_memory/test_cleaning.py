@@ -159,7 +159,7 @@ def test_images_and_features_go_when_only_old_finished_runs_have_used_them(
     assert {each for each in names(workspace) if not each.startswith("runs")} == {
         *("prepared/a", "prepared/a-more", "features/of-a", "teacher_predictions/of-a"),
     }
-    with file_locks.locked(workspace / "prepared/.locks/a"):
+    with file_locks.hold_lock(workspace / "prepared/.locks/a"):
         assert len(remove(workspace, cleaning)) == len(cleaning.removable) - 1
     assert (workspace / "prepared/a/images.npy").exists()
     with live_runs.alive(workspace, "run-1", "training"):
@@ -186,7 +186,7 @@ def test_checkpoints_stay_that_a_run_on_another_machine_extends(
     (tmp_path / "team").mkdir()
     uri = (tmp_path / "team").as_uri()
     with machine("a", uri) as folder:
-        shared, finished = chosen.shared(), add_run(folder, "1", "FINISHED")
+        shared, finished = chosen.find_shared_files(), add_run(folder, "1", "FINISHED")
         assert shared is not None
         name = Path(CHECKPOINT).name
         shared.publish("runs/1/training/checkpoint", finished / "training", [name])

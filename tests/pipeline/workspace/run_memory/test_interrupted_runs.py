@@ -28,7 +28,7 @@ def made_run(store: MlflowClient, folder: Path, name: str, started: int) -> str:
 
 def found(reference: str, runs: Path) -> str:
     """Return the id of the run that a user names."""
-    return str(interrupted_runs.named(reference, runs).info.run_id)
+    return str(interrupted_runs.find_named(reference, runs).info.run_id)
 
 
 @pytest.mark.parametrize("workspace", ["100%_a", "both \"'"])
@@ -120,10 +120,13 @@ def test_a_run_that_is_being_resumed_is_not_resumed_again(tmp_path: Path) -> Non
     request = interrupted_runs.RunRequest(config=RunConfig(), data_fingerprint="0")
     write_text(runs / "stopped" / REQUEST_FILE, request.model_dump_json())
     first, second = (interrupted_runs.find("last", runs) for _ in range(2))
-    with interrupted_runs.resuming(first):
-        with pytest.raises(RunError, match="is still running"), interrupted_runs.resuming(second):
+    with interrupted_runs.resume_alone(first):
+        with (
+            pytest.raises(RunError, match="is still running"),
+            interrupted_runs.resume_alone(second),
+        ):
             pass
         with pytest.raises(ConfigError, match=f"{run_id[:8]} is still running"):
             interrupted_runs.find("last", runs)
-    with interrupted_runs.resuming(second):
+    with interrupted_runs.resume_alone(second):
         pass

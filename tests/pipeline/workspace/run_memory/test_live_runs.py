@@ -206,7 +206,7 @@ def test_a_process_touches_the_locks_that_it_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So others see that it is alive, even if a lock has no effect there."""
-    live_runs._touching.cache_clear()  # the thread of another test sleeps longer
+    live_runs._build_periodic_touch.cache_clear()  # the thread of another test sleeps longer
     monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.05)
     with live_runs.alive(tmp_path, "run-1", "training"):
         lock = tmp_path / "live" / "run-1.lock"

@@ -129,7 +129,7 @@ def test_what_a_busy_server_has_done_all_the_same_is_not_done_twice() -> None:
         versions.append("1")
         raise MlflowException(_QUEUE_POOL)
 
-    assert busy_server.repeated(register, lambda: versions[0] if versions else None) == "1"
+    assert busy_server.repeat_while_busy(register, lambda: versions[0] if versions else None) == "1"
     assert versions == ["1"]
 
 

@@ -19,7 +19,7 @@ import pytest
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import RunError, TakenOverError
 from patchline.pipeline.workspace.files import file_locks
-from patchline.pipeline.workspace.files.file_locks import Liveness, holder_of, locked
+from patchline.pipeline.workspace.files.file_locks import Liveness, hold_lock, holder_of
 from patchline.pipeline.workspace.tracking import (
     liveness,
     run_owner,
@@ -39,7 +39,7 @@ from patchline.pipeline.workspace.tracking import liveness, tracked_run
 liveness.BEAT_SECONDS, liveness.STALE_SECONDS = float({stale}) / 3, float({stale})
 
 def owned():
-    return tracked_run.owned_run(RunConfig(name="roses"), Path("runs"), {{}})
+    return tracked_run.open_owned_run(RunConfig(name="roses"), Path("runs"), {{}})
 
 with owned() as first:
     try:
@@ -103,7 +103,7 @@ def test_a_lock_is_evidence_only_where_it_is_the_same_lock(tmp_path: Path) -> No
     """Held: alive. Free and the same: dead. Missing, copied, of another kernel: not known."""
     file, copy = tmp_path / "owner.lock", tmp_path / "copy" / "owner.lock"
     copy.parent.mkdir()
-    with locked(file):
+    with hold_lock(file):
         identity = liveness.lock_identity(file)
         assert identity == file_locks.identity(file)
         assert holder_of(file, 0, identity) is Liveness.ALIVE
@@ -154,7 +154,7 @@ def test_a_run_whose_lock_cannot_be_seen_is_closed_by_its_heartbeat_alone(
 ) -> None:
     """It beats: left alone, for ever. It stops: closed. It has no heartbeat: left alone."""
     store = client()
-    with tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run:
+    with tracked_run.open_owned_run(CONFIG, tmp_path / "runs", {}) as run:
         (tmp_path / "runs").rename(tmp_path / "hidden")
         before, end = _beat(run.run_id), time.monotonic() + 1.3 * short
         while time.monotonic() < end:
@@ -177,7 +177,7 @@ def test_a_run_whose_lock_cannot_be_seen_is_closed_by_its_heartbeat_alone(
 @pytest.mark.usefixtures("own_store")
 def test_of_many_that_take_over_a_run_exactly_one_wins(tmp_path: Path) -> None:
     """They have all seen the same dead owner; the store lets one of them be the next."""
-    with pytest.raises(KeyError), tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run:
+    with pytest.raises(KeyError), tracked_run.open_owned_run(CONFIG, tmp_path / "runs", {}) as run:
         raise KeyError
     seen = client().get_run(run.run_id)
 
@@ -208,7 +208,7 @@ def test_an_owner_that_was_taken_over_writes_nothing_more(
 
     with (
         pytest.raises(TakenOverError, match=r"has taken over the run .* so this one stops"),
-        tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run,
+        tracked_run.open_owned_run(CONFIG, tmp_path / "runs", {}) as run,
     ):
         lose(run)
     assert _status(run.run_id) == "RUNNING"

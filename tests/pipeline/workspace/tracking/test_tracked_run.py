@@ -20,7 +20,7 @@ from werkzeug.serving import make_server
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import TrackingError
 from patchline.pipeline.registry import registration
-from patchline.pipeline.workspace.files.file_locks import locked
+from patchline.pipeline.workspace.files.file_locks import hold_lock
 from patchline.pipeline.workspace.tracking import (
     exactly_once_metrics,
     liveness,
@@ -47,7 +47,7 @@ def _serving(port: int = 0) -> Iterator[int]:
 def _killed(folder: Path) -> dict[str, str]:
     """Return the tags of a run that was killed, after which its lock is free."""
     lock = tracked_run.owner_lock(folder)
-    with locked(lock):
+    with hold_lock(lock):
         held = liveness.lock_identity(lock)
     return {
         tracked_run.HOST_TAG: "whatever",
@@ -71,7 +71,7 @@ def test_an_outage_of_the_server_delays_metrics_and_loses_none(
     with contextlib.ExitStack() as run_block:
         with _serving() as port:
             monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-            run = run_block.enter_context(tracked_run.owned_run(CONFIG, tmp_path / "runs", {}))
+            run = run_block.enter_context(tracked_run.open_owned_run(CONFIG, tmp_path / "runs", {}))
             log = exactly_once_metrics.MetricSender(run)
             log.add_metrics({"loss": 3.0}, step=1, seconds=1.0)
         log.add_metrics({"loss": 2.0}, step=2, seconds=2.0)
@@ -120,9 +120,9 @@ def test_a_run_ends_as_what_happened(
     """A run ends FINISHED, FAILED after an error, KILLED after an interruption."""
     opened = []
     expected = pytest.raises(error) if error else contextlib.nullcontext()
-    with expected, tracked_run.owned_run(CONFIG, tmp_path / "runs", {"note": "x"}) as run:
+    with expected, tracked_run.open_owned_run(CONFIG, tmp_path / "runs", {"note": "x"}) as run:
         opened.append(run)
-        model = registration.logged_model(run, "roses")
+        model = registration.find_logged_model(run, "roses")
         if error:
             raise error
         tracking_store.client().finalize_logged_model(model, "READY")
@@ -141,7 +141,7 @@ def test_only_runs_whose_owner_is_dead_are_closed(tmp_path: Path) -> None:
     A model that the dead owner had only begun fails with its run.
     """
     store = tracking_store.client()
-    with tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as alive:
+    with tracked_run.open_owned_run(CONFIG, tmp_path / "runs", {}) as alive:
         experiment = alive.experiment_id
         gone = tmp_path / "runs" / "gone"
         gone.mkdir()
@@ -166,7 +166,7 @@ def test_of_processes_that_meet_a_new_store_one_creates_it(tmp_path: Path) -> No
     assert tracked_run.close_abandoned() == []
     assert not list(tmp_path.iterdir())
     with ThreadPoolExecutor(1) as pool:
-        with locked(tmp_path / ".patchline/mlflow.lock"):
+        with hold_lock(tmp_path / ".patchline/mlflow.lock"):
             opened = pool.submit(tracking_store.client)
             with pytest.raises(TimeoutError):
                 opened.result(0.2)
@@ -181,6 +181,6 @@ def test_a_deleted_experiment_of_the_name_is_said(tmp_path: Path) -> None:
     store.delete_experiment(store.create_experiment("roses"))
     with (
         pytest.raises(TrackingError, match="mlflow experiments restore"),
-        tracked_run.owned_run(CONFIG, tmp_path / "runs", {}),
+        tracked_run.open_owned_run(CONFIG, tmp_path / "runs", {}),
     ):
         pass

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from patchline.pipeline.workers.host.processors import this_processor
-from patchline.plugins.tools.export.comparison import EXACT, REDUCED, compared
+from patchline.plugins.tools.export.comparison import EXACT, REDUCED, compare_forms
 
 
 def test_the_same_labels_are_not_enough() -> None:
@@ -15,10 +15,10 @@ def test_the_same_labels_are_not_enough() -> None:
     rows = np.random.default_rng(0).dirichlet(np.ones(5) * 0.2, 100)
     package = rows.astype(np.float32)
     form = (package * 0.999 + 0.001 / 5).astype(np.float32)
-    found = compared(package, form, package.argmax(1), EXACT)
+    found = compare_forms(package, form, package.argmax(1), EXACT)
     assert (found.labels.value, found.passed) == (1.0, False)
     form[17, 2] = np.nan
-    found = compared(package, form, package.argmax(1), REDUCED)
+    found = compare_forms(package, form, package.argmax(1), REDUCED)
     assert found.failures == ("a probability is not a number",)
     assert found.largest_difference is None
 
@@ -45,12 +45,12 @@ def test_of_several_labels_all_must_be_the_same() -> None:
     form[1] = [0.55, 0.35, 0.6]
     labels = np.tile([1, 1, 0], (400, 1))
     labels[:4] = [1, 0, 0]
-    found = compared(package, form, labels, REDUCED, thresholds)
+    found = compare_forms(package, form, labels, REDUCED, thresholds)
     assert found.labels.value == 399 / 400
     assert found.package_accuracy.value == 396 / 400
     assert found.form_accuracy.value == 397 / 400
     assert found.passed
     assert found.accuracies == "exact match 99.2%, package 99.0%"
     form[:3] = form[0]
-    [failure] = compared(package, form, labels, REDUCED, thresholds).failures
+    [failure] = compare_forms(package, form, labels, REDUCED, thresholds).failures
     assert "99.2% of 400 images the labels of the package" in failure

@@ -31,7 +31,7 @@ from patchline.plugins.tools.export.comparison import ComparisonImages
 from patchline.plugins.tools.export.container_form import (
     ServedVersion,
     check_server,
-    running_server,
+    run_server,
 )
 from patchline.plugins.tools.export.exporting import export
 from tests.conftest import draw_photo
@@ -238,7 +238,7 @@ def test_it_serves_from_an_empty_environment(out_of_wheel: Path) -> None:
         confined = _can_confine()
         started = _confined(python, public) if confined else python
         served = ServedVersion("stripes", "1")
-        with running_server(own, served, str(started)) as (address, token):
+        with run_server(own, served, str(started)) as (address, token):
             image = io.BytesIO()
             Image.fromarray(draw_photo(0, 0)).save(image, format="PNG")
             request = urllib.request.Request(f"{address}/predict", data=image.getvalue())

@@ -20,7 +20,7 @@ from onnx import numpy_helper
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.processor_check import check_on_this_processor
 from patchline.pipeline.registry.registered_models import ModelReference
-from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, checked_package
+from patchline.pipeline.registry.serving.checked_package import PackageRefusedError, check_package
 from patchline.pipeline.workers.host.processors import Processor
 from patchline.plugins.tools.export import exporting
 from patchline.plugins.tools.export.comparison import ComparisonImages
@@ -120,7 +120,7 @@ def test_an_int8_export_serves_as_a_package_and_checks_the_processor(
     assert not other.passed
     assert "export it again on this processor" in other.finding
     out = tmp_path / "out"
-    assert checked_package(out, 1).package.classes == list(CLASSES)
+    assert check_package(out, 1).package.classes == list(CLASSES)
     file = out / "processor_check.npz"
     with np.load(file, allow_pickle=False) as stored:
         images, probabilities = stored["images"], stored["probabilities"]
@@ -129,10 +129,10 @@ def test_an_int8_export_serves_as_a_package_and_checks_the_processor(
     with pytest.raises(
         PackageRefusedError, match=r"on this processor .* more than the 0\.15 allowed"
     ):
-        checked_package(out, 1)
+        check_package(out, 1)
     file.write_bytes(b"damaged")
     with pytest.raises(PackageRefusedError, match="its check of the processor is damaged"):
-        checked_package(out, 1)
+        check_package(out, 1)
 
 
 def test_a_torch_program_that_computes_something_else_is_refused(

@@ -17,7 +17,7 @@ from PIL import Image
 
 from patchline.pipeline.data.labels.answers.answers_table import TABLE_NAME, AnswersTable
 from patchline.pipeline.web.config import ServingConfig
-from patchline.pipeline.web.listening import listening_socket
+from patchline.pipeline.web.listening import open_listening_socket
 from patchline.pipeline.web.uvicorn_server import uvicorn_config
 from patchline.plugins.tools.label.pool import Pool
 from patchline.plugins.tools.label.ranking import ImageOrder
@@ -98,7 +98,7 @@ def page_here(
     pool, answers = Pool(folder, folder), AnswersTable(folder / TABLE_NAME)
     order = ImageOrder(list(pool.images), 0)
     session = Session(pool, answers, order, Advisor(pool, answers, order, None, "of the test"))
-    with listening_socket(config) as listening, answers.open_for_people("http://here"):
+    with open_listening_socket(config) as listening, answers.open_for_people("http://here"):
         answers.add_classes(classes)
         port = listening.getsockname()[1]
         served = application(session, config, port, folder.name)

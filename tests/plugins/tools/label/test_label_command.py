@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.data.labels.answer_columns import ANSWER_SOURCE
-from patchline.pipeline.data.labels.answers.answer import Answer, checked_class, now
+from patchline.pipeline.data.labels.answers.answer import Answer, check_class, now
 from patchline.pipeline.data.labels.answers.answers_table import AnswersTable
 from patchline.pipeline.errors import ConfigError
 from patchline.plugin_api import SourceContext
@@ -150,7 +150,7 @@ def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
 def test_a_class_that_would_confuse_is_refused(name: str, part: str) -> None:
     """With the reason."""
     with pytest.raises(ConfigError, match=part):
-        checked_class(name, ["rose"])
+        check_class(name, ["rose"])
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchline.plugins.tools.label.pool import drawn_at_random
+from patchline.plugins.tools.label.pool import draw_at_random
 from patchline.plugins.tools.label.ranking import ImageOrder, ranking, typical
 from patchline.plugins.tools.label.server.image_features import KeptFeatures
 
@@ -62,12 +62,12 @@ def test_every_third_image_is_a_random_draw() -> None:
 
 def test_the_random_third_stays_when_images_are_added() -> None:
     """The statistics of a folder that grows stay those of a random sample."""
-    sample, others = drawn_at_random(KEYS, seed=0)
+    sample, others = draw_at_random(KEYS, seed=0)
     assert 280 < len(sample) < 390
     assert sorted(sample + others) == sorted(KEYS)
-    fewer, _ = drawn_at_random(KEYS[:300], seed=0)
+    fewer, _ = draw_at_random(KEYS[:300], seed=0)
     assert fewer == [key for key in sample if key in KEYS[:300]]
-    assert drawn_at_random(KEYS, seed=1)[0] != sample
+    assert draw_at_random(KEYS, seed=1)[0] != sample
 
 
 def test_near_duplicates_are_in_the_random_third_together() -> None:

@@ -207,7 +207,7 @@ def test_a_model_of_several_labels_is_monitored(registry: Registry) -> None:
     registry.add(2, thresholds=(0.5,) * len(classes))
     with_reference(folder / "packages" / "2" / "artifacts")
     inbox = write_photos(folder / "inbox", range(40))
-    one = label_sets.encoded([classes[0]]).replace('"', '""')
+    one = label_sets.encode_labels([classes[0]]).replace('"', '""')
     write_table(inbox / "labels.csv", "path,label", [f'{seed}.png,"{one}"' for seed in range(40)])
     done = monitor(folder, "inbox")
     assert done.code == 0, done.err

@@ -16,7 +16,7 @@ from patchline.plugins.tools.sweep.final_fits import (
     gain_of_shares,
     mean_of_seeds,
     optimism_of,
-    planned_fits,
+    plan_fits,
     winner,
 )
 
@@ -128,7 +128,7 @@ def _result(accuracy: float, loss: float) -> TrainResult:
 
 def test_the_registered_fit_is_the_one_of_the_best_settings_that_validates_best() -> None:
     """Not one of the plan, even if it is better; the seeds are ones that no trial has used."""
-    fits = list(planned_fits(RunConfig(seed=7), RunConfig(seed=7), 3, is_plan=False))
+    fits = list(plan_fits(RunConfig(seed=7), RunConfig(seed=7), 3, is_plan=False))
     assert [(fit.kind, fit.seed) for fit in fits] == [
         (kind, seed) for seed in (8, 9, 10) for kind in ("best", "plan")
     ]
@@ -137,4 +137,4 @@ def test_the_registered_fit_is_the_one_of_the_best_settings_that_validates_best(
     losses = [0.5, 0.1, 0.5, 0.1, 0.4, 0.1]
     results = [_result(a, b) for a, b in zip(accuracies, losses, strict=True)]
     assert winner(list(zip(fits, results, strict=True))) == 4
-    assert len(list(planned_fits(RunConfig(), RunConfig(), 3, is_plan=True))) == 1
+    assert len(list(plan_fits(RunConfig(), RunConfig(), 3, is_plan=True))) == 1

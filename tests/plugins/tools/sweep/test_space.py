@@ -10,13 +10,19 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
 from patchline.plugins.tools.sweep.config import SweepConfig
-from patchline.plugins.tools.sweep.space import Choices, NumberRange, SearchSpace, Value, parsed
+from patchline.plugins.tools.sweep.space import (
+    Choices,
+    NumberRange,
+    SearchSpace,
+    Value,
+    parse_dimension,
+)
 
 
 @pytest.fixture(scope="module")
 def plan() -> RunConfig:
     """Return the defaults for the built-in digits."""
-    return config_files.requested("digits", preset_name="none")
+    return config_files.build_config("digits", preset_name="none")
 
 
 def test_the_default_space_comes_from_the_fields_of_the_config_and_of_plugins(
@@ -36,8 +42,10 @@ def test_the_default_space_comes_from_the_fields_of_the_config_and_of_plugins(
 
 def test_a_default_range_is_widened_to_the_value_of_the_plan(plan: RunConfig) -> None:
     """A plan with a learning rate above the range is still the first trial."""
-    fast = config_files.merged(plan.model_dump(mode="json"), {"optimizer": {"learning_rate": 0.5}})
-    space = SearchSpace.of({}, config_files.validated(fast))
+    fast = config_files.merge_settings(
+        plan.model_dump(mode="json"), {"optimizer": {"learning_rate": 0.5}}
+    )
+    space = SearchSpace.of({}, config_files.validate_config(fast))
     dimension = space.dimensions["optimizer.learning_rate"]
     assert isinstance(dimension, NumberRange)
     assert dimension.high == 0.5
@@ -100,7 +108,7 @@ def test_bad_settings_of_a_search_are_refused(settings: dict[str, Any], words: s
 )
 def test_a_range_is_logarithmic_where_that_is_sensible(given: Any, log: bool) -> None:
     """Positive ends a factor of ten apart, unless the scale is named."""
-    dimension = parsed("key", given)
+    dimension = parse_dimension("key", given)
     assert isinstance(dimension, NumberRange)
     assert dimension.log is log
 
@@ -116,7 +124,7 @@ def test_a_range_is_logarithmic_where_that_is_sensible(given: Any, log: bool) ->
 )
 def test_values_are_read_as_in_a_file(given: Any, values: tuple[Any, ...]) -> None:
     """Numbers, truth values and null, each once."""
-    dimension = parsed("key", given)
+    dimension = parse_dimension("key", given)
     assert isinstance(dimension, Choices)
     assert [(type(each), each) for each in dimension.values] == [(type(v), v) for v in values]
 
@@ -135,5 +143,5 @@ def test_values_are_read_as_in_a_file(given: Any, values: tuple[Any, ...]) -> No
 def test_a_bad_range_is_refused_with_the_form(given: Any, words: str) -> None:
     """The sentence names the setting and the problem."""
     with pytest.raises(ConfigError, match=words) as error:
-        parsed("optimizer.beta1", given)
+        parse_dimension("optimizer.beta1", given)
     assert "optimizer.beta1" in str(error.value)

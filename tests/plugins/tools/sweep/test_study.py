@@ -16,9 +16,9 @@ from patchline.pipeline.errors import StorageError
 from patchline.pipeline.workspace.tracking import nested_runs, tracked_run
 from patchline.pipeline.workspace.tracking.nested_runs import NestedRun
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun
-from patchline.plugins.tools.sweep.config import continues, expected_epochs, rungs
+from patchline.plugins.tools.sweep.config import compute_expected_epochs, continues, rungs
 from patchline.plugins.tools.sweep.search import CLOCK_FILE, SearchClock, check_nothing_lost
-from patchline.plugins.tools.sweep.space import SearchSpace, Value, parsed
+from patchline.plugins.tools.sweep.space import SearchSpace, Value, parse_dimension
 from patchline.plugins.tools.sweep.study import (
     JOURNAL_FILE,
     Study,
@@ -32,8 +32,8 @@ from patchline.plugins.tools.sweep.study import (
 
 SPACE = SearchSpace(
     dimensions={
-        "optimizer.learning_rate": parsed("optimizer.learning_rate", "1e-4..1e-1"),
-        "optimizer.name": parsed("optimizer.name", "adamw,muon"),
+        "optimizer.learning_rate": parse_dimension("optimizer.learning_rate", "1e-4..1e-1"),
+        "optimizer.name": parse_dimension("optimizer.name", "adamw,muon"),
     }
 )
 PLAN: dict[str, Value] = {"optimizer.learning_rate": 2e-3, "optimizer.name": "adamw"}
@@ -117,7 +117,7 @@ def test_the_expected_epochs_are_those_of_searches_at_random(trials: int) -> Non
     steps = (1, 3, 9)
     values = np.random.default_rng(0)
     mean = np.mean([_simulated_epochs(steps, trials, values) for _ in range(300)])
-    assert expected_epochs(steps, 3, trials) == pytest.approx(mean, rel=0.1)
+    assert compute_expected_epochs(steps, 3, trials) == pytest.approx(mean, rel=0.1)
 
 
 def test_the_plan_is_the_first_trial_and_is_never_stopped(opened: OpenStudy) -> None:
@@ -259,7 +259,10 @@ def test_trials_that_a_study_has_lost_are_noticed(tmp_path: Path) -> None:
     with tracked_run.open_run(search, tmp_path / "runs") as parent:
         for number in (0, 1):
             trial = NestedRun(f"trial {number}", "trials", "patchline sweep (trial)", "e", "t")
-            with suppress(KeyboardInterrupt), nested_runs.nested_run(parent, trial, RunConfig()):
+            with (
+                suppress(KeyboardInterrupt),
+                nested_runs.open_nested_run(parent, trial, RunConfig()),
+            ):
                 if number:
                     raise KeyboardInterrupt
         check_nothing_lost(parent, [complete, *records[1:]], "study.jsonl")

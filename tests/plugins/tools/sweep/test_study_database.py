@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchline.pipeline.errors import ConfigError, RunError
-from patchline.plugins.tools.sweep.space import SearchSpace, parsed
+from patchline.plugins.tools.sweep.space import SearchSpace, parse_dimension
 from patchline.plugins.tools.sweep.study import Study, StudyIdentity, StudyOptions, open_study
 from tests import postgres_server
 from tests.postgres_server import PostgresServer
@@ -30,7 +30,9 @@ def _opened(
     high: str = "1e-2",
     database: str = "sweeps",
 ) -> tuple[Study, StudyIdentity]:
-    space = SearchSpace(dimensions={"optimizer.learning_rate": parsed("lr", f"1e-4..{high}")})
+    space = SearchSpace(
+        dimensions={"optimizer.learning_rate": parse_dimension("lr", f"1e-4..{high}")}
+    )
     identity = StudyIdentity(
         name="flowers-may", data_fingerprint="d", plan="p", space=space, rungs=(1, 3),
         parent_run_id=f"run of {owner}",

@@ -21,12 +21,15 @@ from sklearn.metrics import (
 from patchline.pipeline.evaluation.metrics.mean_average_precision import mean_average_precision
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
     by_label,
+    compare_map,
     label_set_map,
     macro_f1,
     multi_label_metrics,
-    paired_map,
 )
-from patchline.pipeline.evaluation.metrics.multi_label.resampling import drawn_map, rankings_of
+from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
+    compute_drawn_map,
+    rankings_of,
+)
 from patchline.pipeline.evaluation.metrics.names import MULTI_LABEL_METRICS
 
 Array = np.ndarray[Any, Any]
@@ -106,14 +109,14 @@ def test_a_label_of_all_images_has_no_average_precision_and_is_in_no_map() -> No
     truth[:, 1] = 1
     expected = average_precision_score(truth[:, [0, 2]], scores[:, [0, 2]])
     found = multi_label_metrics(scores, truth, truth)
-    paired = paired_map(truth, scores, scores, draws=2)
+    paired = compare_map(truth, scores, scores, draws=2)
     for value in (found["mAP"].value, label_set_map(scores, truth).value, paired.b):
         assert value == pytest.approx(expected, abs=1e-12)
     row = by_label(scores, truth, truth, list("abc"), [0.5] * 3)[1]
     assert (row.average_precision, row.roc_auc, row.f1 is None) == (None, None, False)
     alone = multi_label_metrics(scores[:, 1:2], truth[:, 1:2], truth[:, 1:2])
     assert set(MULTI_LABEL_METRICS) - set(alone) == {"mAP", "micro_mAP"}
-    assert paired_map(truth[:, 1:2], scores[:, 1:2], scores[:, 1:2]).p_value == 1
+    assert compare_map(truth[:, 1:2], scores[:, 1:2], scores[:, 1:2]).p_value == 1
 
 
 def test_no_error_in_few_images_is_no_certainty() -> None:
@@ -151,5 +154,5 @@ def test_a_draw_of_every_image_once_has_the_map_of_all() -> None:
     assert len(rankings) == 2
     once = np.ones((50, 2), np.uint8)
     expected = mean_average_precision(scores, labels).value
-    assert drawn_map(rankings, once) == pytest.approx([expected, expected])
-    assert np.isnan(drawn_map([], once)).all()
+    assert compute_drawn_map(rankings, once) == pytest.approx([expected, expected])
+    assert np.isnan(compute_drawn_map([], once)).all()
