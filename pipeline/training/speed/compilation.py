@@ -87,9 +87,11 @@ def _prepare_cache() -> str:
     """Let compiled code be kept where nobody else can put any; return what prevents it.
 
     PyTorch's own default is a predictable name in the temporary directory, from which it loads code
-    that it finds there.
+    that it finds there. PyTorch writes it into the variable when it is imported.
     """
-    if os.environ.get(_CACHE):
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    if os.environ.get(_CACHE) not in (None, "", default_cache_dir()):
         return ""
     try:
         os.environ[_CACHE] = str(private_folder() / "torchinductor")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from patchline.pipeline.training import validation
 from patchline.pipeline.training.config import TrainingConfig
@@ -66,8 +67,8 @@ def test_compiled_code_is_not_kept_where_others_have_prepared_a_folder(
     make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """PyTorch loads code from its cache, whose default place every user can write to."""
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # as PyTorch sets it itself
     (tmp_path / f"patchline-{os.getuid()}").symlink_to(tmp_path)
     job = make("tried", training=COMPILED)
     assert not trained(job).compiled
