@@ -3,9 +3,10 @@
     python -m benchmarks.accuracy digits [SEEDS] [--preset quick] [--earlier PATCHLINE]
     python -m benchmarks.accuracy cifar10 FOLDER [TIME_LIMIT] [FLAGS...]
 
-`digits` trains with several seeds, with the plain settings and a preset in turn, and prints the
-means. PATCHLINE is the command of another environment, with an earlier version; its defaults train
-too. The seeds share one split, so they show the variation of the training, not of the test images.
+`digits` trains with several seeds, with the plain settings and a preset in turn, and records the
+medians. PATCHLINE is the command of another environment, with an earlier version; its defaults
+train too. The seeds share one split, so they show the variation of the training, not of the test
+images.
 
 `cifar10` trains for a limited time, and prints what the rest of the flow costs around the training.
 FOLDER holds train/ and test/ with one folder of images for each class.
@@ -14,13 +15,13 @@ FOLDER holds train/ and test/ with one folder of images for each class.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.measured_runs import PATCHLINE, machine, measure_run
+from benchmarks.results import Value, record
 
 
 class Side(NamedTuple):
@@ -60,17 +61,18 @@ def runs(seeds: int, compared: dict[str, Side]) -> Iterator[tuple[str, dict[str,
 
 
 def train_digits(given: argparse.Namespace) -> None:
-    """Print a line for each run, and the means of each side."""
+    """Print a line for each run, and record the medians of each side."""
     accuracies: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {}
     for side, summary in runs(given.seeds, sides(given.preset, given.earlier)):
         accuracies.setdefault(side, []).append(summary["metrics"]["test/accuracy"]["value"])
         seconds.setdefault(side, []).append(summary["training"]["seconds"])
-    for side, values in accuracies.items():
-        print(
-            f"{side}: mean of {given.seeds} seeds {statistics.mean(values):.2%}, training "
-            f"{statistics.mean(seconds[side]):.1f} s"
-        )
+    shares = {side: [100 * each for each in values] for side, values in accuracies.items()}
+    record(
+        "accuracy_digits",
+        *(Value.median(f"test accuracy, {side}", values, "%") for side, values in shares.items()),
+        *(Value.median(f"training, {side}", values, "s") for side, values in seconds.items()),
+    )
 
 
 def train_cifar10(given: argparse.Namespace) -> None:
@@ -91,6 +93,19 @@ def train_cifar10(given: argparse.Namespace) -> None:
     print(f"around it {around:.1f} s: " + ", ".join(f"{k} {v:.1f}" for k, v in stages.items()))
     outside = summary["wall_seconds"] - sum(stages.values())
     start_of_training = stages["train"] - training["seconds"]
+    record(
+        "accuracy_cifar10",
+        Value.of_metric("test accuracy", accuracy),
+        *(
+            Value(name=name, value=value, unit=unit, n=1)
+            for name, value, unit in (
+                ("epochs", training["epochs"], ""),
+                ("training", training["images_per_second"], "images/s"),
+                ("from the command to the first step", summary["first_step_seconds"], "s"),
+                ("whole command", summary["wall_seconds"], "s"),
+            )
+        ),
+    )
     print(
         f"of these: start of the training process {start_of_training:.1f} s; start-up, Prefect and "
         f"MLflow outside the stages {outside:.1f} s"

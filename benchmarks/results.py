@@ -16,9 +16,9 @@ import os
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.tracking import provenance
@@ -47,6 +47,12 @@ class Value(FrozenModel):
         value, low, high = statistics.median(measured), min(measured), max(measured)
         return cls(name=name, value=value, unit=unit, n=len(measured), low=low, high=high)
 
+    @classmethod
+    def of_metric(cls, name: str, metric: Mapping[str, Any]) -> Self:
+        """Return a metric of a run in percent, with its 95% interval."""
+        value, low, high = (100 * metric[each] for each in ("value", "low", "high"))
+        return cls(name=name, value=value, unit="%", n=metric["n"], low=low, high=high)
+
 
 class Record(FrozenModel):
     """What one command measured on one machine."""
@@ -62,17 +68,21 @@ class Record(FrozenModel):
     values: tuple[Value, ...]
 
 
-def record(benchmark: str, *values: Value) -> None:
-    """Write the record of a benchmark for this kind of machine, and print where.
+def record(name: str, *values: Value) -> None:
+    """Write a record of the program for this kind of machine, and print where.
+
+    Of a path among the arguments, the record has the last name in capitals, such as CIFAR10.
 
     Args:
-        benchmark: the name of its module.
+        name: of the record; several parts of a benchmark have one each.
         values: what it measured.
     """
     hardware, (head, dirty) = provenance.hardware(), provenance.commit()
     machine = f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB"
+    module = sys.modules["__main__"].__spec__
+    arguments = (Path(each).name.upper() if os.sep in each else each for each in sys.argv[1:])
     kept = Record(
-        command=" ".join(("python -m", f"benchmarks.{benchmark}", *sys.argv[1:])),
+        command=" ".join(("python -m", module.name if module else name, *arguments)),
         commit=(head[:12] or "unknown") + "+" * dirty,
         machine=f"{machine}, torch {provenance.package_versions()['torch']}",
         load=round(os.getloadavg()[0], 1),
@@ -80,7 +90,7 @@ def record(benchmark: str, *values: Value) -> None:
         values=values,
     )
     kind = re.sub(r"[^a-z0-9]+", "_", machine.lower().replace("(r)", "")).strip("_")
-    file = FOLDER / f"{benchmark}.{kind}.json"
+    file = FOLDER / f"{name}.{kind}.json"
     FOLDER.mkdir(exist_ok=True)
     file.write_text(kept.model_dump_json(indent=2) + "\n", encoding="utf-8")
     print(f"recorded in {file.relative_to(ROOT)}")
@@ -107,7 +117,8 @@ def _lines(file: Path) -> Iterator[str]:
     for each in kept.values:
         ends = (each.low, each.high)
         span = " to ".join(f"{end:,.4g}" for end in ends if end is not None)
-        yield f"| {each.name} | {each.value:,.4g} {each.unit} | {span} | {each.n:,} |"
+        value = f"{each.value:,.4g} {each.unit}".strip()
+        yield f"| {each.name} | {value} | {span} | {each.n:,} |"
     yield ""
 
 

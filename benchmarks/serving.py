@@ -44,6 +44,7 @@ import numpy as np
 import psutil
 
 from benchmarks.measured_runs import PATCHLINE, machine
+from benchmarks.results import Value, record
 from patchline.pipeline import quiet_libraries
 
 NAME, CONNECTIONS, PHOTOS, SIDE = "benchmark", 16, 64, 200
@@ -301,7 +302,7 @@ def cost(folder: Path, rounds: float) -> None:
             f"at 80% of the rate ({rate:.0f}/s, at random times): p50 {load.percentile(0.5):.1f} "
             f"ms, p99 {load.percentile(0.99):.1f} ms, ratio {ratio:.1f}, answers {load.statuses}"
         )
-    print(f"server / bare loop, median of {int(rounds)}: {statistics.median(ratios):.2f}")
+    record("serving_cost", Value.median("processor time, server / bare loop", ratios, ""))
 
 
 def _bare_loop(folder: Path) -> tuple[float, float]:
@@ -572,7 +573,8 @@ def start(folder: Path, rounds: float) -> None:
         with _serving():
             seconds.append(time.monotonic() - began)
     listed = ", ".join(f"{each:.2f}" for each in seconds)
-    print(f"ready after {listed} s; median {statistics.median(seconds):.2f} s")
+    print(f"ready after {listed} s")
+    record("serving_start", Value.median("from the command to the first answer", seconds, "s"))
 
 
 def hostile(folder: Path, minutes: float, share: float) -> None:
