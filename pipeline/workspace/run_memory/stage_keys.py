@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import platform
 import re
+import threading
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -225,9 +226,16 @@ class _SourceFile(NamedTuple):
     digest: bytes
 
 
+_ONE_PARSES = threading.Lock()
+"""In CPython 3.11, two threads that build syntax trees at once disturb each other if Python code
+runs in between, such as a callback of the garbage collector: "AST constructor recursion depth
+mismatch"."""
+
+
 @functools.cache
 def _source(file: Path, _modified: int) -> _SourceFile:
-    tree = ast.parse(file.read_bytes())
+    with _ONE_PARSES:
+        tree = ast.parse(file.read_bytes())
     imports: list[str] = []
     for node in _statements(tree):
         if isinstance(node, ast.Import):

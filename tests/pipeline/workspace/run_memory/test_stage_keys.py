@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from patchline.pipeline.installation import PACKAGE
+from patchline.pipeline.plugin_system.plugin_loader import PluginEntry
 from patchline.pipeline.stages.evaluate import Evaluate
 from patchline.pipeline.stages.package import PackageModel
 from patchline.pipeline.stages.stage import StageClass
@@ -40,6 +43,27 @@ def test_a_key_covers_what_its_process_has_loaded(finished_run: Run, stage: Stag
     if stage is Train:
         more = {name.removeprefix("patchline.") for name in covered - loaded}
         assert not {name for name in more if not name.startswith(tuple(NOT_LOADED))}
+
+
+def test_two_threads_read_code_at_once(tmp_path: Path) -> None:
+    """As two trials of a search do, while a library watches the garbage collector."""
+    source = (PACKAGE / "pipeline" / "training" / "loop.py").read_text("utf-8")
+    entries = []
+    for number in range(60):
+        file = tmp_path / f"plugin_{number}.py"
+        file.write_text(f"{source}\nNUMBER = {number}\n", encoding="utf-8")
+        entries.append(PluginEntry("model", file.stem, "", "", "", None, str(file)))
+
+    def watch(*_: object) -> None:
+        for _ in range(50):
+            pass
+
+    gc.callbacks.append(watch)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert len({*pool.map(stage_keys.plugin_code, entries)}) == len(entries)
+    finally:
+        gc.callbacks.remove(watch)
 
 
 def _files(names: Iterable[str]) -> set[str]:
