@@ -25,7 +25,7 @@ from patchline.pipeline.workspace.tracking import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "results"
-_TABLE = re.compile(r"(<!-- results: ([a-z_]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- results: ([a-z0-9_]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
 class Value(FrozenModel):
@@ -117,7 +117,7 @@ def _lines(file: Path) -> Iterator[str]:
     for each in kept.values:
         ends = (each.low, each.high)
         span = " to ".join(f"{end:,.4g}" for end in ends if end is not None)
-        value = f"{each.value:,.4g} {each.unit}".strip()
+        value = f"{each.value:,.4g}{'' if each.unit == '%' else ' '}{each.unit}".rstrip()
         yield f"| {each.name} | {value} | {span} | {each.n:,} |"
     yield ""
 

@@ -12,7 +12,7 @@ from benchmarks.results import FOLDER, Record, page_of_records, table
 from tests.structure.pages import PAGES, ROOT
 
 _NAMED = re.compile(r"\bbenchmarks\.([a-z]\w*)(?:\s+([a-z][\w-]*))?")
-_SHOWN = re.compile(r"<!-- results: ([a-z_]+) -->")
+_SHOWN = re.compile(r"<!-- results: ([a-z0-9_]+) -->")
 BENCHMARKS = {file.stem: file for file in (ROOT / "benchmarks").glob("*.py")}
 
 
