@@ -185,7 +185,7 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
             return switched
         words = " ".join(error.unused_tokens)
         return f"Unexpected argument '{words}'. Run the command with --help to list its arguments."
-    if isinstance(error, UnknownOptionError) and (known := _explained(error, arguments)):
+    if isinstance(error, UnknownOptionError) and (known := _explain_unknown_flag(error, arguments)):
         return known
     sentence = " ".join(str(error).split())
     of_tool = UnknownOptionError if arguments[:1] in _WITH_FLAGS_OF_TOOLS else UnknownCommandError
@@ -200,7 +200,7 @@ _OF_A_RUN = ("training", "optimizer", "model", "augmentation", "evaluation", "pr
 """Sections of settings that `data inspect` does not have."""
 
 
-def _explained(error: UnknownOptionError, arguments: list[str]) -> str | None:
+def _explain_unknown_flag(error: UnknownOptionError, arguments: list[str]) -> str | None:
     """Return why a command does not have a flag, if that is known."""
     from patchline.pipeline.former_settings import explain_former
 

@@ -101,7 +101,8 @@ class Merged(NamedTuple):
 
 
 def _stricter(limit: Any, own: Any) -> Any:
-    return limit if own is None else min(limit, own)
+    numbers = isinstance(limit, (int, float)) and isinstance(own, (int, float))
+    return min(limit, own) if numbers else limit  # what is no number is refused later
 
 
 def _percentiles(given: Any, own: Any) -> Any:

@@ -492,7 +492,7 @@ def watch(
         that is still being copied. Default: 60; 3 if its subfolders are those of the last run.
     """
     quiet_seconds = watched_folders.check_quiet_seconds(quiet_seconds)
-    least = watched_folders.checked_min_new_images(min_new_images, config)
+    least = watched_folders.check_min_new_images(min_new_images, config)
     watched = watched_folders.check_folder(folder)
     name = watched_folders.check_name(watched, name)
     settings, notes = watched_folders.run_settings(watched, config)

@@ -189,7 +189,7 @@ def _create(
         labels = {deployments.KIND: "schedule", **work.labels}
         parameters = work.parameters
         if event is not None:  # a config of an earlier version may have the number
-            least = watched_folders.checked_min_new_images(None, options.config)
+            least = watched_folders.check_min_new_images(None, options.config)
             parameters = {**parameters, "min_new_images": least}
         ids = {each.id for each in deployments.deployments("schedule")}
         deployment_id = deployments.deploy(

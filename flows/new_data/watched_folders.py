@@ -120,7 +120,7 @@ def check_quiet_seconds(given: float | None) -> float | None:
     return given
 
 
-def checked_min_new_images(given: int | None, file: Path | None) -> int:
+def check_min_new_images(given: int | None, file: Path | None) -> int:
     """Return how many images must be new: as given, or as a config of an earlier version says.
 
     Raises:

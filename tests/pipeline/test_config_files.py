@@ -205,6 +205,8 @@ def test_of_two_settings_that_did_the_same_one_has_the_value(
     both = {**former, "maximum": {"ece": 0.02, "log_loss": 0.5}}
     assert PromotionConfig.model_validate(both).maximum == {"ece": 0.02, "log_loss": 0.5}
     assert PromotionConfig.model_validate({"max_calibration_error": None}) == PromotionConfig()
+    with pytest.raises(ConfigError, match=r"promotion\.maximum\.ece is 'low'"):
+        chosen("promotion: {max_calibration_error: low, maximum: {ece: 0.02}}\n", "none")
     assert PromotionConfig.model_validate({"better_than_champion": False}).significance == 1
     assert PromotionConfig.model_validate({"better_than_champion": True}) == PromotionConfig()
     text = "data: {value_range: null, value_range_percentiles: [0.5, 99]}\n"
