@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measured_runs import machine, measure_run
+from benchmarks.results import Value, record
+from patchline.pipeline.evaluation.metrics.intervals import proportion
 
 _ULTRALYTICS = """\
 import json, sys
@@ -61,6 +63,11 @@ class Task:
     def classes(self) -> int:
         """Number of class folders."""
         return sum(each.is_dir() for each in (self.data / "train").iterdir())
+
+    @property
+    def test_images(self) -> int:
+        """Number of images in test/."""
+        return sum(each.is_file() for each in (self.data / "test").rglob("*"))
 
 
 def _patchline(task: Task) -> float:
@@ -144,16 +151,16 @@ def _output(task: Task, arguments: list[str]) -> str:
     return done.stdout
 
 
-SIDES: dict[str, Callable[[Task], float]] = {
-    "patchline": _patchline,
-    "defaults": _defaults,
-    "ultralytics": _ultralytics,
-    "timm": _timm,
+SIDES: dict[str, tuple[str, Callable[[Task], float]]] = {
+    "patchline": ("Patchline", _patchline),
+    "defaults": ("Patchline without a preset", _defaults),
+    "ultralytics": ("Ultralytics yolo11n-cls", _ultralytics),
+    "timm": ("timm train.py, ViT-Tiny", _timm),
 }
 
 
 def main() -> None:
-    """Train each side and print its accuracy and wall-clock time."""
+    """Train each side; print and record its accuracy and wall-clock time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--minutes", type=float, default=20.0)
@@ -163,7 +170,9 @@ def main() -> None:
     parser.add_argument("--timm-train", type=Path)
     given = parser.parse_args()
     print(f"{machine()}\n{given.minutes:g} minutes, {given.image_size} pixels", flush=True)
+    values: list[Value] = []
     for side in given.sides:
+        name, train = SIDES[side]
         with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as folder:
             script = given.timm_train.resolve() if given.timm_train else None
             task = Task(
@@ -175,9 +184,13 @@ def main() -> None:
                 folder=Path(folder),
             )
             began = time.monotonic()
-            accuracy = SIDES[side](task)
+            accuracy = train(task)
             seconds = time.monotonic() - began
-        print(f"{side:<12} test accuracy {accuracy:.2%}, {seconds:.0f} s in all", flush=True)
+        print(f"{name:<26} test accuracy {accuracy:.2%}, {seconds:.0f} s in all", flush=True)
+        estimate = proportion(round(accuracy * task.test_images), task.test_images)
+        values.append(Value.of_metric(f"{name}, test accuracy", estimate.model_dump()))
+        values.append(Value(name=f"{name}, whole command", value=seconds, unit="s", n=1))
+    record(f"accuracy_per_minute_{given.data.resolve().name.lower()}", *values)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ import pandas as pd
 from PIL import Image
 
 from benchmarks.measured_runs import machine
+from benchmarks.results import Value, record
 from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
@@ -76,9 +77,10 @@ def compare_files(given: argparse.Namespace) -> None:
     print(machine(), flush=True)
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as name:
         folder = given.folder or _images(Path(name) / "small", _SMALL, 32, 32)
-        _compare(folder, Path(name) / "work", side=32, resized=False)
+        small = _compare(folder, Path(name) / "work", side=32, resized=False)
         photographs = _images(Path(name) / "photographs", given.photographs, 375, 500)
-        _compare(photographs, Path(name) / "work", side=224, resized=True)
+        large = _compare(photographs, Path(name) / "work", side=224, resized=True)
+    record("reading_files", *small, *large)
 
 
 def _images(folder: Path, count: int, height: int, width: int) -> Path:
@@ -94,7 +96,7 @@ def _images(folder: Path, count: int, height: int, width: int) -> Path:
     return folder
 
 
-def _compare(folder: Path, work: Path, *, side: int, resized: bool) -> None:
+def _compare(folder: Path, work: Path, *, side: int, resized: bool) -> list[Value]:
     files = sorted(each for each in folder.rglob("*") if each.is_file())
     bare = _bare_rate(files, work, side if resized else 0)
     config = RunConfig.model_validate({"data": {"path": str(folder), "image_size": side}})
@@ -109,14 +111,21 @@ def _compare(folder: Path, work: Path, *, side: int, resized: bool) -> None:
     began = time.perf_counter()
     ingestion.ingest(config, work)
     again = time.perf_counter() - began
-    rate = len(files) / first
-    both = len(files) / (first + stored)
     print(f"{len(files):,} files of {data.median_side} pixels")
-    print(f"  bare loop in {_BARE_PROCESSES} processes   {bare:8,.0f} files/s")
-    print(f"  ingestion, first time      {rate:8,.0f} files/s, {rate / bare:.2f} of the bare loop")
-    print(f"  with the store of {side:3d}       {both:8,.0f} files/s, {both / bare:.2f}")
-    print(f"  ingestion, nothing changed {len(files) / again:8,.0f} files/s, "
-          f"{again / first:.3f} of the first time", flush=True)  # fmt: skip
+    count = len(files)
+    rates = {
+        "bare loop": bare,
+        "ingestion, first time": count / first,
+        "ingestion and prepared store": count / (first + stored),
+        "ingestion, nothing changed": count / again,
+    }
+    for what, rate in rates.items():
+        print(f"  {what:<28} {rate:8,.0f} files/s, {rate / bare:.2f} of the bare loop", flush=True)
+    kind = f"{count:,} files of {data.median_side} pixels"
+    return [
+        Value(name=f"{kind}: {what}", value=rate, unit="files/s", n=1)
+        for what, rate in rates.items()
+    ]
 
 
 def _bare_rate(files: list[Path], work: Path, side: int) -> float:

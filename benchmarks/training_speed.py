@@ -48,6 +48,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.measured_runs import machine, measure_run
+from benchmarks.results import Value, record
 from patchline.pipeline import config_files, quiet_libraries
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
@@ -129,6 +130,15 @@ def compare(job: TrainingJob, given: argparse.Namespace) -> None:
             f"{1000 * statistics.median(steps.cpu_seconds) / BATCH:.1f} ms of CPU time an image"
         )
     print(f"ratio {_ratios(taken, modes)}; load {os.getloadavg()[0]:.1f}")
+    sides = {f"Patchline, {precision}": taken["patchline"]}
+    sides |= {f"timm, {mode}": taken[mode] for mode in modes}
+    record(
+        "training_step" if given.precision == "auto" else f"training_step_{given.precision}",
+        *(
+            Value.median(name, [BATCH / each for each in steps.seconds], "images/s")
+            for name, steps in sides.items()
+        ),
+    )
 
 
 def _print_round(name: str, steps: Steps) -> None:
