@@ -2,8 +2,10 @@
 
     python -m benchmarks.results
 
-writes the tables of README and docs again from `benchmarks/results/*.json`. A page says where with
-`<!-- results: NAME -->` and `<!-- end of results -->`; a test fails if pages and records differ.
+writes the tables of README and docs, and the picture `docs/images/peers.svg`, again from
+`benchmarks/results/*.json`. A page says where with `<!-- results: NAME -->` and
+`<!-- end of results -->`; a test fails if pages and records differ. NAME is that of the records, or
+`peers` for what other programs did beside Patchline.
 
 A benchmark leaves one record for each kind of machine; measuring again replaces it.
 """
@@ -17,6 +19,9 @@ import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +30,9 @@ from patchline.pipeline.workspace.tracking import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "results"
+PICTURE = ROOT / "docs" / "images" / "peers.svg"
+_WIDTH, _LEFT, _BAR = 800, 270, 400
+"""Of the picture: its width, where the bars begin, and the longest one, in pixels."""
 _TABLE = re.compile(r"(<!-- results: ([a-z0-9_]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -52,6 +60,59 @@ class Value(FrozenModel):
         """Return a metric of a run in percent, with its 95% interval."""
         value, low, high = (100 * metric[each] for each in ("value", "low", "high"))
         return cls(name=name, value=value, unit="%", n=metric["n"], low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same work of Patchline and of other programs, measured in turn."""
+
+    work: str
+    record: str
+    """The name of the record that has both sides."""
+    ours: str
+    """Pattern of the names of our values, of which the highest counts."""
+    peers: Mapping[str, str]
+    """The same for each of the others, by its name."""
+
+
+COMPARISONS = (
+    Comparison(
+        "CIFAR-10 from scratch, 10 minutes",
+        "accuracy_per_minute_cifar10",
+        "Patchline, test*",
+        {"Ultralytics": "Ultralytics*, test*"},
+    ),
+    Comparison(
+        "Photographs of clothes from scratch, 5 minutes",
+        "accuracy_per_minute_clothes",
+        "Patchline, test*",
+        {"Ultralytics": "Ultralytics*, test*", "timm's `train.py`": "timm*, test*"},
+    ),
+    Comparison(
+        "A training step of a ViT",
+        "training_step",
+        "Patchline, *",
+        {"timm in a plain loop, its fastest mode": "timm, *"},
+    ),
+    Comparison(
+        "Batch prediction of JPEG files",
+        "batch_prediction",
+        "Patchline",
+        {"a plain torch loop": "plain loop"},
+    ),
+    Comparison(
+        "Serving images in JSON over HTTP",
+        "serving_peers",
+        "patchline serve, base64",
+        {"LitServe": "LitServe", "`mlflow models serve`": "mlflow models serve"},
+    ),
+    Comparison(
+        "Reading a folder of 60,000 files",
+        "reading_files",
+        "60,000*: ingestion, first time",
+        {"a bare loop": "60,000*: bare loop"},
+    ),
+)
 
 
 class Record(FrozenModel):
@@ -101,9 +162,11 @@ def page_of_records(text: str) -> str:
     return _TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", text)
 
 
-def table(benchmark: str) -> str:
-    """Return the records of a benchmark as Markdown, a table for each machine."""
-    files = sorted(FOLDER.glob(f"{benchmark}.*.json"))
+def table(name: str) -> str:
+    """Return the records of a name as Markdown, a table for each machine; or that of the peers."""
+    if name == "peers":
+        return "\n".join(("", *_lines_of_peers(), "")) + "\n"
+    files = sorted(FOLDER.glob(f"{name}.*.json"))
     return "\n".join(line for file in files for line in _lines(file)) + "\n"
 
 
@@ -122,9 +185,73 @@ def _lines(file: Path) -> Iterator[str]:
     yield ""
 
 
+def compare() -> Iterator[tuple[str, dict[str, Value]]]:
+    """Yield each work with the value of each program, Patchline first, from the newest record."""
+    for each in COMPARISONS:
+        files = FOLDER.glob(f"{each.record}.*.json")
+        newest = max(map(Record.from_file, files), key=lambda kept: kept.date)
+        found = {
+            name: [value for value in newest.values if fnmatch(value.name, pattern)]
+            for name, pattern in {"Patchline": each.ours, **each.peers}.items()
+        }
+        yield (
+            each.work,
+            {name: max(values, key=lambda value: value.value) for name, values in found.items()},
+        )
+
+
+def _lines_of_peers() -> Iterator[str]:
+    yield "| work | Patchline | beside it |"
+    yield "|---|---|---|"
+    for work, values in compare():
+        ours, *peers = ((name, _format(value)) for name, value in values.items())
+        beside = "; ".join(f"{name} {value}" for name, value in peers)
+        yield f"| {work} | {ours[1]} | {beside} |"
+
+
+def _format(value: Value) -> str:
+    """Return a value in words, with the interval if it is a share of images."""
+    if value.unit != "%":
+        return f"{value.value:,.0f} {value.unit}"
+    return f"{value.value:.1f}% ({value.low:.1f} to {value.high:.1f}, n = {value.n:,})"
+
+
+def draw_peers() -> str:
+    """Return the picture of the peers as SVG, with a bar for each program."""
+    lines, y = [], 8
+    for work, values in compare():
+        y += 22
+        lines.append(f'<text x="8" y="{y}" font-weight="bold">{escape(work)}</text>')
+        longest = 100 if all(each.unit == "%" for each in values.values()) else 0.0
+        longest = longest or max(each.value for each in values.values())
+        for name, each in values.items():
+            width = round(_BAR * each.value / longest)
+            shown = f"{each.value:.1f}%" if each.unit == "%" else f"{each.value:,.0f} {each.unit}"
+            color = "#1565c0" if name == "Patchline" else "#9aa5b1"
+            program = escape(name.replace("`", ""))
+            lines += [
+                f'<text x="{_LEFT - 8}" y="{y + 19}" text-anchor="end">{program}</text>',
+                f'<rect x="{_LEFT}" y="{y + 7}" width="{width}" height="15" fill="{color}"/>',
+                f'<text x="{_LEFT + width + 8}" y="{y + 19}">{shown}</text>',
+            ]
+            y += 20
+        y += 8
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + 8}"',
+            f'    width="{_WIDTH}" height="{y + 8}" font-family="sans-serif" font-size="13">',
+            "<title>Patchline beside other programs</title>",
+            '<rect width="100%" height="100%" fill="white"/>',
+            *lines,
+            "</svg>\n",
+        )
+    )
+
+
 def main() -> None:
-    """Write the pages whose tables have changed."""
+    """Write the picture, and the pages whose tables have changed."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    PICTURE.write_text(draw_peers(), encoding="utf-8")
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         before = page.read_text("utf-8")
         after = page_of_records(before)
