@@ -69,9 +69,8 @@ from patchline.pipeline.evaluation.report import (
 )
 from patchline.pipeline.evaluation.robustness import LabelSetRobustness
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import AnswerRules
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.templates import render_markdown
 
 Array = np.ndarray[Any, Any]
 _MOST_PAIRS = 20
@@ -257,9 +256,7 @@ class MultiLabelReport(ModelReport):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what is not known or not calibrated, and what that means."""
-        text = render_markdown(
-            "label_set_notes.txt.j2", __package__, report=self, listed=listed, counted=counted
-        )
+        text = render_markdown("label_set_notes.txt.j2", __package__, report=self, listed=listed)
         return tuple(text.splitlines())
 
 
