@@ -47,6 +47,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL
 from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN
 from patchline.pipeline.data.splits import split
 from patchline.pipeline.data.splits.leakage import find_given_splits
 from patchline.pipeline.data.store import prepared_store
@@ -57,7 +58,7 @@ from patchline.pipeline.evaluation.inspection.image_findings import (
     findings_on_size,
     findings_on_status,
 )
-from patchline.pipeline.evaluation.inspection.inspecting import summary_of
+from patchline.pipeline.evaluation.inspection.inspecting import summarize
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 
 _SMALL, _FOLDERS = 20_000, 10
@@ -199,7 +200,7 @@ def time_manifest(given: argparse.Namespace) -> None:
     found += timer.measured("duplicates", lambda: findings_on_duplicates(rows, given_split, near))
     divided, splits_made = given_split == "train", len(wanted) + 1
     found += timer.measured("classes", lambda: findings_on_classes(rows, divided, (), splits_made))
-    timer.measured("summary", lambda: summary_of("large", assigned, "made up", tuple(found), ()))
+    timer.measured("summary", lambda: summarize(assigned, PLAIN, SINGLE_LABEL))
     print(f"{'together':<28} {timer.total:6.1f} s   peak {_peak_gb():.2f} GB; found "
           + ", ".join(f"{each.kind} {each.count:,}" for each in found))  # fmt: skip
 

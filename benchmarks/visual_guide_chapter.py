@@ -22,8 +22,8 @@ from patchline.pipeline.evaluation.visual_guide.explaining import read_image, su
 from patchline.pipeline.evaluation.visual_guide.pictures import Picture
 from patchline.pipeline.evaluation.visual_guide.steps import steps_of
 from patchline.pipeline.evaluation.visual_guide.story import Step, Subject
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 

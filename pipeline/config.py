@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
@@ -121,6 +121,28 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
         inner = isinstance(value, Mapping) and value
         values |= flatten_settings(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return values
+
+
+def pick_settings(
+    settings: Mapping[str, Any], picks: Callable[[str, Any], bool], prefix: str = ""
+) -> dict[str, Any]:
+    """Return some of nested settings, without sections that are empty then.
+
+    Args:
+        settings: the settings.
+        picks: returns whether to pick a setting, given its key, such as `training.epochs`, and its
+            value.
+        prefix: stands in front of the keys.
+    """
+    picked: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            if inner := pick_settings(value, picks, f"{name}."):
+                picked[key] = inner
+        elif picks(name, value):
+            picked[key] = value
+    return picked
 
 
 class RunConfig(FrozenModel):

@@ -22,6 +22,9 @@ An error's text is shown to the user and is clear without a traceback.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from patchline.pipeline.redaction import redact_text
 
 
@@ -34,6 +37,20 @@ def first_line(error: BaseException, if_empty: str = "") -> str:
     """
     lines = redact_text(str(error)).strip().splitlines() or [if_empty or type(error).__name__]
     return lines[0][:300].rstrip(". ")
+
+
+def suggest_name(name: str, names: Iterable[str]) -> str:
+    """Return a question for the name that is spelled most like an unknown one, after a space.
+
+    Args:
+        name: what does not exist.
+        names: what does.
+
+    Returns:
+        An empty text if no name is close.
+    """
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""
 
 
 class PipelineError(Exception):

@@ -11,14 +11,13 @@ The metric balanced accuracy is something else: the mean of the classes' recalls
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError, suggest_name
 from patchline.pipeline.frozen_model import FrozenModel
 
 PresetName = Literal["quick", "balanced", "best"]
@@ -80,6 +79,5 @@ def check_preset(name: str) -> PresetName | None:
     if preset is not None:
         return preset
     names = (*PRESETS, NONE)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    hint = suggest_name(name, names)
     raise ConfigError(f"There is no preset '{name}'.{hint} Presets: {', '.join(names)}.")

@@ -1,4 +1,4 @@
-"""Text for people: names from outside made harmless, paths to paste, durations, counts."""
+"""Text for people: names from outside made harmless, paths to paste, durations, counts, shares."""
 
 from __future__ import annotations
 
@@ -156,6 +156,16 @@ def duration(seconds: float) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """Return a number with its noun: `1 image`, `2,000 images`."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """Return a share as percent with some decimals; only exact 0 and 1 become 0% and 100%."""
+    text, least = f"{100 * float(share):.{digits}f}", 10**-digits
+    if float(text) == 100 and share < 1:  # noqa: PLR2004 - percent
+        return f">{100 - least:.{digits}f}%"
+    if float(text) == 0 and share > 0:
+        return f"<{least:.{digits}f}%"
+    return f"{text}%"
 
 
 def epochs_in_words(epochs: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 import sys
@@ -28,12 +27,16 @@ from patchline.flows.commands.switches import (
 )
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig, flatten_settings
-from patchline.pipeline.errors import ConfigError, PluginError
+from patchline.pipeline.errors import ConfigError, PluginError, suggest_name
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.composed_config import ComposedModel, compose_config
-from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, list_installed
-from patchline.pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
+from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry, list_installed
+from patchline.pipeline.plugin_system.plugin_skeleton import (
+    WrittenPackage,
+    check_kind,
+    write_package,
+)
 from patchline.pipeline.training.config import OptimizerConfig
 from patchline.pipeline.training.recipe.schedule import learning_rate
 from patchline.plugin_api import ToolPlugin
@@ -500,11 +503,7 @@ def find_entry(words: Sequence[str]) -> PluginEntry:
     """
     if len(words) == 2:  # noqa: PLR2004 - kind and name
         kind, name = words
-        if kind not in KINDS:
-            close = difflib.get_close_matches(kind, list(KINDS), n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"There is no plugin kind '{kind}'.{hint} Kinds: {', '.join(KINDS)}.")
-        return plugin_loader.find(kind, name)
+        return plugin_loader.find(check_kind(kind), name)
     if len(words) != 1:
         raise ConfigError("Name one plugin: [KIND] NAME. `patchline plugins list` lists them.")
     entries = list_installed()
@@ -516,8 +515,7 @@ def find_entry(words: Sequence[str]) -> PluginEntry:
         )
     if not matches:
         names = sorted({entry.name for entry in entries})
-        close = difflib.get_close_matches(words[0], names, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
+        hint = suggest_name(words[0], names)
         raise PluginError(f"There is no plugin '{words[0]}'.{hint} Installed: {', '.join(names)}.")
     return plugin_loader.find(matches[0].kind, matches[0].name)
 

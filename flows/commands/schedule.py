@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from patchline.flows.new_data import watched_folders
 from patchline.flows.prefect_session import connect
 from patchline.flows.schedules import schedule_times, scheduled_work
 from patchline.flows.schedules.scheduled_work import ScheduleOptions
-from patchline.pipeline.errors import ConfigError, OrchestrationError
+from patchline.pipeline.errors import ConfigError, OrchestrationError, suggest_name
 from patchline.pipeline.plugin_system.tools import Tools, tools
 
 if TYPE_CHECKING:
@@ -351,6 +350,5 @@ def _unknown(name: str, names: Sequence[str]) -> ConfigError:
             f"There is no schedule '{name}': this folder has none. Create one with `patchline "
             "schedule create`."
         )
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    hint = suggest_name(name, names)
     return ConfigError(f"There is no schedule '{name}'.{hint} Choose from: {', '.join(names)}.")

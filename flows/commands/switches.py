@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,13 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 from pydantic import BaseModel
 
-from patchline.pipeline import terminal_words
 from patchline.pipeline.data.config import TableColumns
 from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
-
     from patchline.pipeline.config import RunConfig
 
 Switch = Annotated[bool, Parameter(negative="")]
@@ -54,31 +50,14 @@ def emit(content: BaseModel | Mapping[str, Any], *lines: str, as_json: bool) -> 
 def terminal_lines(template: str, package: str, /, **values: Any) -> list[str]:
     """Return a result in words, as a template says it.
 
-    Values are made visible one by one, so that a name with a line end in it stays in its line. A
-    template has the functions of `terminal_words` as filters.
-
     Args:
         template: the file's name.
         package: the package whose folder holds the file.
         values: values that the template shows, by name.
     """
-    return _environment(package).get_template(template).render(**values).splitlines()
+    from patchline.pipeline.templates import render_lines
 
-
-@functools.cache
-def _environment(package: str) -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(  # noqa: S701 - no HTML
-        loader=PackageLoader(package, ""),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=lambda value: visible(str(value)),
-    )
-    environment.filters |= {"count": "{:,}".format, **vars(terminal_words)}
-    return environment
+    return render_lines(template, package, **values).splitlines()
 
 
 _ALONE = Parameter(negative=())

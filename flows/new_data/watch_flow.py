@@ -27,9 +27,9 @@ from patchline.pipeline.data.manifests import earlier_manifests
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.data_diff import NewImages, count_new_images
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.stages.read import data_name
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace.files.file_locks import Liveness
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE

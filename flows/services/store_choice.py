@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from patchline.flows.prefect_api import postgres
 from patchline.pipeline.errors import ConfigError, OrchestrationError, first_line
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.redaction import split_credentials, without_credentials
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.files.access import check_secret
 from patchline.pipeline.workspace.tracking import team_stores
 from patchline.pipeline.workspace.tracking.team_stores import TeamStores

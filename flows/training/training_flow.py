@@ -17,7 +17,7 @@ from patchline.flows.notifications import events
 from patchline.flows.prefect_api.failures import build_failed_state
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages
-from patchline.flows.training.chosen_launcher import build_reporting, use_chosen_launcher
+from patchline.flows.training.chosen_launcher import build_context, use_chosen_launcher
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
 from patchline.flows.training.stage_tasks import as_task
 from patchline.pipeline.config import RunConfig
@@ -32,7 +32,7 @@ from patchline.pipeline.registry.browsing.run_summary import RunSummary
 from patchline.pipeline.stages import engine
 from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.stage import Context
-from patchline.pipeline.workspace import chosen, run_folders
+from patchline.pipeline.workspace import run_folders
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import interrupted_runs
 from patchline.pipeline.workspace.run_memory.interrupted_runs import (
@@ -40,7 +40,6 @@ from patchline.pipeline.workspace.run_memory.interrupted_runs import (
     InterruptedRun,
     RunRequest,
 )
-from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedStageMemory
 from patchline.pipeline.workspace.tracking import tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 
@@ -85,13 +84,7 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
 
 def _new_run(config: RunConfig, *, fresh: bool) -> _Run:
     checked = plugin_settings.check_plugins(config)
-    workspace = WORKSPACE.resolve()
-    note = display().note
-    memory = SharedStageMemory(
-        workspace, fresh=fresh, on_note=note, shared=chosen.find_shared_files()
-    )
-    tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
-    return _Run(line_of(checked), Context(checked, memory, build_reporting(), workspace, tags=tags))
+    return _Run(line_of(checked), build_context(checked, fresh=fresh))
 
 
 def _continue_run(interrupted: InterruptedRun, new: _Run, *, by_hand: bool) -> _Run:

@@ -9,7 +9,7 @@ says nothing new: its label is known. A copy of an excluded image is not wanted 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ _REASONS = (*LEAKING, KNOWN, EXCLUDED, TWICE)
 
 
 def without_copies(
-    unlabelled: pd.DataFrame, manifest: pd.DataFrame, near: tuple[Array, Array] | None = None
+    unlabelled: pd.DataFrame, manifest: pd.DataFrame, near: Sequence[Array] | None = None
 ) -> pd.DataFrame:
     """Return the manifest of the unlabelled images with all copies excluded, each with its reason.
 
@@ -275,9 +275,8 @@ def read_unlabelled(
     near = None
     if config.data.group_near_duplicates:
         compared = SearchMemory(listing.root, workspace, fresh=fresh)
-        near = _near(
-            manifest, listing.root, manifests.usable(labelled), root, mapping, on_progress, compared
-        )
+        parts = (listing.root, manifests.usable(manifest)), (root, manifests.usable(labelled))
+        near = _near(parts, mapping, on_progress, compared)
     manifest = without_copies(manifest, labelled, near)
     usable = manifest["status"] == "ok"
     manifest = manifest.assign(split=np.where(usable, UNLABELLED, ""))
@@ -337,28 +336,30 @@ def _of_repeated_run(data: IngestedData, config: RunConfig) -> EarlierData | Non
 
 
 def _near(
-    manifest: pd.DataFrame,
-    root: Path,
-    labelled: pd.DataFrame,
-    labelled_root: Path,
+    parts: Sequence[tuple[Path, pd.DataFrame]],
     mapping: PixelMapping,
     on_progress: Progress | None,
     memory: SearchMemory,
-) -> tuple[Array, Array]:
-    """Return a number for each unlabelled and each labelled image, equal for near duplicates."""
-    rows, collector, done = manifests.usable(manifest), ThumbnailCollector(), 0
-    every = len(rows) + len(labelled)
-    parts = (("u", root, rows["path"]), ("l", labelled_root, labelled["path"]))
-    for mark, place, paths in parts:
+) -> list[Array]:
+    """Return a number for each image, equal for near duplicates.
 
-        def collect(path: str, data: bytes, image_HWC: Array, mark: str = mark) -> None:
+    Args:
+        parts: the root and the rows of the unlabelled images, and those of the labelled ones.
+        mapping: what becomes of values that are not of 8 bits.
+        on_progress: called while the images are read.
+        memory: what an earlier search has compared.
+    """
+    collector, done = ThumbnailCollector(), 0
+    both = pd.concat([rows for _, rows in parts], ignore_index=True)
+    for mark, (root, rows) in enumerate(parts):
+
+        def collect(path: str, data: bytes, image_HWC: Array, mark: int = mark) -> None:
             collector.add(f"{mark} {path}", data, image_HWC)
 
-        for _ in decode_each(place, paths, mapping, collect):
+        for _ in decode_each(root, rows["path"], mapping, collect):
             done += 1
             if on_progress:
-                on_progress("Reading images to compare", done, every)
-    names = pd.concat([f"{mark} " + paths for mark, _, paths in parts], ignore_index=True)
-    both = pd.concat([rows, labelled], ignore_index=True)
-    numbers = near_duplicates(collector.of(names), both, on_progress, memory)
-    return numbers[: len(rows)], numbers[len(rows) :]
+                on_progress("Reading images to compare", done, len(both))
+    names = [f"{mark} " + rows["path"] for mark, (_, rows) in enumerate(parts)]
+    numbers = near_duplicates(collector.of(pd.concat(names)), both, on_progress, memory)
+    return np.split(numbers, [len(parts[0][1])])

@@ -48,8 +48,8 @@ from patchline.pipeline.evaluation.metrics.intervals import (
 )
 from patchline.pipeline.evaluation.predictions import Predictions, groups_of
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import AnswerRules, SetThreshold
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 

@@ -19,8 +19,7 @@ import cv2
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Corrupt = Callable[[Array, int, np.random.Generator], Array]
-"""Maps values (H, W, C) from 0 to 1 and a severity from 0 to 4 to values, which are clipped."""
+Random = np.random.Generator
 
 PAPER_SIDE = 224
 """Side in pixels of the images that the paper's parameters are for."""
@@ -105,10 +104,8 @@ def reshape_like(result: Array, like_HWC: Array) -> Array:
     return result.reshape(like_HWC.shape)
 
 
-def jpeg_compression(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def jpeg_compression(values_HWC: Array, _random: Random, quality: int) -> Array:
     """Compress as JPEG of low quality."""
-    del random  # every image is compressed alike
-    quality = (25, 18, 15, 10, 7)[severity]
     channels = values_HWC.shape[2]
     pixels_HWC = np.clip(values_HWC * 255, 0, 255).astype(np.uint8)
     if channels in (1, 3):
@@ -126,15 +123,10 @@ def _compress(pixels_HWC: Array, quality: int) -> Array:
     return (decoded if is_grey else decoded[:, :, ::-1]).astype(np.float32) / 255
 
 
-def elastic_transform(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def elastic_transform(
+    values_HWC: Array, random: Random, strength: float, sigma: float, moved: float
+) -> Array:
     """Move the corners of a square at random, and every point smoothly."""
-    strength, sigma, moved = (
-        (2, 0.7, 0.1),
-        (2, 0.08, 0.2),
-        (0.05, 0.01, 0.02),
-        (0.07, 0.01, 0.02),
-        (0.12, 0.01, 0.02),
-    )[severity]
     height, width = values_HWC.shape[:2]
     side = min(height, width)
     centre, third = np.array([width, height], np.float32) / 2, side / 3
@@ -151,15 +143,9 @@ def elastic_transform(values_HWC: Array, severity: int, random: np.random.Genera
     return reshape_like(result, values_HWC)
 
 
-def snow(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def snow(values_HWC: Array, random: Random, *parameters: float) -> Array:
     """Whiten the image, and let flakes fall in it."""
-    mean, deviation, size, least, length, sigma, kept = (
-        (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
-        (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
-        (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
-        (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
-        (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
-    )[severity]
+    mean, deviation, size, least, length, sigma, kept = parameters
     scale = scale_of(values_HWC)
     layer = random.normal(mean, deviation, (*values_HWC.shape[:2], 1)).astype(np.float32)
     layer = zoom(layer, size)
@@ -172,19 +158,16 @@ def snow(values_HWC: Array, severity: int, random: np.random.Generator) -> Array
     return kept * values_HWC + (1 - kept) * whitened + layer + layer[::-1, ::-1]
 
 
-def fog(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def fog(values_HWC: Array, random: Random, density: float, decay: float) -> Array:
     """Lay clouds over the image, and keep its largest value."""
-    density, decay = ((1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))[severity]
     largest = max(float(values_HWC.max()), 1e-6)
     height, width = values_HWC.shape[:2]
     clouds = _clouds(max(height, width), decay, random)[:height, :width, None]
     return (values_HWC + density * clouds) * largest / (largest + density)
 
 
-def brightness(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def brightness(values_HWC: Array, _random: Random, added: float) -> Array:
     """Brighten: the value of HSV for colours, all values otherwise."""
-    del random  # every image is brightened alike
-    added = (0.1, 0.2, 0.3, 0.4, 0.5)[severity]
     if values_HWC.shape[2] != 3:  # noqa: PLR2004 - RGB
         return values_HWC + added
     hsv = cv2.cvtColor(values_HWC, cv2.COLOR_RGB2HSV)
@@ -192,16 +175,14 @@ def brightness(values_HWC: Array, severity: int, random: np.random.Generator) ->
     return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
 
 
-def contrast(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def contrast(values_HWC: Array, _random: Random, kept: float) -> Array:
     """Bring each channel closer to its mean."""
-    del random  # every image loses contrast alike
-    kept = (0.4, 0.3, 0.2, 0.1, 0.05)[severity]
     mean = values_HWC.mean(axis=(0, 1), keepdims=True)
     lower: Array = mean + kept * (values_HWC - mean)
     return lower
 
 
-def _clouds(side: int, decay: float, random: np.random.Generator) -> Array:
+def _clouds(side: int, decay: float, random: Random) -> Array:
     """Return a plasma fractal from 0 to 1: square with a side of at least `side`.
 
     Midpoint displacement, as in the paper's code: each level is twice as fine, its deviations
@@ -220,10 +201,8 @@ def _clouds(side: int, decay: float, random: np.random.Generator) -> Array:
     return field / max(float(field.max()), 1e-6)
 
 
-def defocus_blur(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def defocus_blur(values_HWC: Array, _random: Random, pixels: float, softness: float) -> Array:
     """Smear every point over a disk."""
-    del random  # every image is out of focus alike
-    pixels, softness = ((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))[severity]
     radius = pixels * scale_of(values_HWC)
     reach, fine = math.ceil(radius), 8  # drawn finer than the pixels, for radii below one
     size = (2 * reach + 1) * fine
@@ -234,12 +213,11 @@ def defocus_blur(values_HWC: Array, severity: int, random: np.random.Generator) 
     return convolve(values_HWC, kernel / kernel.sum())
 
 
-def glass_blur(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def glass_blur(values_HWC: Array, random: Random, sigma: float, shift: int, rounds: int) -> Array:
     """Take each pixel from a random place nearby, between two blurs.
 
     The paper exchanges pixels one after the other; here all are drawn at once.
     """
-    sigma, shift, rounds = ((0.7, 1, 2), (0.9, 2, 1), (1, 2, 3), (1.1, 3, 2), (1.5, 4, 2))[severity]
     scale = scale_of(values_HWC)
     height, width = values_HWC.shape[:2]
     values = blur(values_HWC, sigma * scale)
@@ -254,18 +232,15 @@ def glass_blur(values_HWC: Array, severity: int, random: np.random.Generator) ->
     return blur(values, sigma * scale)
 
 
-def motion_blur(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def motion_blur(values_HWC: Array, random: Random, radius: float, sigma: float) -> Array:
     """Smear in a random direction, up to 45 degrees from the horizontal."""
-    radius, sigma = ((10, 3), (15, 5), (15, 8), (15, 12), (20, 15))[severity]
     scale = scale_of(values_HWC)
     kernel = line_kernel(2 * radius * scale, sigma * scale, random.uniform(-45, 45))
     return convolve(values_HWC, kernel)
 
 
-def zoom_blur(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def zoom_blur(values_HWC: Array, _random: Random, most: float, step: float) -> Array:
     """Average over zooms."""
-    del random  # every image is zoomed alike
-    most, step = ((1.11, 0.01), (1.16, 0.01), (1.21, 0.02), (1.26, 0.02), (1.31, 0.03))[severity]
     factors = np.arange(1, most, step)
     total = values_HWC.copy()
     for factor in factors:
@@ -273,10 +248,8 @@ def zoom_blur(values_HWC: Array, severity: int, random: np.random.Generator) -> 
     return total / (len(factors) + 1)
 
 
-def pixelate(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def pixelate(values_HWC: Array, _random: Random, share: float) -> Array:
     """Shrink, and enlarge again."""
-    del random  # every image is shrunk alike
-    share = (0.6, 0.5, 0.4, 0.3, 0.25)[severity]
     height, width = values_HWC.shape[:2]
     small = (max(1, int(width * share)), max(1, int(height * share)))
     shrunk = cv2.resize(values_HWC, small, interpolation=cv2.INTER_AREA)
@@ -284,21 +257,18 @@ def pixelate(values_HWC: Array, severity: int, random: np.random.Generator) -> A
     return enlarged.reshape(values_HWC.shape)
 
 
-def gaussian_noise(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def gaussian_noise(values_HWC: Array, random: Random, deviation: float) -> Array:
     """Add noise to every value, as in low light."""
-    deviation = (0.08, 0.12, 0.18, 0.26, 0.38)[severity]
     return values_HWC + random.normal(0, deviation, values_HWC.shape)
 
 
-def shot_noise(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def shot_noise(values_HWC: Array, random: Random, photons: int) -> Array:
     """Count photons: so many for full brightness."""
-    photons = (60, 25, 12, 5, 3)[severity]
     return random.poisson(np.clip(values_HWC, 0, 1) * photons) / photons
 
 
-def impulse_noise(values_HWC: Array, severity: int, random: np.random.Generator) -> Array:
+def impulse_noise(values_HWC: Array, random: Random, share: float) -> Array:
     """Set a share of the values to 0 or 1."""
-    share = (0.03, 0.06, 0.09, 0.17, 0.27)[severity]
     is_hit, is_bright = (
         random.random((2, *values_HWC.shape)) < np.array([share, 0.5])[:, None, None, None]
     )
@@ -306,22 +276,38 @@ def impulse_noise(values_HWC: Array, severity: int, random: np.random.Generator)
 
 
 SEVERITIES = (1, 2, 3, 4, 5)
-CORRUPTIONS: dict[str, Corrupt] = {
-    "gaussian_noise": gaussian_noise,
-    "shot_noise": shot_noise,
-    "impulse_noise": impulse_noise,
-    "defocus_blur": defocus_blur,
-    "glass_blur": glass_blur,
-    "motion_blur": motion_blur,
-    "zoom_blur": zoom_blur,
-    "snow": snow,
-    "fog": fog,
-    "brightness": brightness,
-    "contrast": contrast,
-    "elastic_transform": elastic_transform,
-    "pixelate": pixelate,
-    "jpeg_compression": jpeg_compression,
+_PARAMETERS: dict[Callable[..., Array], tuple[tuple[float, ...], ...]] = {
+    gaussian_noise: ((0.08, 0.12, 0.18, 0.26, 0.38),),
+    shot_noise: ((60, 25, 12, 5, 3),),
+    impulse_noise: ((0.03, 0.06, 0.09, 0.17, 0.27),),
+    defocus_blur: ((3, 4, 6, 8, 10), (0.1, 0.5, 0.5, 0.5, 0.5)),
+    glass_blur: ((0.7, 0.9, 1, 1.1, 1.5), (1, 2, 2, 3, 4), (2, 1, 3, 2, 2)),
+    motion_blur: ((10, 15, 15, 15, 20), (3, 5, 8, 12, 15)),
+    zoom_blur: ((1.11, 1.16, 1.21, 1.26, 1.31), (0.01, 0.01, 0.02, 0.02, 0.03)),
+    snow: (
+        (0.1, 0.2, 0.55, 0.55, 0.55),
+        (0.3, 0.3, 0.3, 0.3, 0.3),
+        (3, 2, 4, 4.5, 2.5),
+        (0.5, 0.5, 0.9, 0.85, 0.85),
+        (10, 12, 12, 12, 12),
+        (4, 4, 8, 8, 12),
+        (0.8, 0.7, 0.7, 0.65, 0.55),
+    ),
+    fog: ((1.5, 2, 2.5, 2.5, 3), (2, 2, 1.7, 1.5, 1.4)),
+    brightness: ((0.1, 0.2, 0.3, 0.4, 0.5),),
+    contrast: ((0.4, 0.3, 0.2, 0.1, 0.05),),
+    elastic_transform: (
+        (2, 2, 0.05, 0.07, 0.12),
+        (0.7, 0.08, 0.01, 0.01, 0.01),
+        (0.1, 0.2, 0.02, 0.02, 0.02),
+    ),
+    pixelate: ((0.6, 0.5, 0.4, 0.3, 0.25),),
+    jpeg_compression: ((25, 18, 15, 10, 7),),
 }
+"""Each parameter at the five severities. A function maps values (H, W, C) from 0 to 1 to values,
+which are clipped.
+"""
+CORRUPTIONS = {function.__name__: function for function in _PARAMETERS}
 
 
 def corrupt(pixels_HWC: Array, name: str, severity: int, seed: int) -> Array:
@@ -336,6 +322,8 @@ def corrupt(pixels_HWC: Array, name: str, severity: int, seed: int) -> Array:
     content = zlib.crc32(np.ascontiguousarray(pixels_HWC).tobytes())
     random = np.random.default_rng([seed, content, list(CORRUPTIONS).index(name), severity])
     values_HWC = pixels_HWC.astype(np.float32) / 255
-    result = np.asarray(CORRUPTIONS[name](values_HWC, severity - 1, random))
+    function = CORRUPTIONS[name]
+    parameters = (each[severity - 1] for each in _PARAMETERS[function])
+    result = np.asarray(function(values_HWC, random, *parameters))
     pixels: Array = np.rint(np.clip(result, 0, 1) * 255).astype(np.uint8)
     return pixels.reshape(pixels_HWC.shape)

@@ -44,7 +44,6 @@ from patchline.pipeline.evaluation.tasks import TASKS, AnyReport
 from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import VALIDATION, AnswerRules
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
@@ -53,7 +52,7 @@ from patchline.pipeline.models.reference_images import (
     save_reference_images,
 )
 from patchline.pipeline.models.stored_features import load_features
-from patchline.pipeline.terminal_words import epochs_in_words
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.training.initial_weights.recipe import display_name
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import worker_start
@@ -429,6 +428,5 @@ def about_run(
         validated=validated,
         averaging=averaging,
         display_name=display_name,
-        epochs=epochs_in_words,
     )
     return dict(line.split(": ", 1) for line in text.split("\n") if line)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
 from patchline.pipeline.evaluation.visual_guide.pictures import map_to_colors
-from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.templates import page_environment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +24,6 @@ _JPEG_QUALITY = 84
 _TINT = 0.55
 _LARGE_PICTURE_BYTES = 300_000
 _LARGE_PICTURE_WIDTH = 1400
-_NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def render(template: str, *, package: str = _PACKAGE, **values: Any) -> str:
@@ -37,29 +35,7 @@ def render(template: str, *, package: str = _PACKAGE, **values: Any) -> str:
         values: values that the template shows, each of which is escaped.
     """
     environment = page_environment(*{package: None, _PACKAGE: None})
-    environment.filters["percent"] = percent
-    environment.filters["decimal"] = lambda number: f"{number:.3f}"
-    environment.filters["count"] = lambda number: f"{number:,}"
-    environment.filters["plural"] = plural
-    environment.filters["visible"] = visible
-    environment.filters["points"] = lambda share: f"{100 * share:.1f} points"
     return environment.get_template(template).render(**values)
-
-
-def percent(share: float) -> str:
-    """Return a share as percent with one decimal; only exact 0 and 1 become 0% and 100%."""
-    text = f"{100 * share:.1f}"
-    if text == "100.0" and share < 1:
-        text = ">99.9"
-    elif text == "0.0" and share > 0:
-        text = "<0.1"
-    return f"{text}%"
-
-
-def plural(number: int, one: str, many: str = "") -> str:
-    """Return the number with its noun: `1 image`, `2 images`."""
-    noun = one if number == 1 else many or f"{one}s"
-    return f"{number:,}{_NO_BREAK}{noun}"
 
 
 def thumbnail(pixels_HWC: Array) -> str:

@@ -45,7 +45,6 @@ from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import 
     by_label,
     compare_metrics,
     exact_matches,
-    groups_of_pairs,
     multi_label_metrics,
     pairs,
     samples_f1,
@@ -69,9 +68,8 @@ from patchline.pipeline.evaluation.report import (
 )
 from patchline.pipeline.evaluation.robustness import LabelSetRobustness
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import AnswerRules
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.templates import render_markdown
 
 Array = np.ndarray[Any, Any]
 _MOST_PAIRS = 20
@@ -257,9 +255,7 @@ class MultiLabelReport(ModelReport):
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about what is not known or not calibrated, and what that means."""
-        text = render_markdown(
-            "label_set_notes.txt.j2", __package__, report=self, listed=listed, counted=counted
-        )
+        text = render_markdown("label_set_notes.txt.j2", __package__, report=self, listed=listed)
         return tuple(text.splitlines())
 
 
@@ -307,8 +303,7 @@ def evaluate_label_sets(
             multi_label_metrics(probabilities, labels, predicted, groups=groups),
             classwise,
             calibration,
-            (pairs(probabilities, labels), pairs(before, labels)),
-            groups_of_pairs(groups, len(classes)),
+            (pairs(probabilities, labels, groups), pairs(before, labels, groups)),
         ),
         by_label=classwise,
         unlabelled=int((labels.sum(axis=1) == 0).sum()),

@@ -317,7 +317,6 @@ def build_shared_fields(
     rows: Sequence[Any],
     calibration: TemperatureFit | LabelCalibration,
     answered: tuple[TopProbabilities, TopProbabilities],
-    groups: ImageGroups | None,
 ) -> dict[str, Any]:
     """Return the fields that a report has whatever the task is.
 
@@ -329,7 +328,6 @@ def build_shared_fields(
         rows: metrics of each class or label.
         calibration: the calibration of the probabilities.
         answered: probabilities whose reliability is reported, with the calibration and without.
-        groups: the groups that the samples of `answered` form; None if these are independent.
     """
     split, table = subject.split, predictions.table
     kind = f"{before_image(split)}image"
@@ -343,9 +341,9 @@ def build_shared_fields(
         "groups": of_images.count if (of_images := predictions.groups) else None,
         "metrics": {f"{split}/{key}": value for key, value in estimates.items()},
         "calibration": calibration.model_copy(update={"off": off}),
-        "reliability": reliability_of(now, groups=groups),
-        "uncalibrated_reliability": reliability_of(before, groups=groups),
-        "uncalibrated_ece": calibration_error_of(before, groups),
+        "reliability": reliability_of(now),
+        "uncalibrated_reliability": reliability_of(before),
+        "uncalibrated_ece": calibration_error_of(before),
         "undivided": find_undivided(table, config),
         "config": config,
     }
@@ -477,8 +475,8 @@ def evaluate(
     classwise = by_class(probabilities, labels, classes, areas, groups)
     doubtful = galleries.likely_label_errors(predictions)
     answered = (
-        TopProbabilities.of(probabilities, labels),
-        TopProbabilities.uncalibrated(probabilities, labels, calibration),
+        TopProbabilities.of(probabilities, labels, groups),
+        TopProbabilities.uncalibrated(probabilities, labels, calibration, groups),
     )
 
     def shown(places: Array) -> tuple[GalleryImage, ...]:
@@ -493,7 +491,6 @@ def evaluate(
             classwise,
             calibration,
             answered,
-            groups,
         ),
         by_class=_with_balanced_recall(classwise, probabilities, labels, calibration),
         **_confusion(labels, predictions.predicted, len(classes)),

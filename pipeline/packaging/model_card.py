@@ -12,10 +12,10 @@ from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.metrics.temperature import UNRECORDED
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.plugin_system.plugin_settings import name_patch_embedding
+from patchline.pipeline.templates import render_markdown
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 

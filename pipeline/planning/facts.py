@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from patchline.pipeline.config import pick_settings
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.presets import PRESETS, PresetName
 from patchline.pipeline.terminal_words import counted
@@ -331,14 +332,6 @@ class UserSettings:
             sizes["mlp_dim"] = planned["mlp_dim"] // planned["embed_dim"] * sizes["embed_dim"]
         return sizes
 
-    def without_set(self, settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    def without_set(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return nested settings without those that are set."""
-        others: dict[str, Any] = {}
-        for key, value in settings.items():
-            name = f"{prefix}{key}"
-            if isinstance(value, Mapping):
-                if inner := self.without_set(value, f"{name}."):
-                    others[key] = inner
-            elif name not in self.values:
-                others[key] = value
-        return others
+        return pick_settings(settings, lambda key, _: key not in self.values)

@@ -108,7 +108,7 @@ class Published:
         images = max(1, self.facts.data.training_images)
         fits = sum(self.user.fits(self.facts.data)) / images
         most = min(_MOST_EPOCHS, math.ceil(_UPDATES / math.ceil(images / _BATCH)))
-        return self._part(recipe.FINE_TUNING, 1 / STEP, most, fits, 0.0, _SHARE)
+        return self._part(recipe.FINE_TUNING, rate=1 / STEP, few=most, fits=fits, share=_SHARE)
 
     @cached_property
     def blocks(self) -> int:
@@ -126,8 +126,14 @@ class Published:
         fits = (folds + (user.get("training.final_model") == "refit")) * share
         updates_of_epoch = max(1, data.training_images) / self.batch
         most = min(_MOST_EPOCHS_OF_BLOCKS, math.ceil(_UPDATES_OF_BLOCKS / updates_of_epoch))
-        rate = 1 / (folds * share * STEP)
-        return self._part(recipe.LAST_BLOCKS, rate, most, fits, tokens, _SHARE_OF_BLOCKS)
+        return self._part(
+            recipe.LAST_BLOCKS,
+            rate=1 / (folds * share * STEP),
+            few=most,
+            fits=fits,
+            share=_SHARE_OF_BLOCKS,
+            tokens=tokens,
+        )
 
     @property
     def batch(self) -> int:
@@ -137,11 +143,12 @@ class Published:
     def _part(
         self,
         settings: Settings,
+        *,
         rate: float,
         few: int,
         fits: float,
-        tokens: float,
         share: float,
+        tokens: float = 0.0,
     ) -> Part:
         """Return how long a part is trained.
 
@@ -150,8 +157,8 @@ class Published:
             rate: the speed of training the part, as a share of the speed of computing features.
             few: epochs of few images, if these are more than usual.
             fits: passes through the network that an epoch takes, with all fits.
-            tokens: passes before the first step.
             share: the largest share of the preset's time that it may take.
+            tokens: passes before the first step.
         """
         user, data, speed = self.user, self.facts.data, self.speed or math.inf
         most = user.get("training.epochs") or max(_EPOCHS, few)

@@ -7,7 +7,6 @@ without running the module. A broken plugin affects only runs that use it.
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
 import os
 import sys
@@ -20,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from patchline.pipeline.errors import PipelineError, PluginError, first_line
+from patchline.pipeline.errors import PipelineError, PluginError, first_line, suggest_name
 from patchline.pipeline.installation import checkout
 from patchline.plugin_api import (
     API_VERSION,
@@ -215,11 +214,9 @@ def find(kind: Kind, name: str) -> PluginEntry:
         )
     if not matches:
         names = sorted(entry.name for entry in list_installed(kind))
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
         installed_names = f"Installed: {', '.join(names)}" if names else "None is installed"
         raise PluginError(
-            f"There is no {kind} plugin '{name}'.{hint} {installed_names}. "
+            f"There is no {kind} plugin '{name}'.{suggest_name(name, names)} {installed_names}. "
             "To use a plugin from a file, add --plugin FILE.py."
         )
     return matches[0]

@@ -6,7 +6,6 @@ kinds, laid out as in the package.
 
 from __future__ import annotations
 
-import difflib
 import keyword
 import re
 import shutil
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.errors import ConfigError, StorageError, suggest_name
 from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, list_installed
 
 _TEMPLATES = Path(__file__).parent / "plugin_skeletons"
@@ -55,7 +54,7 @@ def write_package(kind: str, name: str, into: Path) -> WrittenPackage:
         ConfigError: if the kind, the name or the folder is invalid, or the package exists.
         StorageError: if the folder is not writable.
     """
-    known_kind = _check_kind(kind)
+    known_kind = check_kind(kind)
     _check_name(known_kind, name)
     fields = _fields(known_kind, name)
     folder = _free_place(into.expanduser(), fields["distribution"])
@@ -89,12 +88,12 @@ def _distribution(name: str) -> str:
     return f"patchline-{name.replace('_', '-')}"
 
 
-def _check_kind(kind: str) -> Kind:
+def check_kind(kind: str) -> Kind:
+    """Return a kind of plugin; raise `ConfigError` if there is none of that name."""
     for known in KINDS:
         if kind == known:
             return known
-    close = difflib.get_close_matches(kind.lower(), KINDS, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    hint = suggest_name(kind.lower(), KINDS)
     raise ConfigError(f"There is no plugin kind '{kind}'.{hint} Kinds: {', '.join(KINDS)}.")
 
 

@@ -11,12 +11,11 @@ from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.promotion_decision import GateResult
 from patchline.pipeline.evaluation.tasks import AnyComparison
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.provenance import ProvenanceSummary
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.gate_evaluation import evaluate_gates
 from patchline.pipeline.registry.registered_models import ModelReference, summaries
-from patchline.pipeline.terminal_words import few_names
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.tracking import addresses
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workspace.tracking.tracking_store import client, unless_deleted
@@ -129,5 +128,4 @@ def _text(kind: str, question: Question, hours: float) -> str:
         difference=DIFFERENCE,
         points=points,
         p_value_text=p_value_text,
-        few_names=few_names,
     )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from patchline.pipeline.errors import ModelReferenceError, TrackingError
 from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
 from patchline.pipeline.evaluation.promotion_decision import PromotionDecision
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.clean_process_check import check_package
 from patchline.pipeline.registry import aliases
 from patchline.pipeline.registry.aliases import (
@@ -36,6 +35,7 @@ from patchline.pipeline.registry.registered_models import (
     version_numbers,
     write_record,
 )
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, make_folder
 from patchline.pipeline.workspace.tracking.tracking_store import client, unless_deleted
 

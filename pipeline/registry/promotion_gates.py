@@ -18,11 +18,10 @@ from patchline.pipeline.evaluation.comparison import (
 from patchline.pipeline.evaluation.metrics import paired_test
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
 from patchline.pipeline.evaluation.promotion_decision import GateResult
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.provenance import ProvenanceSummary
 from patchline.pipeline.packaging.clean_process_check import PackageCheck
 from patchline.pipeline.registry.config import PromotionConfig
-from patchline.pipeline.terminal_words import counted, few_names
+from patchline.pipeline.templates import render_markdown
 
 PROVENANCE = "provenance"
 """The gate that no setting turns off: it is overruled only with a reason."""
@@ -185,7 +184,5 @@ def _sentence(
         **values,
         class_images=_CLASS_IMAGES,
         not_random=NOT_RANDOM,
-        counted=counted,
-        few_names=few_names,
         p_value_text=p_value_text,
     )

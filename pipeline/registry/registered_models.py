@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
-from patchline.pipeline.errors import ConfigError, ModelReferenceError
+from patchline.pipeline.errors import ConfigError, ModelReferenceError, suggest_name
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.provenance import UNKNOWN
 from patchline.pipeline.redaction import redact_text
@@ -438,7 +437,5 @@ def metrics_of_run(store: MlflowClient, run_id: str | None) -> dict[str, float]:
 def _unknown(
     what: str, name: str, choices: list[str], title: str, if_empty: str
 ) -> ModelReferenceError:
-    close = difflib.get_close_matches(name, choices, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
     listed = f"{title}: {', '.join(choices)}." if choices else if_empty
-    return ModelReferenceError(f"{what}{hint} {listed}")
+    return ModelReferenceError(f"{what}{suggest_name(name, choices)} {listed}")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from patchline.pipeline.evaluation.headline import MAIN_METRICS
 from patchline.pipeline.evaluation.promotion_decision import verdict
-from patchline.pipeline.markdown import render_markdown
-from patchline.pipeline.terminal_words import short_path
+from patchline.pipeline.templates import render_markdown
 
 if TYPE_CHECKING:
     from patchline.pipeline.registry.promotion import Promotion
@@ -39,5 +38,4 @@ def decision_text(decision: Promotion) -> str:
         __package__,
         decision=decision,
         verdict=verdict,
-        short_path=short_path,
     ).removesuffix("\n")

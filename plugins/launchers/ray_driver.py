@@ -35,6 +35,7 @@ from patchline.pipeline.errors import first_line
 from patchline.plugins.launchers.ray_host import (
     LOST_SECONDS,
     Host,
+    HostTask,
     environment_of_nodes,
     facts,
     find_exposed_folder,
@@ -631,8 +632,8 @@ class Driver:
             task.is_running = True
 
     def _start(self, task: Task, index: int, module: str) -> Any:
-        what = task.number, module, task.folder, task.job, task.group
-        return task.hosts[index].start.remote(*what, index)
+        started = HostTask(task.number, module, task.folder, task.job, task.group, index)
+        return task.hosts[index].start.remote(started)
 
     def _poll(self, task: Task) -> None:
         if not task.polls:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -66,6 +66,25 @@ def _free_port(address: str) -> int:
     with socket.socket() as opened:
         opened.bind((address, 0))
         return int(opened.getsockname()[1])
+
+
+class HostTask(NamedTuple):
+    """A worker to start on a node."""
+
+    number: int
+    """By which the driver knows it."""
+    module: str
+    """The module that it runs."""
+    folder: str
+    """The folder with its job, as the machine of the run sees it."""
+    job: str
+    """The job's name in the shared workspace; empty if all nodes see the folder."""
+    group: dict[str, Any]
+    """Addresses of its `nodes`, and whether all of them see the folder; for all but the first of
+    them, what the first has returned."""
+    node: int
+    """The index of the node in its group, from 0; all but the first work in folders of their own.
+    """
 
 
 class Host:
@@ -135,27 +154,16 @@ class Host:
         self._launcher.prepare(module, Resources())
         return self._launcher.introduction(module, Resources())
 
-    def start(
-        self, number: int, module: str, folder: str, job: str, group: dict[str, Any], index: int = 0
-    ) -> dict[str, Any]:
+    def start(self, task: HostTask) -> dict[str, Any]:
         """Start a worker; one of several if it trains on several nodes.
-
-        Args:
-            number: the worker's number, by which the driver knows it.
-            module: the module that the worker runs.
-            folder: the folder with the worker's job, as the machine of the run sees it.
-            job: its name in the shared workspace; empty if all nodes see the folder.
-            group: addresses of its `nodes`, and whether all of them see the folder; for all but the
-                first of them, what the first has returned.
-            index: the index of this node in its group, from 0. All but the first work in folders of
-                their own.
 
         Returns:
             What the other nodes of the group need to know, or the error.
         """
         self.pulse()
+        number, group, index = task.number, task.group, task.node
         try:
-            place = self._folder(number, folder, job)
+            place = self._folder(task)
         except (PipelineError, OSError) as error:
             return {"error": {"class": type(error).__name__, "message": str(error)}}
         is_alone = len(group["nodes"]) == 1
@@ -165,17 +173,17 @@ class Host:
             (place / GROUP_FILE).write_text(json.dumps(group), encoding="utf-8")
         if index:
             place = _folder_of_member(place, index)
-        self._workers[number] = self._launcher.start(WorkerTask(module, place))
+        self._workers[number] = self._launcher.start(WorkerTask(task.module, place))
         if number in self._jobs and not index:
             self._jobs[number].report()
         return {"group": group}
 
-    def _folder(self, number: int, folder: str, job: str) -> Path:
+    def _folder(self, task: HostTask) -> Path:
         """Return the folder of a job on this node, with all that the job needs."""
-        if self._sees_workspace or not job:
-            return Path(folder)
-        self._jobs[number] = ReceivedJob(job)
-        return self._jobs[number].folder
+        if self._sees_workspace or not task.job:
+            return Path(task.folder)
+        self._jobs[task.number] = ReceivedJob(task.job)
+        return self._jobs[task.number].folder
 
     def poll(self, number: int) -> dict[str, Any]:
         """Return the exit code of a worker, None while it runs, and what has grown meanwhile."""

@@ -33,7 +33,7 @@ from patchline.pipeline.workspace import cache, chosen, remote_data, run_folders
 from patchline.pipeline.workspace.files.atomic_files import storage_errors, write_text
 from patchline.pipeline.workspace.files.file_locks import try_lock
 from patchline.pipeline.workspace.files.json_lines import AppendLog
-from patchline.pipeline.workspace.files.paths import safe_join
+from patchline.pipeline.workspace.files.paths import map_texts, safe_join
 from patchline.pipeline.workspace.files.placeholders import FOLDER
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import RUNS, WORKSPACE, make_folder
@@ -136,11 +136,11 @@ class _Roots:
 
     def marked(self, value: Any) -> Any:
         """Return a JSON value in which this machine's paths have become marks."""
-        return _map(value, self._mark)
+        return map_texts(value, self._mark)
 
     def unmarked(self, value: Any) -> Any:
         """Return a JSON value in which marks have become this machine's paths."""
-        return _map(value, self._unmark)
+        return map_texts(value, self._unmark)
 
     def marked_text(self, text: str) -> str:
         """Return lines in which the workspace of this machine has become a mark."""
@@ -568,14 +568,6 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _strings(each)
-
-
-def _map(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _map(inner, change) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_map(inner, change) for inner in value]
-    return change(value) if isinstance(value, str) else value
 
 
 def _quote(path: Path) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
+from patchline.plugin_api import ModelContext, ModelPlugin
 from patchline.plugins.models.transformer_settings import (
     Probability,
     Size,
     TransformerConfig,
-    check_sine_cosine,
 )
 
 if TYPE_CHECKING:
@@ -43,12 +42,6 @@ class CctConfig(TransformerConfig):
 
     positions: Literal["learned", "sine_cosine", "none"] = "learned"
     """Position embedding; convolutional tokens need it less than others."""
-
-    def resolved_for(self, traits: DataTraits) -> Self:
-        """Fill in the dimensions, and check that the positions fit them."""
-        if self.positions == "sine_cosine":
-            check_sine_cosine(self.dimensions().embed_dim)
-        return super().resolved_for(traits)
 
 
 def build(config: CctConfig, context: ModelContext) -> torch.nn.Module:

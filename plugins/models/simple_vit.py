@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
-from patchline.plugins.models.transformer_settings import TransformerConfig, check_sine_cosine
+from patchline.plugin_api import ModelContext, ModelPlugin
+from patchline.plugins.models.transformer_settings import TransformerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -17,10 +17,7 @@ class SimpleVitConfig(TransformerConfig):
     size: Literal["micro", "mini", "ti", "s", "b", "l"] = "micro"
     """Dimensions: micro and mini for small images and few cores; s is the paper's."""
 
-    def resolved_for(self, traits: DataTraits) -> Self:
-        """Fill in the dimensions, and check that the positions fit them."""
-        check_sine_cosine(self.dimensions().embed_dim)
-        return super().resolved_for(traits)
+    positions: ClassVar[str] = "sine_cosine"
 
 
 def build(config: SimpleVitConfig, context: ModelContext) -> torch.nn.Module:

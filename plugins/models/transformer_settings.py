@@ -67,8 +67,14 @@ class TransformerConfig(PluginConfig):
     """Fraction of the patches that is dropped in training (arXiv 2208.07220)."""
 
     def resolved_for(self, _traits: DataTraits) -> Self:
-        """Fill in the dimensions of the size, and check that the heads divide the embedding."""
+        """Fill in the dimensions of the size, and check that heads and positions fit them."""
         size = self.dimensions()
+        # not every Transformer has a choice of positions
+        if getattr(self, "positions", "") == "sine_cosine" and size.embed_dim % 4:
+            raise ConfigError(
+                f"model.embed_dim {size.embed_dim} is not a multiple of 4, which sine-cosine "
+                f"positions need. Choose {size.embed_dim // 4 * 4 + 4}."
+            )
         if size.embed_dim % size.num_heads:
             raise ConfigError(
                 f"model.num_heads {size.num_heads} does not divide model.embed_dim "
@@ -111,16 +117,3 @@ class BlockConfig(TransformerConfig):
     residual_init: Literal["xavier", "zero"] = "xavier"
     """Initial weights of the last layer of each residual branch: xavier (as published), or zero, so
     that each block starts as the identity."""
-
-
-def check_sine_cosine(embed_dim: int) -> None:
-    """Refuse a dimension that sine-cosine positions cannot fill.
-
-    Raises:
-        ConfigError: unless it is a multiple of 4.
-    """
-    if embed_dim % 4:
-        raise ConfigError(
-            f"model.embed_dim {embed_dim} is not a multiple of 4, which sine-cosine positions "
-            f"need. Choose {embed_dim // 4 * 4 + 4}."
-        )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
-from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
-from patchline.plugins.models.transformer_settings import BlockConfig, check_sine_cosine
+from patchline.plugin_api import ModelContext, ModelPlugin
+from patchline.plugins.models.transformer_settings import BlockConfig
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +34,6 @@ class VitConfig(BlockConfig):
 
     embedding_norm: bool = False
     """Normalise the tokens before the first block, as in CLIP (arXiv 2103.00020, section 2.4)."""
-
-    def resolved_for(self, traits: DataTraits) -> Self:
-        """Fill in the dimensions, and check that the positions fit them."""
-        if self.positions == "sine_cosine":
-            check_sine_cosine(self.dimensions().embed_dim)
-        return super().resolved_for(traits)
 
 
 def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:

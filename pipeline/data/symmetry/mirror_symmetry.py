@@ -33,7 +33,7 @@ from patchline.pipeline.data.symmetry.mirror_probe import (
     MeasuredSymmetry,
     compare_mirror_images,
 )
-from patchline.pipeline.markdown import render_markdown
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.workspace import workspace_of
 
 FORMAT = 2

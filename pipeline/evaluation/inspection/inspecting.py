@@ -15,7 +15,7 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data import ingestion, unlabelled_images
 from patchline.pipeline.data.ingestion import ScannedData
 from patchline.pipeline.data.ingestion_notes import notes_on_held_out, notes_on_size
-from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task, label_pairs
+from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, Task, label_pairs
 from patchline.pipeline.data.manifests import left_out
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.class_checks import check_images, unreadable_classes
@@ -24,7 +24,7 @@ from patchline.pipeline.data.near_duplicates.grouping import group_by
 from patchline.pipeline.data.near_duplicates.search import near_duplicates
 from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
 from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
-from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from patchline.pipeline.data.reading.color_profile import foreign_profile
 from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 from patchline.pipeline.data.reading.image_quality import as_grey, quality_of_grey, shrunk
@@ -237,9 +237,14 @@ def inspect_data(
         of_task = findings_on_label_sets if task == MULTI_LABEL else findings_on_labels
         findings += of_task(rows, judgement)
         more = [*more, *judgement.notes()]
-    found_in_order, told = _sort(findings), (*notes, *more)
-    result = summary_of(scanned.name, assigned, origin, found_in_order, told, mapping, task)
-    result = result.model_copy(update={"unlabelled": unlabelled})
+    result = Inspection(
+        name=scanned.name,
+        split_origin=origin,
+        findings=_sort(findings),
+        notes=(*notes, *more),
+        unlabelled=unlabelled,
+        **summarize(assigned, mapping, task),
+    )
     return Inspected(result, scanned.root, assigned, mapping)
 
 
@@ -317,23 +322,11 @@ def _sort(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda each: (order[each.severity], KINDS.index(each.kind))))
 
 
-def summary_of(
-    name: str,
-    manifest: pd.DataFrame,
-    origin: str,
-    findings: tuple[Finding, ...],
-    notes: tuple[str, ...],
-    mapping: PixelMapping = PLAIN,
-    task: Task = SINGLE_LABEL,
-) -> Inspection:
-    """Return the result of an inspection.
+def summarize(manifest: pd.DataFrame, mapping: PixelMapping, task: Task) -> dict[str, Any]:
+    """Return what an inspection counts, by field of `Inspection`.
 
     Args:
-        name: name of the data.
         manifest: the manifest, with the splits of a run.
-        origin: origin of the splits, in words.
-        findings: the findings, sorted.
-        notes: notes about the source and the splits.
         mapping: what becomes of values that are not of 8 bits.
         task: whether an image has one class, or a set of labels.
     """
@@ -344,33 +337,29 @@ def summary_of(
     of_splits = _counts(rows["split"])
     names = [each for each in (*SPLITS, _NO_SPLIT) if each in of_splits]
     table = pd.crosstab(labels, splits[pairs.images]).reindex(columns=names, fill_value=0)
-    several = {}
+    several: dict[str, Any] = {}
     if task == MULTI_LABEL:
         sizes = np.bincount(pairs.images, minlength=len(rows))
         several = {
             "co_occurrence": co_occurrence(pairs, len(rows)),
             "set_sizes": {size: int((sizes == size).sum()) for size in np.unique(sizes).tolist()},
         }
-    return Inspection(
-        name=name,
-        images=len(rows),
-        files=len(manifest),
-        task=task,
-        classes=pairs.counts(),
-        splits={each: of_splits[each] for each in names},
-        class_splits={
+    return {
+        "images": len(rows),
+        "files": len(manifest),
+        "task": task,
+        "classes": pairs.counts(),
+        "splits": {each: of_splits[each] for each in names},
+        "class_splits": {
             str(label): {each: int(counts[each]) for each in names}
             for label, counts in table.iterrows()
         },
-        split_origin=origin,
-        sizes=_sizes(rows) if len(rows) else None,
-        modes=_counts(rows["mode"]),
-        aspect_ratios=_shapes(rows),
-        fingerprint=manifests.fingerprint(manifest, mapping),
-        findings=findings,
-        notes=notes,
+        "sizes": _sizes(rows) if len(rows) else None,
+        "modes": _counts(rows["mode"]),
+        "aspect_ratios": _shapes(rows),
+        "fingerprint": manifests.fingerprint(manifest, mapping),
         **several,
-    )
+    }
 
 
 def _counts(values: pd.Series[str]) -> dict[str, int]:

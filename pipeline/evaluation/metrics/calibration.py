@@ -136,41 +136,43 @@ class TopProbabilities(NamedTuple):
 
     confidence_N: Array
     right_N: Array
+    groups: ImageGroups | None = None
+    """The groups that the samples form; None if the samples are independent."""
 
     @classmethod
-    def of(cls, probabilities_NK: Array, labels_N: Array) -> Self:
+    def of(
+        cls, probabilities_NK: Array, labels_N: Array, groups: ImageGroups | None = None
+    ) -> Self:
         """Compute them from the given probabilities."""
         confidence = probabilities_NK.max(axis=1).astype(np.float64)
-        return cls(confidence, probabilities_NK.argmax(axis=1) == labels_N)
+        return cls(confidence, probabilities_NK.argmax(axis=1) == labels_N, groups)
 
     @classmethod
-    def uncalibrated(cls, probabilities_NK: Array, labels_N: Array, fit: TemperatureFit) -> Self:
+    def uncalibrated(
+        cls,
+        probabilities_NK: Array,
+        labels_N: Array,
+        fit: TemperatureFit,
+        groups: ImageGroups | None = None,
+    ) -> Self:
         """Compute them from the probabilities before calibration."""
         confidence, right = np.empty(len(labels_N)), np.empty(len(labels_N), bool)
         for rows in row_slices(probabilities_NK.shape):
             before = fit.uncalibrated_probabilities(probabilities_NK[rows])
             confidence[rows] = before.max(axis=1)
             right[rows] = before.argmax(axis=1) == labels_N[rows]
-        return cls(confidence, right)
+        return cls(confidence, right, groups)
 
 
-def reliability_of(
-    answers: TopProbabilities, bins: int = _BINS, groups: ImageGroups | None = None
-) -> tuple[ReliabilityBin, ...]:
-    """Return the reliability diagram of such answers.
-
-    Args:
-        answers: the answers for N samples.
-        bins: number of bins.
-        groups: the groups that the samples form; None if the samples are independent.
-    """
+def reliability_of(answers: TopProbabilities, bins: int = _BINS) -> tuple[ReliabilityBin, ...]:
+    """Return the reliability diagram of the answers for N samples."""
     counts = _bin(answers, bins)
     edges = np.linspace(0, 1, bins + 1)
     middles = (edges[:-1] + edges[1:]) / 2
     images = counts.images
     confidence = np.where(images > 0, counts.confidence / np.maximum(images, 1), middles)
     rows = rows_of_classes(_bin_of(answers.confidence_N, bins), bins)
-    accuracies = shares([answers.right_N[each] for each in rows], rows, groups)
+    accuracies = shares([answers.right_N[each] for each in rows], rows, answers.groups)
     return tuple(
         ReliabilityBin(
             low=float(edges[b]),
@@ -207,9 +209,7 @@ def _bin_of(confidence_N: Array, bins: int) -> Array:
     return places
 
 
-def calibration_error_of(
-    answers: TopProbabilities, groups: ImageGroups | None = None
-) -> MetricEstimate:
+def calibration_error_of(answers: TopProbabilities) -> MetricEstimate:
     """Return the expected calibration error in ten bins of equal width (arXiv 1706.04599).
 
     The estimate is biased: chance alone creates gaps between confidence and accuracy. The interval
@@ -222,7 +222,6 @@ def calibration_error_of(
 
     Args:
         answers: the answers for N samples.
-        groups: the groups that the samples form; None if the samples are independent.
     """
     counts = _bin(answers, _BINS)
     n = len(answers.right_N)
@@ -231,8 +230,8 @@ def calibration_error_of(
     images, hits, total = (part[counts.images > 0] for part in counts)
     value = float(np.abs(hits - total).sum() / n)
     confidence = np.minimum(total / images, 1.0)
-    if groups is not None:
-        factor = groups.inflation(_gaps(answers, counts))
+    if answers.groups is not None:
+        factor = answers.groups.inflation(_gaps(answers, counts))
         if n / factor < 1:
             return MetricEstimate(value=value, low=0.0, high=1.0, n=n)
         images, hits = images / factor, hits / factor

@@ -112,8 +112,8 @@ def metrics(
     areas = areas or Areas.of(probabilities_NK, labels_N, groups)
     if areas.roc and areas.precision:
         estimates["roc_auc"], estimates["pr_auc"] = areas.roc.macro, areas.precision.macro
-    top = TopProbabilities.of(probabilities_NK, labels_N)
-    estimates["ece"] = calibration_error_of(top, groups)
+    top = TopProbabilities.of(probabilities_NK, labels_N, groups)
+    estimates["ece"] = calibration_error_of(top)
     return {key: estimates[key] for key in METRICS if key in estimates}
 
 

@@ -41,7 +41,6 @@ from patchline.pipeline.evaluation.visual_guide.story import (
     Step,
     Subject,
     find_given_labels,
-    template,
 )
 from patchline.pipeline.evaluation.visual_guide.traced_image import (
     Pixels,
@@ -51,6 +50,7 @@ from patchline.pipeline.evaluation.visual_guide.traced_image import (
 )
 from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.templates import page_environment
 from patchline.pipeline.terminal_words import few_names, visible
 from patchline.pipeline.workspace.files.atomic_files import write_text
 
@@ -337,7 +337,8 @@ def render_guide(subjects: Sequence[Subject], model_name: str) -> str:
     """Return the page about one image, or about two side by side."""
     steps = [steps_of(subject) for subject in subjects]
     inside = subjects[0].traced.transformer
-    return template("explain.html.j2").render(
+    page = page_environment(__package__).get_template("explain.html.j2")
+    return page.render(
         model_name=model_name,
         subjects=subjects,
         photos=[photo_uri(subject.traced.pixels) for subject in subjects],

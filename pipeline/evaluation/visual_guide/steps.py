@@ -30,7 +30,6 @@ from patchline.pipeline.evaluation.visual_guide.story import (
     Step,
     Subject,
     line,
-    percent,
     rank,
     shape_of,
 )
@@ -45,6 +44,7 @@ from patchline.pipeline.models.layers.pooling import (
 )
 from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention, grid_positions
 from patchline.pipeline.models.layers.sine_cosine_positions import SineCosinePositionEmbedding
+from patchline.pipeline.terminal_words import percent
 
 _FILTERS = 28
 """As many as in figure 7 of arXiv 2010.11929."""
@@ -720,7 +720,7 @@ def _journey(subject: Subject) -> Step:
                 "Probability of the "
                 f"{'labels' if subject.description.is_multi_label else 'classes'} if the model "
                 "ended after each block",
-                "; ".join(f"{each.name}: {percent(each.points[-1][1])}" for each in lines),
+                "; ".join(f"{each.name}: {percent(each.points[-1][1], 2)}" for each in lines),
                 lines,
                 1.0,
                 "after block",
@@ -750,7 +750,7 @@ def _answer(subject: Subject) -> Step:
             Bar(
                 classes[k] + (" (true label)" if k == true else ""),
                 float(traced.probabilities_K[k]),
-                f"{percent(traced.probabilities_K[k])} ({traced.logits_K[k]:.2f})",
+                f"{percent(traced.probabilities_K[k], 2)} ({traced.logits_K[k]:.2f})",
                 marked=k in subject.labels if is_multi_label else k == true,
             )
             for k in best

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from jinja2 import Template
 from torch import nn
 
 from patchline.pipeline.evaluation.visual_guide.attention_maps import Attributions
-from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
 from patchline.pipeline.evaluation.visual_guide.pictures import Picture
 from patchline.pipeline.evaluation.visual_guide.traced_image import (
     PatchProjection,
@@ -27,7 +24,7 @@ from patchline.pipeline.models.layers.pooling import ClassTokenPooling
 from patchline.pipeline.models.layers.rotary_attention import RotarySelfAttention
 from patchline.pipeline.models.layers.sine_cosine_positions import SineCosinePositionEmbedding
 from patchline.pipeline.models.model_description import ModelDescription
-from patchline.pipeline.terminal_words import counted, few_names, visible
+from patchline.pipeline.templates import render_lines
 
 Array = np.ndarray[Any, Any]
 _Layer = TypeVar("_Layer", bound=nn.Module)
@@ -200,9 +197,10 @@ class Subject:
             applies: whether the model has such a part.
             facts: what the sentences tell beside what is known of this subject.
         """
-        words = template("steps.txt.j2", escaped=False)
-        lines = words.render(key=key, applies=applies, subject=self, **facts).strip()
-        title, *sentences = lines.split("\n- ")
+        words = render_lines(
+            "steps.txt.j2", __package__, key=key, applies=applies, subject=self, **facts
+        )
+        title, *sentences = words.strip().split("\n- ")
         equation = self._equation(key) if applies and self.traced.transformer else 0
         return Step(key, title, sentences, figures, shapes, equation, applies)
 
@@ -234,27 +232,6 @@ class Subject:
         """Return the output of a part of the model, if the part exists."""
         parts: Mapping[str, Any] = self.inside.parts
         return parts[name].numpy() if name in parts else None
-
-
-@functools.cache
-def template(name: str, *, escaped: bool = True) -> Template:
-    """Return a template beside this module; plain text is not escaped, and a name is one line."""
-    environment = page_environment("patchline.pipeline.evaluation.visual_guide")
-    environment.filters |= {"percent": percent, "counted": counted, "few_names": few_names}
-    if not escaped:
-        environment = environment.overlay(
-            autoescape=False,
-            finalize=lambda value: visible(value) if isinstance(value, str) else value,
-        )
-    return environment.get_template(name)
-
-
-def percent(probability: float) -> str:
-    """Return a probability in percent; only exact 0 and 1 become 0% and 100%."""
-    text = f"{100 * float(probability):.2f}"
-    if text == "100.00" and probability < 1:
-        return ">99.99%"
-    return "<0.01%" if text == "0.00" and probability > 0 else f"{text}%"
 
 
 def shape_of(name: str, tensor: Any, meaning: str) -> Shape:

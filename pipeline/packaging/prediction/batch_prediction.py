@@ -183,8 +183,18 @@ def predict_images(
     state = PredictionState(
         model=model_id, images=given, top_k=top_k, probabilities=whole or spread, coverage=coverage
     )
+    onnx_file, description_file = (file.resolve() for file in model.files)
+    job = PredictionJob(
+        onnx_file=onnx_file,
+        description_file=description_file,
+        model_id=model_id,
+        top_k=top_k,
+        whole=whole,
+        spread=spread,
+        coverage=coverage,
+    )
     rows = max(_BATCH, min(_PART_IMAGES, _PART_PROBABILITIES // len(model.classes)))
-    schema = _schema(model, model_id, whole=whole, spread=spread)
+    schema = _schema(model, job)
     with open_parts(out, state, schema, rows=rows, restart=restart) as parts:
         before, left = parts.count(), total
         if before:  # what of it still counts is known once all files are compared with it
@@ -195,19 +205,9 @@ def predict_images(
         divided = number_of_parts(left, FEWEST_IMAGES)
         listed = list(files) if divided > 1 else []
         if listed and not any(stays_here(each, ()) for each in _archives_of(listed)):
-            onnx_file, description_file = (file.resolve() for file in model.files)
-            job = PredictionJob(
-                onnx_file=onnx_file,
-                description_file=description_file,
-                model_id=model_id,
-                top_k=top_k,
-                whole=whole,
-                spread=spread,
-                coverage=coverage,
-            )
             warnings = _fill_by_workers(parts, job, listed, divided, progress)
         else:
-            _fill(parts, model, chain(listed, files), top_k, coverage, progress)
+            _fill(parts, model, job, chain(listed, files), progress)
         changed = parts.changed
         totals = parts.merge(out)
         parts.remove()
@@ -255,12 +255,12 @@ def predict_part(job: PredictionJob, events: EventWriter) -> PartDone:
     files = [ImageFile(*each) for each in read_lines(events.folder / ROWS_FILE)]
     _check_data(files)
     model = PackagedModel(job.onnx_file, job.description_file)
-    schema = part_schema(_schema(model, job.model_id, whole=job.whole, spread=job.spread))
+    schema = part_schema(_schema(model, job))
     done = 0
     with (
         replace_file(events.folder / _TABLE_FILE) as temporary,
         pyarrow.parquet.ParquetWriter(temporary, schema) as writer,
-        closing(_predictions(model, iter(files), job.top_k, job.coverage)) as batches,
+        closing(_predictions(model, job, iter(files))) as batches,
     ):
         for batch in batches:
             writer.write_table(_table(batch, schema))
@@ -299,14 +299,13 @@ def _rows_in(file: Path) -> Iterator[pa.Table]:
 def _fill(
     parts: PredictionParts,
     model: PackagedModel,
+    job: PredictionJob,
     files: Iterator[ImageFile],
-    top_k: int,
-    coverage: float | None,
     progress: Callable[[int], None],
 ) -> None:
     done = 0
     try:
-        with closing(_predictions(model, files, top_k, coverage)) as batches:
+        with closing(_predictions(model, job, files)) as batches:
             for batch in batches:
                 parts.add(_table(batch, parts.schema))
                 done += len(batch.files)
@@ -329,7 +328,7 @@ def _reporter(on_progress: OnProgress | None, before: int, total: int) -> Callab
 
 
 def _predictions(
-    model: PackagedModel, files: Iterator[ImageFile], top_k: int, coverage: float | None
+    model: PackagedModel, job: PredictionJob, files: Iterator[ImageFile]
 ) -> Generator[_PredictedBatch, None, None]:
     """Yield the predictions of all files, batch by batch, in order."""
     cores = processors()
@@ -340,9 +339,7 @@ def _predictions(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="predict")
     with _opencv_in_one_thread():
         try:
-            futures = (
-                pool.submit(_predict_batch, shared, batch, top_k, coverage) for batch in batches
-            )
+            futures = (pool.submit(_predict_batch, shared, job, batch) for batch in batches)
             yield from _in_order(futures, ahead=_AHEAD * threads)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -360,7 +357,7 @@ def _in_order(futures: Iterable[Future[_PredictedBatch]], ahead: int) -> Iterato
 
 
 def _predict_batch(
-    model: PackagedModel, files: list[ImageFile], top_k: int, coverage: float | None
+    model: PackagedModel, job: PredictionJob, files: list[ImageFile]
 ) -> _PredictedBatch:
     decoded: list[np.ndarray[Any, Any] | str] = []
     for file in files:
@@ -368,20 +365,20 @@ def _predict_batch(
             decoded.append(pixels_of(model, file))
         except UndecodableImageError as error:
             decoded.append(printable(str(error)))
-    return _PredictedBatch(files, model.answers_to(decoded, top_k, coverage=coverage))
+    return _PredictedBatch(files, model.answers_to(decoded, job.top_k, coverage=job.coverage))
 
 
-def _schema(model: PackagedModel, model_id: str, *, whole: bool, spread: bool = False) -> pa.Schema:
+def _schema(model: PackagedModel, job: PredictionJob) -> pa.Schema:
     fields = {"image": pa.string()}
     fields |= {"labels": pa.string()} if model.is_multi_label else {}
     fields |= {"label": pa.string(), "probability": pa.float64()}
     fields |= {"error": pa.string(), "top_k": pa.string()}
     fields |= {"set": pa.string(), "coverage": pa.float64(), "warnings": pa.string()}
     fields |= {"unchecked": pa.string()}
-    fields |= {"probabilities": pa.list_(pa.float32())} if whole else {}
-    if spread:
+    fields |= {"probabilities": pa.list_(pa.float32())} if job.whole else {}
+    if job.spread:
         fields |= dict.fromkeys(_label_columns(model.classes, fields), pa.float32())
-    return pa.schema(fields, metadata={"classes": json.dumps(model.classes), "model": model_id})
+    return pa.schema(fields, metadata={"classes": json.dumps(model.classes), "model": job.model_id})
 
 
 def _label_columns(labels: Sequence[str], taken: Container[str]) -> list[str]:

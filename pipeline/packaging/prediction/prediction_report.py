@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.prediction.batch_prediction import PredictedTable
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.files.table_cells import plain_cell
 
 _SETS = "labels"

@@ -10,11 +10,10 @@ from patchline.pipeline.data.seen_images import caveat_on_test_images
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.evaluation.galleries import EXPLANATIONS, TITLES
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.registry.browsing import saved_views
 from patchline.pipeline.registry.promotion import Promotion
 from patchline.pipeline.registry.registration import Registered
-from patchline.pipeline.terminal_words import counted, epochs_in_words
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.training.initial_weights.recipe import display_name
 from patchline.pipeline.training.pretraining.evaluating import PretrainingEvaluated
 from patchline.pipeline.training.train_result import TrainResult
@@ -111,8 +110,6 @@ def outcome_text(outcome: Outcome | EncoderOutcome, links: str) -> str:
         metrics=ALL_METRICS,
         recipe=recipe,
         display_name=display_name,
-        counted=counted,
-        epochs_in_words=epochs_in_words,
         head=head,
         dirty=dirty,
     )

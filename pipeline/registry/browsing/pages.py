@@ -17,7 +17,6 @@ import numpy as np
 from patchline.pipeline.evaluation import plots
 from patchline.pipeline.evaluation.label_set_report import MultiLabelReport
 from patchline.pipeline.evaluation.report import EvaluationReport
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.registry.browsing import saved_views
 from patchline.pipeline.registry.browsing.outcome import (
     EncoderOutcome,
@@ -32,7 +31,7 @@ from patchline.pipeline.registry.browsing.saved_views import (
     FALSE_POSITIVES,
     UNCERTAIN,
 )
-from patchline.pipeline.terminal_words import few_names
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.files.paths import safe_join
 from patchline.pipeline.workspace.tracking import addresses
 from patchline.pipeline.workspace.tracking.tracking_store import client
@@ -213,7 +212,6 @@ def _text(template: str, outcome: Outcome) -> str:
         model=addresses.model_path(outcome.registered.name),
         views=saved_views.VIEWS,
         path=saved_views.path,
-        few_names=few_names,
     )
 
 

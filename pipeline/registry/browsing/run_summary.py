@@ -18,11 +18,11 @@ from patchline.pipeline.evaluation.metrics.label_calibration import (
 )
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
 from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.registry.browsing.outcome import EncoderOutcome, Outcome
 from patchline.pipeline.registry.promotion import Promotion
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.terminal_words import find_program, pasted_path
 from patchline.pipeline.workspace.tracking import addresses, tracking_store
 
@@ -150,7 +150,6 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
         activation=activation,
         mlflow=find_program("mlflow")[0],
         plugins="".join(f" --plugin {pasted_path(str(file))}" for file in plugins),
-        pasted_path=pasted_path,
         has_server=_has_server(summary.tracking_uri),
         address=address_lines(summary.page, summary.tracking_uri),
     ).removesuffix("\n")

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import Field, TypeAdapter
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.tracking import addresses
 from patchline.pipeline.workspace.tracking.tracking_store import client
 

@@ -60,13 +60,11 @@ def teach(job: TeachingJob, events: EventWriter) -> Taught:
     began = time.monotonic()
     outputs = TeacherOutputs.of(
         model.to(device),
-        job.sha256,
-        description.image,
         images,
         job.workspace,
-        device,
         columns=columns,
         mirrored=job.mirrored,
+        weights=job.sha256,
     )
 
     def rate() -> float:

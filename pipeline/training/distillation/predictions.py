@@ -57,13 +57,14 @@ class DecodedImages:
 
     Attributes:
         files: what is decoded.
+        image: how the teacher sees an image.
         used: how many have been used.
     """
 
     def __init__(self, files: Sequence[ImageToTeach], image: ImageSpec) -> None:
         self.shape = (len(files), image.height, image.width, image.channels)
         self.used = 0
-        self.files = files
+        self.files, self.image = files, image
         mapping = PixelMapping.of(image.pixel_values.model_dump())
         self._spec = StoreSpec(image.channels, image.height, image.width, image.resize, mapping)
         self._pool = threads()
@@ -108,36 +109,33 @@ class TeacherOutputs(StoredRows):
     def of(
         cls,
         model: nn.Module,
-        weights: str,
-        image: ImageSpec,
         images: DecodedImages,
         workspace: Path,
-        device: torch.device,
         *,
         columns: tuple[int, ...],
         mirrored: bool,
+        weights: str,
     ) -> Self:
         """Return the outputs for some images, in a folder of the workspace.
 
         Args:
             model: the teacher, on its device.
-            weights: digest of its weights.
-            image: how the teacher sees an image.
             images: the images to predict.
             workspace: the folder `.patchline`.
-            device: the device that the model is on.
             columns: the teacher's outputs that are the classes of the run, in the run's order.
             mirrored: whether to predict the mirror image of each image, too.
+            weights: digest of the teacher's weights.
         """
+        device = next(model.parameters()).device
         outputs = cls(
             model,
             images,
             np.arange(len(images)),
-            image,
+            images.image,
             workspace / PREDICTIONS,
             device,
             "float32",
-            suitable_batch_size(image, device),
+            suitable_batch_size(images.image, device),
             columns,
             mirrored,
             weights,

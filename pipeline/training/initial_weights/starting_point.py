@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from patchline.pipeline import config_files
-from patchline.pipeline.config import AUTO, RunConfig, flatten_settings
+from patchline.pipeline.config import AUTO, RunConfig, flatten_settings, pick_settings
 from patchline.pipeline.config_files import Settings
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.data.ingested_data import SeenBefore
@@ -140,10 +139,7 @@ def _fine_tuning(config: RunConfig) -> Settings:
     last = config.training.trainable == "last_blocks"
     settings = recipe.LAST_BLOCKS if last else recipe.FINE_TUNING
     left = {*config.record.set_by_user, *["training.epochs"] * bool(config.training.time_limit)}
-    return {
-        section: {key: value for key, value in values.items() if f"{section}.{key}" not in left}
-        for section, values in settings.items()
-    }
+    return pick_settings(settings, lambda key, _: key not in left)
 
 
 def without_initial_weights(config: RunConfig) -> RunConfig:
@@ -204,13 +200,15 @@ def _set_by_user(config: RunConfig) -> Settings:
         return _without_null_dimensions(model)
     name, embedding = config.model.name, config.model.patch_embedding.name
     names = {"name": name, "patch_embedding": {"name": embedding}}
-    defaults = config_files.validate_config({"model": names}).model.model_dump(mode="json")
-    chosen = _different(model, defaults)
+    default = config_files.validate_config({"model": names}).model.model_dump(mode="json")
+    defaults, keys = flatten_settings(default), _keys_set_by_user(config)
+    chosen = pick_settings(
+        model, lambda key, value: f"model.{key}" in keys or value != defaults.get(key)
+    )
     if name != RunConfig().model.name:
         chosen["name"] = name
     if embedding not in (AUTO, patch_embedding_name(name, AUTO)):
         chosen["patch_embedding"] = {**chosen.get("patch_embedding", {}), "name": embedding}
-    chosen = config_files.merge_settings(chosen, _pick(model, _keys_set_by_user(config), "model."))
     return _without_null_dimensions(chosen)
 
 
@@ -218,29 +216,6 @@ def _without_null_dimensions(model: Settings) -> Settings:
     return {
         key: value for key, value in model.items() if value is not None or key not in _OF_THE_SIZE
     }
-
-
-def _different(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Settings:
-    settings: Settings = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            if inner := _different(value, defaults.get(key) or {}):
-                settings[key] = inner
-        elif value != defaults.get(key):
-            settings[key] = value
-    return settings
-
-
-def _pick(values: Mapping[str, Any], keys: Collection[str], prefix: str) -> Settings:
-    """Return the values with these dotted keys."""
-    settings: Settings = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            if inner := _pick(value, keys, f"{prefix}{key}."):
-                settings[key] = inner
-        elif f"{prefix}{key}" in keys:
-            settings[key] = value
-    return settings
 
 
 def _check(key: str, chosen: object, implied: object, start: InitialWeights) -> None:

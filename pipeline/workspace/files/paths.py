@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
 from patchline.pipeline.errors import ConfigError, DataError
@@ -174,3 +176,12 @@ def expand_user(path: str | Path, setting: str) -> Path:
         raise ConfigError(
             f"{setting} is {path}, but there is no user '{user}'. Check the path."
         ) from error
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value in which every text was changed, such as the paths in it."""
+    if isinstance(value, dict):
+        return {key: map_texts(inner, change) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [map_texts(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) else value

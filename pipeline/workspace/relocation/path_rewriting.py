@@ -11,13 +11,13 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from patchline.pipeline.workspace.files.paths import (
     artifact_path,
     artifact_uri,
+    map_texts,
     sqlite_path,
     sqlite_uri,
 )
@@ -135,20 +135,11 @@ def rewrite_text(file: Path, rewrite: Rewrite) -> str | None:
             changed = _of_json(rewrite)(text)
         else:
             content = yaml.safe_load(text)
-            walked = walk(content, rewrite)
+            walked = map_texts(content, rewrite)
             changed = text if walked == content else yaml.safe_dump(walked, sort_keys=False)
     except (OSError, ValueError, yaml.YAMLError):
         return None  # what cannot be read stays as it is
     return None if changed == text else changed
-
-
-def walk(value: Any, rewrite: Rewrite) -> Any:
-    """Return a JSON value in which every string was rewritten."""
-    if isinstance(value, dict):
-        return {key: walk(inner, rewrite) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [walk(inner, rewrite) for inner in value]
-    return rewrite(value) if isinstance(value, str) else value
 
 
 def _of_json(rewrite: Rewrite) -> Rewrite:
@@ -157,7 +148,7 @@ def _of_json(rewrite: Rewrite) -> Rewrite:
             content = json.loads(text)
         except ValueError:
             return text
-        walked = walk(content, rewrite)
+        walked = map_texts(content, rewrite)
         if walked == content:
             return text
         indent = 2 if "\n" in text.strip() else None

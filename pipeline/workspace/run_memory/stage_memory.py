@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.workspace.files.atomic_files import replace_file, storage_errors
-from patchline.pipeline.workspace.files.paths import safe_join
+from patchline.pipeline.workspace.files.paths import map_texts, safe_join
 from patchline.pipeline.workspace.files.sealed_files import FileDigest, digest_of
 from patchline.pipeline.workspace.files.workspace_folder import make_folder
 
@@ -291,13 +291,12 @@ def verify(record: StageRecord, folder: Path) -> None:
 
 def _relative(value: Any, folder: Path) -> Any:
     """Return a JSON value in which paths inside the folder are relative to it."""
-    if isinstance(value, dict):
-        return {key: _relative(inner, folder) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_relative(inner, folder) for inner in value]
-    if isinstance(value, str) and (value == str(folder) or value.startswith(f"{folder}{os.sep}")):
-        return _FOLDER + value.removeprefix(str(folder))
-    return value
+
+    def change(text: str) -> str:
+        is_inside = f"{text}{os.sep}".startswith(f"{folder}{os.sep}")
+        return _FOLDER + text.removeprefix(str(folder)) if is_inside else text
+
+    return map_texts(value, change)
 
 
 def absolute(value: Any, folder: Path, source: str) -> Any:
@@ -306,12 +305,11 @@ def absolute(value: Any, folder: Path, source: str) -> Any:
     Raises:
         DataError: if one leads out of it.
     """
-    if isinstance(value, dict):
-        return {key: absolute(inner, folder, source) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [absolute(inner, folder, source) for inner in value]
-    if value == _FOLDER:
-        return str(folder)
-    if isinstance(value, str) and value.startswith(f"{_FOLDER}{os.sep}"):
-        return str(safe_join(folder, value.removeprefix(f"{_FOLDER}{os.sep}"), source))
-    return value
+
+    def change(text: str) -> str:
+        if text == _FOLDER:
+            return str(folder)
+        below = text.removeprefix(f"{_FOLDER}{os.sep}")
+        return str(safe_join(folder, below, source)) if below != text else text
+
+    return map_texts(value, change)

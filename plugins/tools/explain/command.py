@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +10,7 @@ from patchline.flows.closing.close_runs import tell_closed
 from patchline.flows.commands.switches import Json, emit
 from patchline.flows.progress.progress_display import display, show_progress
 from patchline.pipeline.errors import ConfigError, ModelReferenceError
+from patchline.pipeline.terminal_words import percent
 from patchline.pipeline.workspace import remote_data
 from patchline.pipeline.workspace.address import of_path
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
@@ -57,19 +58,17 @@ def explain(
         Cover parts of the image in turn to measure what the answer depends on.
     """
     page, answers, name = explain_images(model, images, labels=label, out=out, occlusion=occlusion)
-    from patchline.pipeline.evaluation.visual_guide.story import percent
-
-    said = [f"{answer.image}  {_format_answer(answer, percent)}" for answer in answers]
+    said = [f"{answer.image}  {_format_answer(answer)}" for answer in answers]
     emit(_as_json(page, answers, name), *said, f"page: {page}", as_json=as_json)
 
 
-def _format_answer(answer: ModelAnswer, percent: Callable[[float], str]) -> str:
+def _format_answer(answer: ModelAnswer) -> str:
     """Return what the model answers, for a line of the terminal."""
     if answer.labels is not None:
-        given = [f"{each['label']} {percent(each['probability'])}" for each in answer.labels]
+        given = [f"{each['label']} {percent(each['probability'], 2)}" for each in answer.labels]
         return f"{'  '.join(given) or 'no label'}; explained: {answer.explained}"
     truth = f"; true label: {answer.true_label}" if answer.true_label else ""
-    return f"{answer.label} {percent(answer.probability or 0.0)}{truth}"
+    return f"{answer.label} {percent(answer.probability or 0.0, 2)}{truth}"
 
 
 def explain_images(

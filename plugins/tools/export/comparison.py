@@ -24,7 +24,6 @@ from patchline.pipeline.data.reading import image_root
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate, proportion
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference
 from patchline.pipeline.registry.version_evaluation import (
@@ -33,6 +32,7 @@ from patchline.pipeline.registry.version_evaluation import (
     prepare_images,
 )
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
+from patchline.pipeline.templates import render_markdown
 
 Array = np.ndarray[Any, Any]
 LEAST_AGREEMENT = 0.995

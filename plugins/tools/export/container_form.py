@@ -34,7 +34,6 @@ from packaging.utils import canonicalize_name
 from patchline.pipeline.errors import PackagingError
 from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.local_services import answers
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.packaging.answer_json import AnswerJson, label_answer
 from patchline.pipeline.packaging.answer_judge import thresholds_of
 from patchline.pipeline.packaging.package_files import (
@@ -47,6 +46,7 @@ from patchline.pipeline.packaging.package_files import (
     WEIGHTS_FILE,
 )
 from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.waiting import wait_until
 from patchline.pipeline.web.config import TOKEN_VARIABLE
 from patchline.pipeline.workers.worker_start import stop_group

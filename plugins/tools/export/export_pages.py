@@ -21,7 +21,6 @@ from patchline.pipeline.errors import first_line
 from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibration
 from patchline.pipeline.evaluation.metrics.temperature import read_recorded_fit
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.model_description import DESCRIPTION_FILE
 from patchline.pipeline.packaging.processor_check import RECORD_FILE
 from patchline.pipeline.registry.registered_models import ModelReference, run_of, write_record
@@ -31,6 +30,7 @@ from patchline.pipeline.registry.served_package import (
     EXPORTS_TAG,
     SERVED_FORMS,
 )
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.tracking.tracking_store import client
 from patchline.plugins.tools.export.comparison import (

@@ -37,11 +37,11 @@ from patchline.pipeline.data.reading.decoding import UndecodableImageError
 from patchline.pipeline.data.reading.image_root import root_image_bytes
 from patchline.pipeline.data.value_ranges.data_values import with_unfit_damaged
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.reference_images import ReferenceImages
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.serving.traffic_recorder import PARTS, check_format, features_of
 from patchline.pipeline.registry.version_records import VersionRecords
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.terminal_words import by_number, counted, visible
 from patchline.pipeline.workspace.files.json_lines import AppendLog, DamagedLineError
 from patchline.pipeline.workspace.files.paths import safe_join
@@ -401,7 +401,6 @@ def independent_images(
         least_side=LEAST_SIDE,
         reference=reference,
         groups_unknown=_are_grouped(records) and not any(groups),
-        counted=counted,
     )
     return Independence(one_of_each(units_N, keys), tuple(unknown.splitlines()))
 

@@ -36,8 +36,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.reference_images import ReferenceImages, as_kept
+from patchline.pipeline.templates import render_markdown
 
 Array = np.ndarray[Any, Any]
 _SMALLEST_P = 5e-324

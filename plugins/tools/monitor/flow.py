@@ -14,7 +14,7 @@ from pydantic import Field
 
 from patchline.flows.prefect_api.failures import build_failed_state
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import live_runs
@@ -152,6 +152,5 @@ def _markdown(result: Monitored) -> str:
         check=result.check,
         stream=result.stream,
         version=result.reference,
-        counted=counted,
         effect=effect_words,
     )

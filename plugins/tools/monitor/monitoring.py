@@ -24,7 +24,6 @@ from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.near_duplicates.search import Progress
 from patchline.pipeline.errors import DataError, ModelReferenceError
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.models.reference_images import (
     REFERENCE_IMAGES_FILE,
     ReferenceImages,
@@ -34,7 +33,8 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference, resolve
 from patchline.pipeline.registry.serving.traffic_recorder import is_traffic
 from patchline.pipeline.registry.version_records import VersionRecords, available_records
-from patchline.pipeline.terminal_words import by_number, counted
+from patchline.pipeline.templates import render_markdown
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugins.tools.monitor.arrived_images import (
     ArrivedImages,
@@ -153,7 +153,11 @@ def monitor(
     with journal.alone():
         earlier = journal.checks()
         period = period_of(earlier, choices.false_alarms, choices.checks)
-        arrived = _open_arrived(records, reference, config, workspace, on_progress)
+        arrived: ArrivedImages
+        if config.data.path is not None and is_traffic(folder := Path(config.data.path)):
+            arrived = RecordedTraffic(records, reference, folder)
+        else:
+            arrived = ImageFiles(records, reference, config, workspace, on_progress)
         checked = {key for check in earlier for key in check.keys}
         new = [place for place, key in enumerate(arrived.keys) if key not in checked]
         predictions = {
@@ -216,26 +220,13 @@ def monitor(
     return Monitored(version, stream, check, is_new=True)
 
 
-def _open_arrived(
-    records: VersionRecords,
-    reference: ReferenceImages,
-    config: RunConfig,
-    workspace: Path,
-    on_progress: Progress,
-) -> ArrivedImages:
-    """Return the images of a stream: recorded traffic, or what a data source lists."""
-    folder = Path(config.data.path or "")
-    if config.data.path is not None and is_traffic(folder):
-        return RecordedTraffic(records, reference, folder)
-    return ImageFiles(records, reference, config, workspace, on_progress)
-
-
 def _check_enough(new: Sequence[int], earlier: list[StreamCheck], stream: str, least: int) -> None:
     least = max(least, 1)
     if len(new) >= least:
         return
     values = {"count": len(new), "stream": stream, "earlier": earlier, "least": least}
-    raise TooFewImagesError(_too_few(images=None, fewest=None, **values))
+    words = render_markdown("too_few.md.j2", __package__, images=None, fewest=None, **values)
+    raise TooFewImagesError(words)
 
 
 def _check_enough_independent(
@@ -253,12 +244,8 @@ def _check_enough_independent(
     if count >= least:
         return
     values = {"count": count, "stream": stream, "earlier": (), "least": least}
-    raise TooFewImagesError(_too_few(images=images, fewest=fewest, **values))
-
-
-def _too_few(**values: Any) -> str:
-    words = {"counted": counted, "by_number": by_number}
-    return render_markdown("too_few.md.j2", __package__, **words, **values)
+    words = render_markdown("too_few.md.j2", __package__, images=images, fewest=fewest, **values)
+    raise TooFewImagesError(words)
 
 
 def _note_few(independent: int) -> list[str]:

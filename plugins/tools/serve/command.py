@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from patchline.flows.commands.switches import Flat, Json, without_needless_negatives
 from patchline.pipeline.errors import ConfigError, ModelReferenceError, RunError, ServerAwayError
@@ -13,9 +13,6 @@ from patchline.pipeline.local_services import answers
 from patchline.pipeline.web.access_control import check_access
 from patchline.pipeline.web.config import ServingConfig
 from patchline.pipeline.web.listening import log_to_standard_error, open_listening_socket, url_of
-
-if TYPE_CHECKING:
-    from patchline.pipeline.registry.serving.server import FirstVersion
 
 without_needless_negatives(ServingConfig)
 
@@ -66,7 +63,16 @@ def serve_model(model: str, config: ServingConfig, *, as_json: bool) -> int:
         )
 
         def tell() -> None:
-            _tell(url, first, config.form, as_json=as_json)
+            if as_json:
+                ready = {"url": url, "model": name, "version": version, "form": config.form}
+                print(json.dumps(ready), flush=True)
+                return
+            as_form = f" as {config.form}" if config.form else ""
+            follows = f" and follows the alias {alias}" if alias else ""
+            print(
+                f"Serving {name}, version {version}{as_form}, at {url}{follows}. Ctrl-C stops it.",
+                flush=True,
+            )
 
         try:
             server.serve(first, config, listening, tell, registry)
@@ -103,20 +109,6 @@ def _resolve(model: str, registry: Any) -> tuple[str, str | None, str]:
         resolve(model)  # MLflow takes seconds, and knows what there is instead
         raise ModelReferenceError(f"'{model}' is not in the registry. `patchline models` lists it.")
     return name, alias, version
-
-
-def _tell(url: str, first: FirstVersion, form: str | None, *, as_json: bool) -> None:
-    if as_json:
-        ready = {"url": url, "model": first.name, "version": first.version, "form": form}
-        print(json.dumps(ready), flush=True)
-        return
-    as_form = f" as {form}" if form else ""
-    follows = f" and follows the alias {first.alias}" if first.alias else ""
-    print(
-        f"Serving {first.name}, version {first.version}{as_form}, at {url}{follows}. Ctrl-C stops "
-        "it.",
-        flush=True,
-    )
 
 
 def serve_beside_mlflow(model: str, port: int) -> None:

@@ -99,7 +99,14 @@ def build(arguments: list[str]) -> Callable[..., None]:
         request = config_files.build_config(data, preset_name=preset, file=config, flags=flags)
         own_settings = _check(own)
         if dry_run:
-            _outline(request, own_settings, ranges, as_json=as_json)
+            from patchline.plugins.tools.sweep.outline import search_dry_run
+
+            with show_progress(), worker_start.allow_prepared_workers():
+                if request.preset:
+                    worker_start.LocalLauncher().prepare(MODULE)
+                plan, outline = search_dry_run(request, own_settings, ranges, place())
+            lines = [*(plan.lines() if plan else ()), *outline.notes, "", *outline.lines()]
+            emit(outline, *lines, as_json=as_json)
             return
         _search(
             partial(run_sweep, request, own_settings, ranges, fresh=fresh), began, as_json=as_json
@@ -166,20 +173,6 @@ def _check(own: Mapping[str, Any]) -> SweepConfig:
         return SweepConfig.model_validate(own)
     except ValidationError as error:
         raise config_errors.sentence(error, SweepConfig, "sweep") from error
-
-
-def _outline(
-    config: RunConfig, sweep: SweepConfig, space: dict[str, Any], *, as_json: bool
-) -> None:
-    """Print the plan and what would be searched around it."""
-    from patchline.plugins.tools.sweep.outline import search_dry_run
-
-    with show_progress(), worker_start.allow_prepared_workers():
-        if config.preset:
-            worker_start.LocalLauncher().prepare(MODULE)
-        plan, outline = search_dry_run(config, sweep, space, place())
-    lines = [*(plan.lines() if plan else ()), *outline.notes, "", *outline.lines()]
-    emit(outline, *lines, as_json=as_json)
 
 
 def _search(search: Callable[[], SweepSummary], began: float, *, as_json: bool) -> None:

@@ -48,10 +48,9 @@ from patchline.pipeline.evaluation.metrics.multi_label.resampling import (
 )
 from patchline.pipeline.evaluation.predictions import image_groups
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.redaction import without_credentials
 from patchline.pipeline.registry.browsing.run_summary import RunSummary
-from patchline.pipeline.terminal_words import counted
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workspace.tracking import addresses, tracking_store
 from patchline.pipeline.workspace.tracking.nested_runs import FINAL, NestedRun
@@ -505,8 +504,7 @@ class SweepResult(FrozenModel):
         return self._text("optimism.md.j2", again=again, mean=sum(again) / len(again))
 
     def _text(self, template: str, **values: Any) -> str:
-        words = {"points": _points, "counted": counted}
-        return render_markdown(template, __package__, result=self, **words, **values)
+        return render_markdown(template, __package__, result=self, points=_points, **values)
 
 
 def _points(share: float) -> str:

@@ -29,7 +29,11 @@ from patchline.flows.closing import close_runs
 from patchline.flows.prefect_api.failures import build_failed_state
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training import outcome_pages
-from patchline.flows.training.chosen_launcher import build_reporting, use_chosen_launcher
+from patchline.flows.training.chosen_launcher import (
+    build_context,
+    build_memory,
+    use_chosen_launcher,
+)
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
 from patchline.flows.training.stage_tasks import as_task, training_tags, watch_slots
 from patchline.pipeline import redaction
@@ -38,7 +42,6 @@ from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.errors import DataError, RunError
 from patchline.pipeline.evaluation.evaluating import Evaluated
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.planning.facts import Plan
 from patchline.pipeline.plugin_system import plugin_settings
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files
@@ -53,17 +56,15 @@ from patchline.pipeline.stages.lines import Pipeline, line_of
 from patchline.pipeline.stages.read import data_name
 from patchline.pipeline.stages.stage import Context
 from patchline.pipeline.stages.train import Train
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.training.machine import choose_device, detect_cached_machine
 from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import worker_process
 from patchline.pipeline.workers.event_log import Event
-from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.run_memory import interrupted_runs
 from patchline.pipeline.workspace.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun
-from patchline.pipeline.workspace.run_memory.shared_stage_memory import SharedStageMemory
-from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 from patchline.pipeline.workspace.tracking import nested_runs, provenance, tracked_run
 from patchline.pipeline.workspace.tracking.tracked_run import NewRun, TrackedRun
 from patchline.plugins.tools.sweep import final_fits, search, sweep_pages
@@ -185,10 +186,7 @@ class _Sweep:
         fresh: bool,
     ) -> _Sweep:
         """Return the search, before its first stage."""
-        workspace = WORKSPACE.resolve()
-        memory = _memory(fresh=fresh)
-        tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
-        context = Context(config, memory, build_reporting(), workspace, tags=tags)
+        context = build_context(config, fresh=fresh)
         return cls(line_of(config), context, settings, given, interrupted)
 
     def finish(self) -> SweepSummary:
@@ -336,7 +334,7 @@ class _Sweep:
             prepared=context.get(PreparedData),
             workspace=context.workspace,
             parent=run,
-            memory=partial(_memory, fresh=context.memory.fresh),
+            memory=partial(build_memory, fresh=context.memory.fresh),
             teacher=Train.of(context).predictions,
             threads=_threads(context.config, self.settings.workers),
             prepares_next=self.settings.workers == 1,
@@ -377,7 +375,7 @@ class _Sweep:
         run = nested_runs.find_finished(parent, fit.nested.key, nested_runs.KEY_TAG, runs)
         if run is None:
             run = stack.enter_context(nested_runs.open_nested_run(parent, fit.nested, fit.config))
-        memory = _memory(fresh=self.context.memory.fresh)
+        memory = build_memory(fresh=self.context.memory.fresh)
         memory.enter(run.run_id, run.folder)
         context = self.context.branch(fit.config, memory)
         context.put(run)
@@ -472,12 +470,6 @@ def _summarize_joined(run: TrackedRun, study: Study, identity: StudyIdentity) ->
 
 def _log_trials(run: TrackedRun, study: Study) -> None:
     sweep_pages.log_trials(run, study.records())
-
-
-def _memory(*, fresh: bool) -> StageMemory:
-    return SharedStageMemory(
-        WORKSPACE.resolve(), fresh=fresh, on_note=display().note, shared=chosen.find_shared_files()
-    )
 
 
 def _make_tested_fit(fit: PlannedFit, context: Context) -> TestedFit:

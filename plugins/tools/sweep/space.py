@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from pydantic.fields import FieldInfo
 
 from patchline.pipeline import config_files
-from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config import RunConfig, flatten_settings
 from patchline.pipeline.config_files import Settings, merge_settings
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
@@ -302,10 +302,7 @@ class SearchSpace(FrozenModel):
 
 def value_at(config: RunConfig, key: str) -> Any:
     """Return the value of a setting by its dotted key; None if there is none."""
-    value: Any = config.model_dump(mode="json")
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+    return flatten_settings(config.model_dump(mode="json")).get(key)
 
 
 def normalize_settings(given: Mapping[str, Any]) -> Settings:
@@ -454,10 +451,7 @@ def _exists(settings: Settings, key: str) -> bool:
     for path, kind in _PLUGINS.items():
         name = key.removeprefix(f"{path}.")
         if name != key and "." not in name:
-            section: Any = settings
-            for part in path.split("."):
-                section = section[part]
-            own: type[BaseModel] = config_class(kind, section["name"])
+            own = config_class(kind, flatten_settings(settings)[f"{path}.name"])
             return name in own.model_fields
     return True
 

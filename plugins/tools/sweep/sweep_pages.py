@@ -32,8 +32,8 @@ from patchline.pipeline.evaluation.plots import (
     plain_axes,
     save_figure,
 )
-from patchline.pipeline.markdown import render_markdown
 from patchline.pipeline.registry.browsing.pages import NOTE_TAG
+from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.tracking import addresses, tracked_run
 from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender

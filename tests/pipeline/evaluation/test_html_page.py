@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchline.pipeline.evaluation.html_page import percent, thumbnail
-from patchline.pipeline.evaluation.visual_guide.page_environment import page_environment
+from patchline.pipeline.evaluation.html_page import thumbnail
+from patchline.pipeline.templates import page_environment
+from patchline.pipeline.terminal_words import percent
 
 
 @pytest.mark.parametrize(

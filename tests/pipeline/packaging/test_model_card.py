@@ -10,9 +10,9 @@ import pytest
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
-from patchline.pipeline.markdown import escaped
 from patchline.pipeline.models.model_description import ModelDescription, PluginRecord
 from patchline.pipeline.packaging.model_card import CardFacts, model_card
+from patchline.pipeline.templates import escaped
 from tests.pipeline.conftest import image_spec
 
 FACTS = CardFacts(

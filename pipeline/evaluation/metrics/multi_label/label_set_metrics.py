@@ -8,7 +8,7 @@ with replacement, with the labels and the answers of both models, and has a diff
 group are drawn together (`resampling.py`). `python -m benchmarks.statistical_methods label_sets`,
 and `groups`, simulate how often equal models pass, and the power.
 
-Shapes: N images, K labels, R draws.
+Shapes: N images, K labels, P pairs of an image and a label, R draws.
 """
 
 from __future__ import annotations
@@ -171,9 +171,7 @@ def multi_label_metrics(
         },
         "exact_match": share(exact_matches(labels_NK, predicted_NK), groups),
         "log_loss": _log_loss(log_losses_of_images(probabilities_NK, labels_NK), groups),
-        "ece": calibration_error_of(
-            pairs(probabilities_NK, labels_NK), groups_of_pairs(groups, num_labels)
-        ),
+        "ece": calibration_error_of(pairs(probabilities_NK, labels_NK, groups)),
     }
     if rankings:
         variance = sample.variance(precisions_R)
@@ -262,16 +260,14 @@ def compute_drawn_macro_f1(weights_RN: Array, labels_NK: Array, predicted_NK: Ar
     return mean_of_known(counts.f1(), axis=-1)
 
 
-def pairs(probabilities_NK: Array, labels_NK: Array) -> TopProbabilities:
+def pairs(
+    probabilities_NK: Array, labels_NK: Array, groups: ImageGroups | None
+) -> TopProbabilities:
     """Return all pairs of image and label, each with its probability and whether it is right."""
-    return TopProbabilities(probabilities_NK.astype(np.float64).ravel(), labels_NK.ravel() > 0)
-
-
-def groups_of_pairs(groups: ImageGroups | None, num_labels: int) -> ImageGroups | None:
-    """Return the groups of the pairs of image and label, in the order of `pairs`."""
-    if groups is None:
-        return None
-    return ImageGroups(np.repeat(groups.codes_N, num_labels), groups.count)
+    if groups is not None:
+        groups = ImageGroups(np.repeat(groups.codes_N, labels_NK.shape[1]), groups.count)
+    confidence_P = probabilities_NK.astype(np.float64).ravel()
+    return TopProbabilities(confidence_P, labels_NK.ravel() > 0, groups)
 
 
 def _parts(labels_NK: Array, predicted_NK: Array) -> tuple[Array, Array, Array]:

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import logging
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -209,29 +209,31 @@ class FeatureSource(Protocol):
 
 
 class _DecodedPart:
-    """Decoded images of a part."""
+    """Decoded images of a part.
 
-    def __init__(self) -> None:
+    Args:
+        images: number of images, those that cannot be read included.
+    """
+
+    def __init__(self, images: int) -> None:
         self.keys: list[str] = []
         self.digests: list[str] = []
-        self.new: dict[str, Array] = {}
-        """As the network takes them, those without results, by digest."""
-        self.sides: list[int] = []
+        self._images = images
+        self._sides: list[int] = []
         self._collector = ThumbnailCollector()
 
     def add(self, key: str, digest: str, decoded_HWC: Array) -> None:
         """Add an image as it was decoded."""
         self.keys.append(key)
         self.digests.append(digest)
-        self.sides.append(min(decoded_HWC.shape[:2]))
+        self._sides.append(min(decoded_HWC.shape[:2]))
         self._collector.add(key, b"", decoded_HWC)
 
     def described(
         self,
         features_ND: Array,
-        suggestions: Sequence[Suggestion],
-        classes: Sequence[str],
-        images: int,
+        suggestions: Sequence[Suggestion] = (),
+        classes: Sequence[str] = (),
     ) -> Described:
         """Return what is known of these images."""
         lengths_N1 = np.linalg.norm(features_ND, axis=1, keepdims=True)
@@ -239,11 +241,42 @@ class _DecodedPart:
             self.keys,
             (features_ND / np.maximum(lengths_N1, 1e-12)).astype(np.float32),
             self._collector.of(pd.Series(self.keys, dtype=str)),
-            np.array(self.sides),
+            np.array(self._sides),
             dict(zip(self.keys, suggestions, strict=False)),
             tuple(classes),
-            images,
+            self._images,
         )
+
+
+def _compute_parts(
+    images: Sequence[PoolImage],
+    kept: KeptFeatures,
+    channels: int,
+    pixels: Callable[[bytes, Array], Array],
+    compute: Callable[[Array], Sequence[Array]],
+) -> Iterator[tuple[_DecodedPart, list[Array]]]:
+    """Yield the images that can be read, in parts, each with its results.
+
+    Args:
+        images: the images.
+        kept: the results of earlier images, to which those of new ones are added.
+        channels: channels of a decoded image.
+        pixels: returns an image as the network takes it, given its file and the decoded image.
+        compute: returns the results of new images (B, H, W, C).
+    """
+    for start in range(0, len(images), _BATCH):
+        batch = images[start : start + _BATCH]
+        part, new = _DecodedPart(len(batch)), dict[str, Array]()
+        for image in batch:
+            with contextlib.suppress(*_UNREADABLE), image_bytes(image.file) as data:
+                digest, decoded_HWC = _sha256(data), decode_image(data, channels)
+                if digest not in kept:
+                    new[digest] = pixels(data, decoded_HWC)
+                part.add(image.key, digest, decoded_HWC)
+        if part.keys:
+            if new:
+                kept.add(list(new), compute(np.stack(list(new.values()))))
+            yield part, kept.of(part.digests)
 
 
 class PackageFeatures:
@@ -266,22 +299,16 @@ class PackageFeatures:
         own = "".join(_sha256(file.read_bytes()) for file in package.files)
         folder = self._workspace / _FOLDER / _sha256(own.encode())[:32]
         kept = KeptFeatures(folder, ("probabilities", "features"))
-        for batch in _batches(images):
-            part = _DecodedPart()
-            for image in batch:
-                with contextlib.suppress(*_UNREADABLE), image_bytes(image.file) as data:
-                    digest, decoded_HWC = _sha256(data), decode_image(data, 3)
-                    if digest not in kept:
-                        part.new[digest] = np.asarray(package.pixels(data))
-                    part.add(image.key, digest, decoded_HWC)
-            if not part.keys:
-                continue
-            if part.new:
-                pixels_BHWC = np.stack(list(part.new.values()))
-                kept.add(list(part.new), package.named_outputs(pixels_BHWC, self._outputs))
-            probabilities_BK, features_BD = kept.of(part.digests)
+        parts = _compute_parts(
+            images,
+            kept,
+            3,
+            lambda data, _: np.asarray(package.pixels(data)),
+            lambda pixels_BHWC: package.named_outputs(pixels_BHWC, self._outputs),
+        )
+        for part, (probabilities_BK, features_BD) in parts:
             suggested = [self._suggestion(each) for each in probabilities_BK]
-            yield part.described(features_BD, suggested, package.classes, len(batch))
+            yield part.described(features_BD, suggested, package.classes)
 
     def _suggestion(self, probabilities_K: Array) -> Suggestion:
         package = self._package
@@ -309,32 +336,21 @@ class WeightFeatures:
     def described(self, images: Sequence[PoolImage]) -> Iterator[Described]:
         """Yield what is known of all images that can be read."""
         network = self._network
-        side = network.image.height, network.image.width
+        image = network.image
         kept = KeptFeatures(self._workspace / _FOLDER / network.digest, ("features",))
-        for batch in _batches(images):
-            part = _DecodedPart()
-            for image in batch:
-                with contextlib.suppress(*_UNREADABLE), image_bytes(image.file) as data:
-                    digest = _sha256(data)
-                    decoded_HWC = decode_image(data, network.image.channels)
-                    if digest not in kept:
-                        part.new[digest] = resize_image(decoded_HWC, *side, "crop")
-                    part.add(image.key, digest, decoded_HWC)
-            if not part.keys:
-                continue
-            if part.new:
-                kept.add(list(part.new), [network.features(np.stack(list(part.new.values())))])
-            [features_BD] = kept.of(part.digests)
-            yield part.described(features_BD, (), (), len(batch))
+        parts = _compute_parts(
+            images,
+            kept,
+            image.channels,
+            lambda _, decoded: resize_image(decoded, image.height, image.width, "crop"),
+            lambda pixels_BHWC: [network.features(pixels_BHWC)],
+        )
+        for part, [features_BD] in parts:
+            yield part.described(features_BD)
 
     @functools.cached_property
     def _network(self) -> FrozenNetwork:
-
         return FrozenNetwork.of(self._weights.reference, self._workspace)
-
-
-def _batches(images: Sequence[PoolImage]) -> Iterator[Sequence[PoolImage]]:
-    return (images[start : start + _BATCH] for start in range(0, len(images), _BATCH))
 
 
 def _sha256(data: bytes) -> str:

@@ -67,13 +67,11 @@ def outputs(tmp_path: Path) -> TeacherOutputs:
     files = zip(rows["path"], rows["sha256"], strict=True)
     return TeacherOutputs.of(
         Linear(),
-        "0" * 64,
-        IMAGE,
         DecodedImages([ImageToTeach(root, path, sha256) for path, sha256 in files], IMAGE),
         tmp_path / ".patchline",
-        torch.device("cpu"),
         columns=(3, 0),
         mirrored=True,
+        weights="0" * 64,
     )
 
 
