@@ -84,6 +84,7 @@ from patchline.pipeline.workspace.files.table_cells import plain_cell
 from patchline.pipeline.workspace.files.tar_archive import sample_key, shards_in
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from patchline.pipeline.workspace.object_store import (
@@ -120,6 +121,7 @@ __all__ = [
     "DataSource",
     "DataSourcePlugin",
     "DataTraits",
+    "DrawnTransform",
     "Encoder",
     "FolderStore",
     "FoundFile",
@@ -560,6 +562,28 @@ looks the same in a batch of one. It must not modify its input.
 """
 
 
+@runtime_checkable
+class DrawnTransform(Protocol):
+    """A transform of single images that can also draw without them, and change whole batches.
+
+    The `albumentations.Compose` that a plugin's `build` returns may have these two methods. On a
+    GPU they replace its call, so that images stay there and need no data-loader workers.
+    """
+
+    def draw(self) -> np.ndarray[Any, Any]:
+        """Return what a call would draw now for one image: float64, always of the same shape."""
+        ...
+
+    def change(self, images_BHWC: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """Return what calls with these numbers return, up to rounding; the input stays as it is.
+
+        Args:
+            images_BHWC: the images, uint8, on any device.
+            drawn: what `draw` has returned for each image, (B, *shape), on the CPU.
+        """
+        ...
+
+
 def _no_image_transform(_config: PluginConfig, _context: AugmentationContext) -> None:
     """Build nothing, for a plugin that transforms only whole batches."""
 
@@ -574,7 +598,8 @@ class AugmentationPlugin(_Described[C]):
 
     build: Callable[[C, AugmentationContext], Any] = _no_image_transform
     """Return an `albumentations.Compose` that maps a uint8 image (H, W, C) to a uint8 image of the
-    same shape. It runs image by image, in the data-loader workers."""
+    same shape. It runs image by image, in the data-loader workers; on a GPU, if it is also a
+    `DrawnTransform`, for whole batches."""
     build_batch: Callable[[C, AugmentationContext], BatchTransform] | None = None
     """Return a transform of whole batches. It runs on the training device, in the training process,
     and is much faster than `build` for small images."""

@@ -289,13 +289,13 @@ class _Step(NamedTuple):
 def measure_loading(candidate: MeasuredCandidate) -> float:
     """Return how many images one core augments in a second, where each is augmented alone."""
     image = _image(candidate)
-    augment = SeededAugmentation(candidate.config.augmentation, image, 0)
+    on_device = _device(candidate).type == "cuda"
+    augment = SeededAugmentation(candidate.config.augmentation, image, 0, on_device=on_device)
+    if not augment.changes_single_images:
+        return 0.0  # whole batches are augmented, on the device
     shape = (_LOADED_IMAGES, image.height, image.width, image.channels)
     images_BHWC = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     with _one_thread_of_opencv():
-        first = images_BHWC[:2]
-        if augment.by_image(first, 0, range(2)) is first:
-            return 0.0  # whole batches are augmented, on the device
         fastest = min(_seconds_of(augment, images_BHWC, epoch) for epoch in range(_LOADED_ROUNDS))
     return _LOADED_IMAGES / max(1e-6, fastest)
 

@@ -382,8 +382,8 @@ def why_workers(machine: MachineFacts, number: int, loaded_per_second: float) ->
     """Return the reason for data-loader workers."""
     each = " in each process" if machine.processes > 1 else ""
     return (
-        f"{counted(number, 'data-loader worker')}{each}: a core augments "
-        f"{loaded_per_second:,.0f} images/s (data.workers)"
+        f"{counted(number, 'data-loader worker')}{each}: the augmentation runs on the CPU, where a "
+        f"core augments {loaded_per_second:,.0f} images/s (data.workers)"
     )
 
 

@@ -140,6 +140,8 @@ def initial_step(
         weights_K = data.class_weights_K().to(device)
         if note := data.note_on_weights():
             events.write("note", message=note)
+    if ranks.is_first and (note := data.note_on_augmentation(device)):
+        events.write("note", message=note)
     retry = OutOfMemoryRetry(events, job.folder)
     return first_step(
         job.config, job.image, len(job.classes), model, precision, plan,

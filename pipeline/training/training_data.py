@@ -243,6 +243,15 @@ class TrainingData:
             return ""
         return sentence_on_limited_weights(self.label_sets_NK[self.training.rows], self.classes)
 
+    def note_on_augmentation(self, device: torch.device) -> str:
+        """Return that the CPU augments the images although a GPU trains; mostly empty."""
+        if device.type != "cuda" or self.tokens is not None:
+            return ""
+        if not self.training.augment(on_device=True).changes_single_images:
+            return ""
+        name = self.training.augmentation.name
+        return f"augmentation: {name} runs on the CPU, as its plugin cannot change images on a GPU"
+
     def class_of(self, row: int) -> str:
         """Return the class of a row of the store, or its labels."""
         if self.label_sets_NK is not None:

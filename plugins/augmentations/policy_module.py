@@ -4,7 +4,8 @@ Both choose from the same fourteen operations. The names, ranges and 31 magnitud
 torchvision.transforms.RandAugment and TrivialAugmentWide, which follow the papers.
 
 They compute what torchvision.transforms.functional computes; the tests compare them. Geometric
-operations interpolate bilinearly and fill with grey, as in AutoAugment (arXiv 1805.09501).
+operations interpolate bilinearly and fill with grey, as in AutoAugment (arXiv 1805.09501). On a
+GPU, `policy_batch_module` computes the same for whole batches.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import albumentations
 import cv2
 import numpy as np
+import torch
+
+from patchline.plugins.augmentations.policy_batch_module import apply_operations
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
@@ -97,9 +100,9 @@ def sharpness(image_HWC: Pixels, factor: float) -> Pixels:
     return _blend(image_HWC, smoothed, factor)
 
 
-def posterize(image_HWC: Pixels, bits: int) -> Pixels:
+def posterize(image_HWC: Pixels, bits: float) -> Pixels:
     """Keep the highest bits of each value."""
-    return image_HWC & np.uint8(256 - 2 ** (8 - bits))
+    return image_HWC & np.uint8(256 - 2 ** (8 - int(bits)))
 
 
 def solarize(image_HWC: Pixels, threshold: float) -> Pixels:
@@ -151,8 +154,6 @@ def _look_up(image: Pixels, table: np.ndarray[Any, Any]) -> Pixels:
     return result
 
 
-Step = Callable[[Pixels], Pixels]
-
 BINS = 31
 """Number of magnitudes, from 0 to 30."""
 
@@ -188,28 +189,46 @@ def trivialaugment_ranges(height: int, width: int) -> Ranges:
     return Ranges(0.99, min(32.0, width), min(32.0, height), 135.0, 0.99, 6)
 
 
-_SIGNED: dict[str, tuple[Callable[..., Pixels], str]] = {
-    "shear_x": (shear_x, "shear"),
-    "shear_y": (shear_y, "shear"),
-    "translate_x": (translate_x, "pixels_x"),
-    "translate_y": (translate_y, "pixels_y"),
-    "rotate": (rotate, "rotation"),
-}
-_FACTORS: dict[str, Callable[..., Pixels]] = {
+_CHANGES: dict[str, Callable[[Pixels, float], Pixels]] = {
+    "identity": lambda image_HWC, _: image_HWC,
+    "shear_x": shear_x,
+    "shear_y": shear_y,
+    "translate_x": translate_x,
+    "translate_y": translate_y,
+    "rotate": rotate,
     "brightness": brightness,
     "colour": colour,
     "contrast": contrast,
     "sharpness": sharpness,
+    "posterize": posterize,
+    "solarize": solarize,
+    "autocontrast": lambda image_HWC, _: autocontrast(image_HWC),
+    "equalize": lambda image_HWC, _: equalize(image_HWC),
 }
-_FIXED: dict[str, Step] = {
-    "autocontrast": autocontrast,
-    "equalize": equalize,
+OPERATIONS = tuple(_CHANGES)
+"""In the order of the draws, which seeds depend on."""
+_SIGNED = {
+    "shear_x": "shear",
+    "shear_y": "shear",
+    "translate_x": "pixels_x",
+    "translate_y": "pixels_y",
+    "rotate": "rotation",
 }
-OPERATIONS = ("identity", *_SIGNED, *_FACTORS, "posterize", "solarize", *_FIXED)
+"""Operations with a direction, and the ranges of their amounts."""
+_FACTORS = ("brightness", "colour", "contrast", "sharpness")
 
 
-def step_of(name: str, magnitude: int, ranges: Ranges, *, negative: bool) -> Step | None:
-    """Return an operation at a magnitude from 0 to 30; None for the identity.
+class Operation(NamedTuple):
+    """One operation, and how much it changes."""
+
+    name: str
+    """One of `OPERATIONS`."""
+    amount: float
+    """The argument of the operation's function; 0 where it has none."""
+
+
+def choose_operation(name: str, magnitude: int, ranges: Ranges, *, negative: bool) -> Operation:
+    """Return an operation at a magnitude from 0 to 30.
 
     Args:
         name: one of `OPERATIONS`.
@@ -220,23 +239,14 @@ def step_of(name: str, magnitude: int, ranges: Ranges, *, negative: bool) -> Ste
     strength = magnitude / (BINS - 1)
     sign = -1.0 if negative else 1.0
     if name in _SIGNED:
-        change, field = _SIGNED[name]
-        return partial(change, **{_AMOUNTS[field]: sign * strength * getattr(ranges, field)})
+        return Operation(name, sign * strength * float(getattr(ranges, _SIGNED[name])))
     if name in _FACTORS:
-        return partial(_FACTORS[name], factor=1.0 + sign * strength * ranges.enhancement)
+        return Operation(name, 1.0 + sign * strength * ranges.enhancement)
     if name == "posterize":
-        return partial(posterize, bits=8 - round(strength * ranges.dropped_bits))
+        return Operation(name, 8 - round(strength * ranges.dropped_bits))
     if name == "solarize":
-        return partial(solarize, threshold=255.0 * (1 - strength))
-    return _FIXED.get(name)
-
-
-_AMOUNTS = {
-    "shear": "amount",
-    "pixels_x": "pixels",
-    "pixels_y": "pixels",
-    "rotation": "degrees",
-}
+        return Operation(name, 255.0 * (1 - strength))
+    return Operation(name, 0.0)
 
 
 class RandomOperations(albumentations.ImageOnlyTransform):  # type: ignore[misc]  # no annotations
@@ -254,16 +264,42 @@ class RandomOperations(albumentations.ImageOnlyTransform):  # type: ignore[misc]
 
     def get_params(self) -> dict[str, Any]:
         """Draw the operations of one image."""
-        return {"steps": [self._drawn() for _ in range(self.num_ops)]}
+        return {"operations": [self._draw() for _ in range(self.num_ops)]}
 
-    def apply(self, img: Pixels, *, steps: list[Step | None], **_named: Any) -> Pixels:
+    def apply(self, img: Pixels, *, operations: list[Operation], **_named: Any) -> Pixels:
         """Apply the drawn operations to an image (H, W, C)."""
-        for step in steps:
-            img = img if step is None else step(img)
+        for name, amount in operations:
+            img = _CHANGES[name](img, amount)
         return img
 
-    def _drawn(self) -> Step | None:
+    def _draw(self) -> Operation:
         name = self.py_random.choice(OPERATIONS)
         negative = self.py_random.random() < 0.5  # noqa: PLR2004 - half of the time
         magnitude = self.py_random.randrange(BINS) if self.magnitude is None else self.magnitude
-        return step_of(name, magnitude, self.ranges, negative=negative)
+        return choose_operation(name, magnitude, self.ranges, negative=negative)
+
+
+class Policy(albumentations.Compose):  # type: ignore[misc]  # no annotations
+    """The pipeline of `RandomOperations`, a `patchline.plugin_api.DrawnTransform`.
+
+    Shapes: B images, K operations of each.
+
+    Args:
+        ranges: the strongest change that each operation makes.
+        num_ops: the number of operations for each image.
+        magnitude: the magnitude of every operation, from 0 to 30; None chooses it at random.
+    """
+
+    def __init__(self, ranges: Ranges, num_ops: int, magnitude: int | None) -> None:
+        self._random_operations = RandomOperations(ranges, num_ops, magnitude)
+        super().__init__([self._random_operations])
+
+    def draw(self) -> np.ndarray[Any, Any]:
+        """Return number and amount of each operation (K, 2), as a call draws them."""
+        self.py_random.random()  # a call draws first whether the pipeline is applied
+        drawn = self._random_operations.get_params()["operations"]
+        return np.array([(OPERATIONS.index(name), amount) for name, amount in drawn])
+
+    def change(self, images_BHWC: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """Return the images with the drawn operations (B, K, 2) applied, on their device."""
+        return apply_operations(images_BHWC, drawn, OPERATIONS)

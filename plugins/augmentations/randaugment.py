@@ -25,12 +25,10 @@ class RandAugmentConfig(CropAndFlipConfig):
 
 def build(config: RandAugmentConfig, context: AugmentationContext) -> Any:
     """Build the transform of single images."""
-    import albumentations
-
-    from patchline.plugins.augmentations.policy_module import RandomOperations, randaugment_ranges
+    from patchline.plugins.augmentations.policy_module import Policy, randaugment_ranges
 
     ranges = randaugment_ranges(context.height, context.width)
-    return albumentations.Compose([RandomOperations(ranges, config.num_ops, config.magnitude)])
+    return Policy(ranges, config.num_ops, config.magnitude)
 
 
 def assumptions(config: RandAugmentConfig) -> Assumptions:

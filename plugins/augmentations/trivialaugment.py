@@ -16,15 +16,9 @@ class TrivialAugmentConfig(CropAndFlipConfig):
 
 def build(_config: TrivialAugmentConfig, context: AugmentationContext) -> Any:
     """Build the transform of single images."""
-    import albumentations
+    from patchline.plugins.augmentations.policy_module import Policy, trivialaugment_ranges
 
-    from patchline.plugins.augmentations.policy_module import (
-        RandomOperations,
-        trivialaugment_ranges,
-    )
-
-    ranges = trivialaugment_ranges(context.height, context.width)
-    return albumentations.Compose([RandomOperations(ranges, num_ops=1, magnitude=None)])
+    return Policy(trivialaugment_ranges(context.height, context.width), num_ops=1, magnitude=None)
 
 
 def assumptions(config: CropAndFlipConfig) -> Assumptions:

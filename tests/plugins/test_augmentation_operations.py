@@ -15,14 +15,15 @@ from patchline.plugins.augmentations import policy_module
 from patchline.plugins.augmentations.policy_module import (
     BINS,
     OPERATIONS,
+    choose_operation,
     randaugment_ranges,
-    step_of,
     trivialaugment_ranges,
 )
 from tests.conftest import draw_photo
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 SIDE = 32
+FACTORS = {"brightness", "colour", "contrast", "sharpness"}
 BILINEAR = {"interpolation": InterpolationMode.BILINEAR, "fill": [128.0]}
 
 
@@ -114,9 +115,8 @@ def test_magnitudes_are_those_of_torchvision(policy: str) -> None:
     assert set(theirs) == set(OPERATIONS)
     for name, (magnitudes, signed) in theirs.items():
         for magnitude in range(BINS) if magnitudes.ndim else ():
-            step: Any = step_of(name, magnitude, ranges, negative=False)
-            [value] = step.keywords.values()
-            value -= 1.0 if "factor" in step.keywords else 0.0
+            value = choose_operation(name, magnitude, ranges, negative=False).amount
+            opposite = choose_operation(name, magnitude, ranges, negative=True).amount
+            assert (opposite == value) == (not signed or magnitude == 0)
+            value -= 1.0 if name in FACTORS else 0.0
             assert value == pytest.approx(float(magnitudes[magnitude]), abs=1e-4), name
-            opposite: Any = step_of(name, magnitude, ranges, negative=True)
-            assert (opposite.keywords == step.keywords) == (not signed or magnitude == 0)

@@ -32,6 +32,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "DataSource",
         "DataSourcePlugin",
         "DataTraits",
+        "DrawnTransform",
         "Encoder",
         "FolderStore",
         "FoundFile",

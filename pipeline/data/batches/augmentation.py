@@ -2,7 +2,8 @@
 
 Each number is the SplitMix64 hash (doi:10.1145/2660193.2660195) of the seed, the epoch, the image's
 row and a counter. It is computed in integers, so it is the same on every device, and it does not
-depend on the other images of the batch.
+depend on the other images of the batch. What a transform of single images draws is seeded by the
+same three, and drawn on the CPU, whichever device computes with it.
 
 Shapes: B batch, H height, W width, C channels.
 """
@@ -26,6 +27,7 @@ from patchline.plugin_api import (
     AugmentationContext,
     AugmentationPlugin,
     BatchTransform,
+    DrawnTransform,
     ImageSpec,
     PluginConfig,
 )
@@ -125,6 +127,15 @@ class BuiltAugmentation:
     How an image looks in an epoch does not depend on the number of workers, the order of loading,
     the other images of its batch, or a resume.
 
+    Args:
+        plugin: the augmentation.
+        settings: its settings.
+        context: the size of the images.
+        name: the name of the plugin.
+        seed: the run's seed.
+        on_device: whether `by_batch` does the work of `by_image`, too, if the plugin can; see
+            `patchline.plugin_api.DrawnTransform`.
+
     Raises:
         PluginError: if the plugin builds neither part, or building fails.
     """
@@ -136,6 +147,8 @@ class BuiltAugmentation:
         context: AugmentationContext,
         name: str,
         seed: int,
+        *,
+        on_device: bool = False,
     ) -> None:
         os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # its import would contact a registry
         self._by_image: SeededTransform | None = None
@@ -147,12 +160,13 @@ class BuiltAugmentation:
                 self._by_batch = SeededBatchTransform(batched, context, name)
         if built is not None or plugin.build_batch is None:
             self._by_image = SeededTransform(built, context, name)
+        self._draws = on_device and isinstance(built, DrawnTransform)
         self.seed = seed
 
     @property
     def changes_single_images(self) -> bool:
         """Whether `by_image` does anything, on the CPU and image by image."""
-        return self._by_image is not None
+        return self._by_image is not None and not self._draws
 
     def __call__(self, image_HWC: Pixels, epoch: int, row: int) -> Pixels:
         """Return one image as augmented in that epoch."""
@@ -168,19 +182,40 @@ class BuiltAugmentation:
             epoch: the number of the epoch, from 0.
             rows: the images' rows in the store.
         """
-        if self._by_image is None:
+        if self._by_image is None or self._draws:
             return images_BHWC
         keys = ([self.seed, epoch, row] for row in rows)
         return np.stack([self._by_image(*item) for item in zip(images_BHWC, keys, strict=True)])
 
-    def by_batch(self, images_BHWC: torch.Tensor, epoch: int, rows_B: torch.Tensor) -> torch.Tensor:
+    def draw(self, epoch: int, rows: Sequence[int]) -> torch.Tensor | None:
+        """Return what `by_batch` needs to do the work of `by_image`; None if it does not do it.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            rows: the images' rows in the store.
+        """
+        if self._by_image is None or not self._draws:
+            return None
+        drawn = [self._by_image.draw([self.seed, epoch, row]) for row in rows]
+        return torch.from_numpy(np.stack(drawn))
+
+    def by_batch(
+        self,
+        images_BHWC: torch.Tensor,
+        epoch: int,
+        rows_B: torch.Tensor,
+        drawn: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Apply the part of the augmentation that handles whole batches, after `by_image`.
 
         Args:
             images_BHWC: the images, uint8, on any device.
             epoch: the number of the epoch, from 0.
             rows_B: the images' rows in the store, int64, on the same device.
+            drawn: what `draw` has returned for these images.
         """
+        if self._by_image is not None and drawn is not None:
+            images_BHWC = self._by_image.change(images_BHWC, drawn)
         if self._by_batch is None:
             return images_BHWC
         return self._by_batch(images_BHWC, CounterRandom(self.seed, epoch, rows_B))
@@ -189,10 +224,13 @@ class BuiltAugmentation:
 class SeededAugmentation(BuiltAugmentation):
     """The augmentation of a run, from the name and the settings of its plugin."""
 
-    def __init__(self, choice: PluginChoice, image: ImageSpec, seed: int) -> None:
+    def __init__(
+        self, choice: PluginChoice, image: ImageSpec, seed: int, *, on_device: bool = False
+    ) -> None:
         settings = settings_of("augmentation", choice, "augmentation")
         context = AugmentationContext(image.channels, image.height, image.width)
-        super().__init__(load_augmentation(choice.name), settings, context, choice.name, seed)
+        plugin = load_augmentation(choice.name)
+        super().__init__(plugin, settings, context, choice.name, seed, on_device=on_device)
 
 
 class SeededBatchTransform:
@@ -218,20 +256,30 @@ class SeededBatchTransform:
         Raises:
             PluginError: if the transform changes the shape, the type or the device.
         """
-        shape = (len(images_BHWC), *self._shape)
         changed = self._transform(images_BHWC, random)
-        if (
-            not isinstance(changed, torch.Tensor)
-            or changed.shape != shape
-            or changed.dtype != torch.uint8
-            or changed.device != images_BHWC.device
-        ):
-            raise PluginError(
-                f"The augmentation plugin '{self._name}' returned {_describe(changed)} for a "
-                f"torch.uint8 batch of shape {shape} on {images_BHWC.device}. Keep shape, type and "
-                "device."
-            )
-        return changed
+        return _check_batch(changed, images_BHWC, self._shape, self._name)
+
+
+def _check_batch(
+    changed: Any, images_BHWC: torch.Tensor, shape_HWC: tuple[int, ...], name: str
+) -> torch.Tensor:
+    """Return what a plugin has returned for a batch.
+
+    Raises:
+        PluginError: if it has another shape, type or device.
+    """
+    shape = (len(images_BHWC), *shape_HWC)
+    if (
+        not isinstance(changed, torch.Tensor)
+        or changed.shape != shape
+        or changed.dtype != torch.uint8
+        or changed.device != images_BHWC.device
+    ):
+        raise PluginError(
+            f"The augmentation plugin '{name}' returned {_describe(changed)} for a torch.uint8 "
+            f"batch of shape {shape} on {images_BHWC.device}. Keep shape, type and device."
+        )
+    return changed
 
 
 def _describe(value: Any) -> str:
@@ -263,10 +311,7 @@ class SeededTransform:
         Raises:
             PluginError: if the transform changes the shape or the type.
         """
-        sequence = np.random.SeedSequence(key)
-        generator = np.random.Generator(np.random.PCG64(sequence))
-        python_generator = random.Random(int(generator.integers(2**63)))  # noqa: S311 - no secret
-        self._transform.set_random_state(generator, python_generator)
+        self._seed(key)
         changed: Pixels = self._transform(image=image_HWC)["image"]
         if changed.ndim == 2:  # noqa: PLR2004 - some transforms drop a single channel
             changed = changed[:, :, None]
@@ -276,3 +321,24 @@ class SeededTransform:
                 f"{changed.shape} for a uint8 image of shape {self._shape}. Keep shape and type."
             )
         return changed
+
+    def draw(self, key: list[int]) -> np.ndarray[Any, Any]:
+        """Return what a call with this key draws; only of a `DrawnTransform`."""
+        self._seed(key)
+        drawn: np.ndarray[Any, Any] = self._transform.draw()
+        return drawn
+
+    def change(self, images_BHWC: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """Return the images that calls give which draw these numbers, up to rounding.
+
+        Raises:
+            PluginError: if the transform changes the shape, the type or the device.
+        """
+        changed = self._transform.change(images_BHWC, drawn)
+        return _check_batch(changed, images_BHWC, self._shape, self._name)
+
+    def _seed(self, key: list[int]) -> None:
+        sequence = np.random.SeedSequence(key)
+        generator = np.random.Generator(np.random.PCG64(sequence))
+        python_generator = random.Random(int(generator.integers(2**63)))  # noqa: S311 - no secret
+        self._transform.set_random_state(generator, python_generator)

@@ -1,8 +1,9 @@
 """Batches of images, or of stored tokens, in an order that depends only on (seed, epoch).
 
-A batch is loaded one ahead, in a thread, while a GPU computes the one before. Reading a batch from
+Two batches are loaded ahead, in a thread, while a GPU computes the one before. Reading a batch from
 the store, copying it and pinning its memory release Python's lock, so that the thread that starts
-the kernels does not wait for them. The batches and their order stay the same.
+the kernels does not wait for them. The batches and their order stay the same, and so do they where
+the GPU keeps the images (`device_images`).
 
 Shapes: B images of a batch, M images with tokens, V views of each, N tokens, D embedding.
 """
@@ -10,8 +11,9 @@ Shapes: B images of a batch, M images with tokens, V views of each, N tokens, D 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
@@ -25,6 +27,15 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.augmentation import SeededAugmentation
 from patchline.pipeline.data.batches.batch_order import row_of
+from patchline.pipeline.data.batches.device_images import (
+    CopiedBatch,
+    KeptImages,
+    KeptRows,
+    LoadedBatch,
+    copy_batches,
+    fits_device,
+    read_free_bytes,
+)
 from patchline.pipeline.data.store.opened_images import open_stores
 from patchline.pipeline.workspace.files.stored_images import StoredImages
 from patchline.plugin_api import ImageSpec
@@ -37,10 +48,13 @@ def endless() -> float:
     return math.inf
 
 
-def one_ahead(
-    batches: Iterator[Loaded], device: torch.device, needed: Callable[[], float] = endless
+def load_ahead(
+    batches: Iterator[Loaded],
+    device: torch.device,
+    needed: Callable[[], float] = endless,
+    ahead: int = 1,
 ) -> Iterator[Loaded]:
-    """Yield batches, each of which is loaded while the one before it is used.
+    """Yield batches, each of which is loaded while those before it are used.
 
     What fails is raised when its batch is asked for. Closing the iterator waits for the batch that
     is being loaded.
@@ -50,6 +64,7 @@ def one_ahead(
         device: the device that uses the batches; pinned memory belongs to it.
         needed: returns how many batches are needed, as far as it is known; no other is loaded
             ahead.
+        ahead: number of batches to load while one is used.
     """
 
     def load() -> Loaded | None:
@@ -57,17 +72,14 @@ def one_ahead(
             return next(batches, None)
 
     with ThreadPoolExecutor(1, "next-batch") as thread:
-        coming = thread.submit(load)
+        coming = deque[Future[Loaded | None]]()
         for number in count(1):
-            batch = coming.result()
+            while not coming or (len(coming) <= ahead and number + len(coming) - 1 < needed()):
+                coming.append(thread.submit(load))
+            batch = coming.popleft().result()
             if batch is None:
                 return
-            is_ahead = number < needed()
-            if is_ahead:
-                coming = thread.submit(load)
             yield batch
-            if not is_ahead:
-                coming = thread.submit(load)
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -102,15 +114,6 @@ class SetTargets:
         return targets_nK
 
 
-class _LoadedBatch(NamedTuple):
-    """What a data-loader worker returns; the batched part of the augmentation follows."""
-
-    images_BHWC: torch.Tensor
-    targets: torch.Tensor
-    epoch: int
-    draws_B: torch.Tensor
-
-
 @dataclass(frozen=True)
 class TrainingImages:
     """The training split of a store, and how it is augmented."""
@@ -135,20 +138,63 @@ class TrainingImages:
         """All stores, in the order of their rows."""
         return (self.store, *self.more_stores)
 
-    def augment(self) -> SeededAugmentation:
-        """Build the augmentation."""
-        return SeededAugmentation(self.augmentation, self.image, self.seed)
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image."""
+        return self.image.height, self.image.width, self.image.channels
+
+    @property
+    def different(self) -> int:
+        """Number of different images."""
+        return len(np.unique(self.rows))
+
+    def augment(self, *, on_device: bool = False) -> SeededAugmentation:
+        """Build the augmentation, which changes single images on the device if it can."""
+        return SeededAugmentation(self.augmentation, self.image, self.seed, on_device=on_device)
 
 
-class _StoredImages(Dataset[_LoadedBatch]):
+class Feed(NamedTuple):
+    """How batches come to a device."""
+
+    ahead: int = 0
+    """Number of batches that a thread loads ahead."""
+    augments: bool = False
+    """Whether the device changes single images, too, if the augmentation can."""
+    keeps: bool = False
+    """Whether the device keeps the images."""
+
+    @classmethod
+    def of(cls, source: TrainingImages, workers: int, device: torch.device) -> Feed:
+        """Return how batches come to a device: to a GPU ahead of their use, if they must be copied.
+
+        Args:
+            source: the images and their augmentation.
+            workers: number of data-loader workers, which load ahead, too.
+            device: the device.
+        """
+        if device.type != "cuda":
+            return cls()
+        keeps = False
+        is_on_disk = source.in_memory is None and source.pages is None
+        if is_on_disk and not source.augment(on_device=True).changes_single_images:
+            image_bytes = math.prod(source.shape)
+            keeps = fits_device(source.different, image_bytes, read_free_bytes(device))
+        return cls(_AHEAD if keeps or not workers else 0, augments=True, keeps=keeps)
+
+
+_AHEAD = 2
+
+
+class _StoredImages(Dataset[LoadedBatch]):
     """Fetch whole batches of (epoch, draw) pairs; the store is opened lazily in each worker."""
 
-    def __init__(self, source: TrainingImages) -> None:
-        self.source = source
+    def __init__(self, source: TrainingImages, feed: Feed) -> None:
+        self.source, self._feed = source, feed
+        self._kept = KeptRows(len(source.targets)) if feed.keeps else None
         self._images: StoredImages | None = None
         self._augment: SeededAugmentation | None = None
 
-    def __getitems__(self, keys: list[tuple[int, int]]) -> _LoadedBatch:
+    def __getitems__(self, keys: list[tuple[int, int]]) -> LoadedBatch:
         source = self.source
         if self._images is None or self._augment is None:
             import cv2
@@ -159,19 +205,27 @@ class _StoredImages(Dataset[_LoadedBatch]):
                 threads = 1 if get_worker_info() else None
                 images = open_stores(source.stores, threads, source.pages)
             self._images = np.asarray(images) if isinstance(images, np.ndarray) else images
-            self._augment = source.augment()
+            self._augment = source.augment(on_device=self._feed.augments)
         epoch = keys[0][0]
         draws_B = np.array([draw for _, draw in keys], np.int64)
         rows_B = row_of(draws_B, len(source.targets))
-        images_BHWC = self._augment.by_image(self._images[rows_B], epoch, draws_B.tolist())
-        return _LoadedBatch(
-            torch.from_numpy(images_BHWC),
+        draws = draws_B.tolist()
+        places_B = None
+        if self._kept is None:
+            images = self._augment.by_image(self._images[rows_B], epoch, draws)
+        else:
+            images = self._images[self._kept.add(rows_B)]
+            places_B = torch.from_numpy(self._kept.places(rows_B))
+        return LoadedBatch(
+            torch.from_numpy(images),
             torch.from_numpy(source.targets[rows_B]),
             epoch,
             torch.from_numpy(draws_B),
+            places_B,
+            self._augment.draw(epoch, draws),
         )
 
-    def __getitem__(self, key: tuple[int, int]) -> _LoadedBatch:
+    def __getitem__(self, key: tuple[int, int]) -> LoadedBatch:
         return self.__getitems__([key])
 
 
@@ -182,7 +236,7 @@ def training_batches(
     device: torch.device | None = None,
     needed: Callable[[], float] = endless,
     *,
-    ahead: bool | None = None,
+    feed: Feed | None = None,
 ) -> Iterator[Batch]:
     """Yield the batches of the training split endlessly, starting at the order's first step.
 
@@ -193,37 +247,40 @@ def training_batches(
         device: the device that gets the batches, and on which whole batches are augmented; by
             default the CPU.
         needed: returns how many batches are needed, as far as it is known.
-        ahead: whether a thread loads the next batch if there are no workers; by default for a GPU.
+        feed: how the batches come to the device; by default as `Feed.of` says. A device that keeps
+            the images needs no workers.
     """
     device = device or torch.device("cpu")
-    loader: DataLoader[_LoadedBatch] = DataLoader(
-        _StoredImages(source),
+    feed = feed or Feed.of(source, workers, device)
+    workers = 0 if feed.keeps else workers
+    loader: DataLoader[LoadedBatch] = DataLoader(
+        _StoredImages(source, feed),
         batch_sampler=order,
         num_workers=workers,
         collate_fn=_whole_batch,
         multiprocessing_context="spawn" if workers else None,
         pin_memory=device.type == "cuda",
     )
-    loaded: Iterator[_LoadedBatch] = iter(loader)
-    if not workers and (device.type == "cuda" if ahead is None else ahead):
-        loaded = one_ahead(loaded, device, needed)
-    return _augment_batches(loaded, source.augment(), device)
+    copied = copy_batches(iter(loader), device)
+    if feed.ahead:
+        copied = load_ahead(copied, device, needed, feed.ahead)
+    kept = KeptImages(source.different, source.shape, device) if feed.keeps else None
+    return _augment_batches(copied, source.augment(on_device=feed.augments), kept)
 
 
 def _augment_batches(
-    batches: Iterator[_LoadedBatch], augmentation: SeededAugmentation, device: torch.device
+    batches: Iterator[CopiedBatch], augmentation: SeededAugmentation, kept: KeptImages | None
 ) -> Iterator[Batch]:
     """Yield the batches on the device, with the batched part of the augmentation applied."""
-    for batch in batches:
-        images_BHWC, targets, draws_B = (
-            tensor.to(device, non_blocking=True)
-            for tensor in (batch.images_BHWC, batch.targets, batch.draws_B)
-        )
-        yield augmentation.by_batch(images_BHWC, batch.epoch, draws_B), targets
+    for copied in batches:
+        images, targets, epoch, draws_B, places_B, drawn = copied.wait()
+        if kept is not None and places_B is not None:
+            images = kept.take(images, places_B)
+        yield augmentation.by_batch(images, epoch, draws_B, drawn), targets
 
 
-def _whole_batch(batch: Any) -> _LoadedBatch:
-    whole: _LoadedBatch = batch  # `__getitems__` has stacked it
+def _whole_batch(batch: Any) -> LoadedBatch:
+    whole: LoadedBatch = batch  # `__getitems__` has stacked it
     return whole
 
 
@@ -305,7 +362,7 @@ class TrainingTokens:
         """
         loaded = self._loaded(order, pinned=device.type == "cuda")
         if device.type == "cuda" if ahead is None else ahead:
-            loaded = one_ahead(loaded, device, needed)
+            loaded = load_ahead(loaded, device, needed)
         for batch_BND, targets in loaded:
             moved_BND = batch_BND.to(device, non_blocking=True)
             yield moved_BND, targets.to(device, non_blocking=True)

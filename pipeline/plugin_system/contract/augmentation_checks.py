@@ -24,6 +24,8 @@ from patchline.plugin_api import AugmentationContext, ConfigError
 
 _SHAPES = (ImageShape(3, 32, 32), ImageShape(1, 28, 28), ImageShape(3, 24, 40))
 _ROWS = list(range(12))
+_NEAR = 0.9
+"""Share of the values that agree; an operation may enlarge a difference of one level before it."""
 
 
 def table(subject: CheckedPlugin) -> list[Check]:
@@ -43,6 +45,7 @@ def table(subject: CheckedPlugin) -> list[Check]:
         independent_of_the_batch,
         changes_something,
         leaves_the_image_alone,
+        same_on_a_gpu,
     )
 
 
@@ -98,7 +101,28 @@ def leaves_the_image_alone(subject: CheckedPlugin) -> None:
         require(np.array_equal(images, before), "It modifies its input. Work on a copy.")
 
 
-def _samples(subject: CheckedPlugin) -> Iterator[tuple[BuiltAugmentation, Pixels]]:
+def same_on_a_gpu(subject: CheckedPlugin) -> None:
+    """Of a transform with `draw` and `change`, both do what a call does: to one level, mostly."""
+    pairs = zip(_samples(subject), _samples(subject, on_device=True), strict=True)
+    for (by_image, images), (by_batch, _) in pairs:
+        drawn = by_batch.draw(0, _ROWS)
+        if drawn is None:
+            return
+        rows_B, before = torch.tensor(_ROWS), images.copy()
+        changed = by_batch.by_batch(torch.from_numpy(images), 0, rows_B, drawn).numpy()
+        require(np.array_equal(images, before), "`change` modifies its input. Work on a copy.")
+        differences = np.abs(changed.astype(int) - _augment(by_image, images).astype(int))
+        near = float(np.mean(differences <= 1))
+        require(
+            near >= _NEAR,
+            f"Only {near:.0%} of the values that `draw` and `change` give are those of a call, to "
+            "one level of 255. Draw in the order of a call, and compute the same.",
+        )
+
+
+def _samples(
+    subject: CheckedPlugin, *, on_device: bool = False
+) -> Iterator[tuple[BuiltAugmentation, Pixels]]:
     """Yield the augmentation built for each shape, with images."""
     for shape in _SHAPES:
         resolved = subject.settings.resolved_for(shape.traits)
@@ -106,7 +130,11 @@ def _samples(subject: CheckedPlugin) -> Iterator[tuple[BuiltAugmentation, Pixels
         images = np.random.default_rng(0).integers(
             0, 256, (len(_ROWS), shape.height, shape.width, shape.channels), dtype=np.uint8
         )
-        yield BuiltAugmentation(subject.plugin, resolved, context, "checked here", seed=0), images
+        name = "checked here"
+        built = BuiltAugmentation(
+            subject.plugin, resolved, context, name, seed=0, on_device=on_device
+        )
+        yield built, images
 
 
 def _augment(built: BuiltAugmentation, images_BHWC: Pixels, rows: list[int] = _ROWS) -> Pixels:

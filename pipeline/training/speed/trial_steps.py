@@ -19,7 +19,12 @@ from torch import nn
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.batches.batch_order import BatchOrder
-from patchline.pipeline.data.batches.loader import Batch, TrainingImages, training_batches
+from patchline.pipeline.data.batches.loader import (
+    Batch,
+    Feed,
+    TrainingImages,
+    training_batches,
+)
 from patchline.pipeline.models.inference import logits_of_batch, predict_logits
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
 from patchline.pipeline.training.checkpoint import LAST, RestartPoint, save
@@ -158,8 +163,10 @@ def _random_batches(
         in_memory=np.tile(one_BHWC, (rounds, 1, 1, 1)),
     )
     order = BatchOrder(source.rows, batch, source.seed, 0)
-    is_ahead = step.device.type == "cuda" and not source.augment().changes_single_images
-    return training_batches(order, source, 0, step.device, ahead=is_ahead)
+    feed = Feed.of(source, 0, step.device)
+    if source.augment(on_device=feed.augments).changes_single_images:
+        feed = feed._replace(ahead=0)
+    return training_batches(order, source, 0, step.device, feed=feed)
 
 
 class EpochEnd(NamedTuple):

@@ -88,7 +88,7 @@ def test_fine_tuning_and_pre_training_get_workers_too() -> None:
     own = measured(OWN, 500.0, 1_000.0)
     pretraining = plan(facts(own), {}, "unlabelled")
     assert pretraining.settings["data"]["workers"] == 2  # 1,000 images/s without augmentation
-    assert "2 data-loader workers: a core augments 1,000 images/s" in pretraining.text()
+    assert "2 data-loader workers: the augmentation runs on the CPU" in pretraining.text()
     starts: tuple[tuple[Start, Speed], ...] = (("published", features), ("unlabelled", own))
     for start, speed in starts:
         set_by_user = plan(facts(speed, images=20_000), {"data.workers": 7}, start)

@@ -18,10 +18,11 @@ from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.batch_order import BalancedOrder, BatchOrder, row_of
 from patchline.pipeline.data.batches.loader import (
     Batch,
+    Feed,
     TokenImages,
     TrainingImages,
     TrainingTokens,
-    one_ahead,
+    load_ahead,
     training_batches,
 )
 from tests.conftest import draw_photo
@@ -117,7 +118,41 @@ def test_resumed_batches_equal_the_uninterrupted_ones(source: TrainingImages) ->
     whole = batches(source, 8)
     assert same(batches(source, 3, first_step=5), whole[5:])
     order = BatchOrder(source.rows, 4, source.seed, 5)
-    assert same(list(islice(training_batches(order, source, workers=0, ahead=True), 3)), whole[5:])
+    ahead = training_batches(order, source, workers=0, feed=Feed(ahead=1))
+    assert same(list(islice(ahead, 3)), whole[5:])
+
+
+@pytest.mark.parametrize("first_step", [0, 5])
+def test_a_device_that_keeps_images_gets_the_same_batches(
+    source: TrainingImages, first_step: int
+) -> None:
+    """Over three epochs, although each image is loaded once; also where images come twice."""
+    feed = Feed(ahead=2, augments=True, keeps=True)
+    orders: tuple[BatchOrder, ...] = (
+        BatchOrder(source.rows, 4, source.seed, first_step),
+        BalancedOrder(source.rows, 4, source.seed, first_step, np.minimum(np.arange(16) % 4, 1)),
+    )
+    for order in orders:
+        plain, kept = (
+            list(islice(training_batches(order, source, 0, feed=each), 9)) for each in (None, feed)
+        )
+        assert same(plain, kept)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_single_images_are_changed_on_a_device_that_can(
+    source: TrainingImages, *, keeps: bool
+) -> None:
+    """By the numbers of each draw, wherever the images are: the same batches, near to the CPU's."""
+    policy = PluginChoice.model_validate({"name": "randaugment", "horizontal_flip": True})
+    changed = replace(source, augmentation=policy)
+    order = BatchOrder(source.rows, 4, source.seed, 0)
+    on_device = list(
+        islice(training_batches(order, changed, 0, feed=Feed(2, augments=True, keeps=keeps)), 6)
+    )
+    for (images, labels), (expected, own) in zip(on_device, batches(changed, 6), strict=True):
+        assert torch.equal(labels, own)
+        assert ((images.int() - expected.int()).abs() <= 1).float().mean() > 0.95
 
 
 @settings(max_examples=30)
@@ -177,7 +212,7 @@ def own_threads() -> list[threading.Thread]:
 def test_next_batch_is_loaded_while_one_is_used() -> None:
     """While the first is used, the second is loaded, the third is not, and in another thread."""
     loaded = dict[int, int]()
-    batches = one_ahead(loads(loaded), CPU)
+    batches = load_ahead(loads(loaded), CPU)
     assert next(batches) == 0
     until(lambda: len(loaded) > 1, "the second is not loaded")
     assert (list(loaded), list(islice(batches, 3))) == ([0, 1], [1, 2, 3])
@@ -187,15 +222,25 @@ def test_next_batch_is_loaded_while_one_is_used() -> None:
 def test_nothing_is_loaded_beyond_what_is_needed() -> None:
     """The last batch that is needed is used alone; if more are needed later, they follow."""
     loaded, needed = dict[int, int](), 2
-    batches = one_ahead(loads(loaded), CPU, lambda: needed)
+    batches = load_ahead(loads(loaded), CPU, lambda: needed)
     assert (list(islice(batches, 2)), list(loaded)) == ([0, 1], [0, 1])
     needed = 9
     assert next(batches) == 2
 
 
+def test_two_batches_are_loaded_while_one_is_used() -> None:
+    """The fourth is not, and no other than those that are needed."""
+    loaded = dict[int, int]()
+    batches = load_ahead(loads(loaded), CPU, lambda: 4, ahead=2)
+    assert next(batches) == 0
+    until(lambda: len(loaded) > 2, "the third is not loaded")
+    assert (list(loaded), list(islice(batches, 3))) == ([0, 1, 2], [1, 2, 3])
+    assert list(loaded) == [0, 1, 2, 3]
+
+
 def test_failure_is_raised_at_its_own_batch() -> None:
     """The batches before the one that fails are used first."""
-    batches = one_ahead(loads({}, 2), CPU)
+    batches = load_ahead(loads({}, 2), CPU)
     assert list(islice(batches, 2)) == [0, 1]
     with pytest.raises(OSError, match="the store is gone"):
         next(batches)
@@ -203,9 +248,9 @@ def test_failure_is_raised_at_its_own_batch() -> None:
 
 def test_end_and_early_end_leave_no_thread() -> None:
     """All batches come, and neither their end nor a consumer that stops leaves a thread."""
-    assert list(one_ahead(iter(range(3)), CPU)) == [0, 1, 2]
+    assert list(load_ahead(iter(range(3)), CPU)) == [0, 1, 2]
     assert not own_threads()
-    batches = one_ahead(loads({}), CPU)
+    batches = load_ahead(loads({}), CPU)
     next(batches)
     assert own_threads()
     del batches

@@ -34,6 +34,14 @@ def _building(build: Callable[[], Any]) -> Any:
     return AugmentationPlugin("For the tests", "", PluginConfig, lambda *_: build())
 
 
+class _DrawnOtherwise(albumentations.Compose):  # type: ignore[misc]  # it has no annotations
+    def draw(self) -> Pixels:
+        return np.array([float(self.random_generator.integers(256))])
+
+    def change(self, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        return images ^ drawn.byte()[:, :, None, None]
+
+
 def _batched(change: Callable[[torch.Tensor, Any], torch.Tensor] | None) -> Any:
     build: Any = lambda *_: change  # noqa: E731 - its type is part of the fault
     return AugmentationPlugin("For the tests", "", PluginConfig, build_batch=build)
@@ -85,6 +93,11 @@ FAULTS = {
         _batched(lambda images, random: images + _drawn(random) ^ images.roll(1, 0)),
         "independent_of_the_batch",
         "An image looks different in another batch.",
+    ),
+    "drawn otherwise for a GPU": (
+        _building(lambda: _DrawnOtherwise([_Changed(lambda image, g: image ^ g.bytes(1)[0])])),
+        "same_on_a_gpu",
+        "Draw in the order of a call, and compute the same.",
     ),
     "nothing": (STILL, "changes_something", "12 seeds give the same image."),
     "in place": (_plugin(_in_place), "leaves_the_image_alone", "It modifies its input."),
