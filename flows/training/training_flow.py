@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 from patchline.flows.closing import close_runs
 from patchline.flows.notifications import events
 from patchline.flows.prefect_api.failures import build_failed_state
-from patchline.flows.progress.progress_display import display
+from patchline.flows.progress.progress_display import command_began, display
 from patchline.flows.training import outcome_pages
 from patchline.flows.training.chosen_launcher import build_reporting, use_chosen_launcher
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
@@ -91,7 +91,10 @@ def _new_run(config: RunConfig, *, fresh: bool) -> _Run:
         workspace, fresh=fresh, on_note=note, shared=chosen.find_shared_files()
     )
     tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
-    return _Run(line_of(checked), Context(checked, memory, build_reporting(), workspace, tags=tags))
+    context = Context(
+        checked, memory, build_reporting(), workspace, tags=tags, began=command_began()
+    )
+    return _Run(line_of(checked), context)
 
 
 def _continue_run(interrupted: InterruptedRun, new: _Run, *, by_hand: bool) -> _Run:
