@@ -193,6 +193,7 @@ def _after(beside: str) -> str:
 
 
 _current: Display = Silent()
+_began: float | None = None
 
 
 def display() -> Display:
@@ -201,10 +202,16 @@ def display() -> Display:
     return MirroredDisplay(_current) if "prefect" in sys.modules else _current
 
 
+def command_began() -> float:
+    """Return when this command has begun, on the monotonic clock; now if nothing is displayed."""
+    return time.monotonic() if _began is None else _began
+
+
 @contextmanager
 def show_progress(stream: TextIO | None = None) -> Iterator[None]:
     """Show progress while the block runs, on the stream: a notebook's output or standard error."""
-    global _current  # noqa: PLW0603 - one process has one terminal
+    global _began, _current  # noqa: PLW0603 - one process has one terminal
+    _began = time.monotonic()
     notebook = NotebookLines() if stream is None and is_notebook() else None
     stream = stream or sys.stderr
     try:
@@ -219,7 +226,7 @@ def show_progress(stream: TextIO | None = None) -> Iterator[None]:
             _current = PlainLines(stream)
             yield
     finally:
-        _current = Silent()
+        _current, _began = Silent(), None
         if notebook:
             notebook.close()
 

@@ -178,6 +178,8 @@ def _estimate(whole: DryRun, few: IngestedData, context: Context) -> tuple[float
     rate = (whole.plan or context.get(TrainResult)).images_per_second
     training = _training_seconds(config, data, rate)
     training += whole.plan.seconds_before if whole.plan else 0.0
+    if config.training.time_limit and whole.plan and whole.plan.shares:
+        training = min(training, whole.plan.shares.training)
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
     tested = _estimate_testing_seconds(whole, rate)
     rest = seconds["read"] + seconds["evaluate"] + 2 * (seconds["package"] + seconds["register"])

@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 from patchline.flows.closing import close_runs
 from patchline.flows.notifications import events
 from patchline.flows.prefect_api.failures import build_failed_state
-from patchline.flows.progress.progress_display import display
+from patchline.flows.progress.progress_display import command_began, display
 from patchline.flows.training import outcome_pages
 from patchline.flows.training.chosen_launcher import build_context, use_chosen_launcher
 from patchline.flows.training.outcome_pages import announce, emit, tell_failure
@@ -84,7 +84,9 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
 
 def _new_run(config: RunConfig, *, fresh: bool) -> _Run:
     checked = plugin_settings.check_plugins(config)
-    return _Run(line_of(checked), build_context(checked, fresh=fresh))
+    context = build_context(checked, fresh=fresh)
+    context.began = command_began()
+    return _Run(line_of(checked), context)
 
 
 def _continue_run(interrupted: InterruptedRun, new: _Run, *, by_hand: bool) -> _Run:

@@ -58,6 +58,7 @@ from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing.chosen_features import ChosenFeatures, choose_rows
 from patchline.pipeline.models.stored_features import save_features
 from patchline.pipeline.models.stored_logits import logits_of
+from patchline.pipeline.models.time_after_training import LARGE_MODEL
 from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workspace.files.atomic_files import open_replacing
 from patchline.pipeline.workspace.files.stored_images import StoredImages
@@ -65,8 +66,6 @@ from patchline.pipeline.workspace.files.stored_images import StoredImages
 logger = logging.getLogger("patchline.pipeline.evaluation")
 
 Array = np.ndarray[Any, Any]
-_LARGE_MODEL = 3_000_000
-"""Parameters from which a model is too slow to be run hundreds of times."""
 _TESTED_IMAGES, _TESTED_IMAGES_LARGE = 64, 12
 _MAPS_FILE = "error_maps.npz"
 
@@ -198,7 +197,7 @@ def explain_predictions(
         images: the prepared store, uint8 (M, H, W, C).
         table: calibrated predictions, with the column `row` of the store.
     """
-    large = sum(each.numel() for each in model.parameters()) > _LARGE_MODEL
+    large = sum(each.numel() for each in model.parameters()) > LARGE_MODEL
     task, test = TASKS[description.task], table[table["split"] == "test"]
     worst, labels = task.worst(task.predictions(test, description.classes), GALLERY_SIZE)
     explanations = Explanations()

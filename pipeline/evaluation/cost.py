@@ -1,29 +1,30 @@
-"""How long an evaluation takes, estimated from the speed of training."""
+"""How long the evaluation of a run takes, estimated from the speed of its training."""
 
 from __future__ import annotations
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.evaluation.robustness import VERSIONS
+from patchline.pipeline.models.time_after_training import (
+    estimate_evaluation,
+    predicting_rate,
+    slowdown,
+)
 from patchline.pipeline.training.config import FULL_SIZE_FROM
 from patchline.pipeline.training.train_result import TrainResult
 
-_PREDICTING_IS_FASTER = 3
-"""Than training: it has no backward pass."""
-_HALF_IS_FASTER = 1.6
-"""bfloat16 than float32, in which images are predicted; measured on two cores with AMX."""
+_USUAL_DEPTH = 12
 
 
 def estimate_predicting_seconds(config: RunConfig, images: int, images_per_second: float) -> float:
     """Return about how long predicting takes, from the speed of training in float32."""
-    views = 2 if config.model.settings.get("test_time_flip") else 1
-    return views * images / max(1e-9, images_per_second) / _PREDICTING_IS_FASTER
+    return images / max(1e-9, predicting_rate(config, images_per_second, "float32"))
 
 
 def evaluation_seconds(
     config: RunConfig, data: IngestedData, trained: TrainResult, mirrored: int = 0
 ) -> float:
-    """Return about how long predicting all images of the evaluation takes.
+    """Return about how long an evaluation takes.
 
     Args:
         config: the run's settings.
@@ -31,15 +32,21 @@ def evaluation_seconds(
         trained: the result of the run's training.
         mirrored: number of images that are predicted as mirror images, too.
     """
-    rate = trained.images_per_second
-    if trained.precision != "float32":
-        rate /= _HALF_IS_FASTER
-    training = config.training
+    rate, training = trained.images_per_second, config.training
     if training.initial_image_scale < 1:  # most images were smaller
         small = FULL_SIZE_FROM * (1 - training.initial_image_scale**2)
         rate *= 1 - small
+    tuned = trained.fine_tuning
+    if tuned and tuned.blocks is not None:  # images pass through the others, too
+        rate *= max(1, tuned.blocks) / (config.model.settings.get("depth") or _USUAL_DEPTH)
     images = count_predicted_images(data, trained) + count_corrupted_images(config, data) + mirrored
-    return estimate_predicting_seconds(config, images, rate)
+    return estimate_evaluation(
+        images,
+        predicting_rate(config, rate, trained.precision),
+        trained.parameters,
+        slowdown(),
+        explains=config.evaluation.explanations,
+    )
 
 
 def count_corrupted_images(config: RunConfig, data: IngestedData) -> int:

@@ -296,7 +296,7 @@ class Draft:
         facts, user, images = self.facts, self.user, self.fits[0]
         rate = tiers.images_per_second(facts, candidate.tier, self.tiers, candidate.name)
         length = Length(0.0, 0.0, rate, self._overhead(candidate.name, rate))
-        seconds = user.seconds or facts.seconds_beside_teacher
+        seconds = facts.training_seconds(user.seconds or facts.minutes * 60)
         seconds *= images / sum(self.fits)
         each = facts.speed_near(candidate.name).checkpoint_seconds
         written = min(_CHECKPOINT_SHARE, each / _CHECKPOINT_PAUSE) * seconds

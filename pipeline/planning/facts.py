@@ -8,6 +8,7 @@ from typing import Any
 
 from patchline.pipeline.config import pick_settings
 from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.planning.time_shares import TimeShares, training_share
 from patchline.pipeline.presets import PRESETS, PresetName
 from patchline.pipeline.terminal_words import counted
 
@@ -16,7 +17,7 @@ SHARE_OF_EACH = 0.9
 they wait for each other's gradients in every step."""
 
 _LEAST_BESIDE_TEACHER = 1 / 3
-"""Of a preset's time for the training itself, however slow the teacher is."""
+"""Of the time for the training itself, however slow the teacher is."""
 _MANY_TO_TRAIN_ON = 10_000
 """Labelled images with which a second training brings less than more epochs would."""
 
@@ -188,10 +189,17 @@ class PlanFacts(FrozenModel):
     """Images that a teacher predicts, times their views."""
     teacher_per_second: float = 0.0
     """Images that it predicts in a second, measured; 0 if that is not known."""
+    weights_side: int = 0
+    """Pixels per side of the images that published weights were trained with, where the plan may
+    choose fewer; 0 where it may not."""
+    weights_patch: int = 0
+    """Pixels per side of their patches."""
+    other_seconds: float = 0.0
+    """Part of the run's time that is not for the training: what comes before and after it."""
 
     @property
     def minutes(self) -> float:
-        """Time that the preset trains at most."""
+        """Time that a run with the preset takes at most."""
         return PRESETS[self.preset].minutes * self.length_share
 
     @property
@@ -199,11 +207,10 @@ class PlanFacts(FrozenModel):
         """How long the teacher's predictions take, unless some are stored."""
         return self.teacher_passes / self.teacher_per_second if self.teacher_per_second else 0.0
 
-    @property
-    def seconds_beside_teacher(self) -> float:
-        """Time of the preset that is left for the training."""
-        seconds = self.minutes * 60
-        return max(_LEAST_BESIDE_TEACHER * seconds, seconds - self.teacher_seconds)
+    def training_seconds(self, seconds: float) -> float:
+        """Return what the training gets of the time of a run, beside a teacher's predictions."""
+        left = seconds * training_share(seconds, self.other_seconds)
+        return max(_LEAST_BESIDE_TEACHER * left, left - self.teacher_seconds)
 
     def speed_of(self, candidate: str) -> Speed:
         """Return the speed of a candidate, all zeros if it was not measured."""
@@ -232,6 +239,9 @@ class Plan(FrozenModel):
     facts: PlanFacts
     candidate: str = ""
     """Name of the planned candidate; empty if there was only one."""
+    shares: TimeShares | None = None
+    """What the time of the run is spent on; None for a number of epochs that is set, and if it is
+    not known."""
 
     def lines(self) -> list[str]:
         """Return the plan as it is printed."""

@@ -165,6 +165,8 @@ _LOAD_SECONDS = 0.3
 _FEWEST_PREDICTED, _BATCH_SECONDS = 4, 0.1
 """Images of a pass whose time is compared between numbers of threads; as many as take so long, if
 these are more."""
+_COMPARED_PASSES = 100
+"""Images that are predicted to compare two precisions, and to measure the speed of the better."""
 _VALIDATED_SHARE, _PREDICTING_IS_FASTER = 0.1, 3
 """Of the budget, for trial validations; and how many times faster than training they are, about."""
 _CPU = torch.device("cpu")
@@ -174,12 +176,15 @@ _MEAN, _STD = 0.45, 0.25
 def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     """Measure the candidates in their order until the budget is used; the first one always."""
     began, speeds, others = time.monotonic(), [], _other_programs()
-    _choose_threads(job, job.candidates[0])
+    ends = began + (math.inf if job.most_seconds is None else job.most_seconds)
+    _choose_threads(job, job.candidates[0], ends)
     threads = torch.get_num_threads()
     on_cpu, used = _device(job.candidates[0]) == _CPU, 0.0
     for number, candidate in enumerate(job.candidates):
-        measured = _features_seconds if candidate.features_only else _step_seconds
-        step = measured(job, candidate)
+        if candidate.features_only:
+            step = _features_seconds(job, candidate, ends)
+        else:
+            step = _step_seconds(job, candidate)
         torch.set_num_threads(threads)
         speeds.append(
             Speed(
@@ -195,6 +200,8 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
         )
         events.progress(number + 1, len(job.candidates), "candidate")
         since = time.monotonic() - began
+        if began + since > ends:
+            break
         if on_cpu:
             of_next = _NEXT_IS_SLOWER * step.seconds * min(1.0, _BATCH / step.images)
             if (_FEWEST_STEPS + 1) * of_next > job.budget_seconds - since:
@@ -221,8 +228,8 @@ def _device(candidate: MeasuredCandidate) -> torch.device:
     return torch.device(choose_device(candidate.config.training, detect_machine()))
 
 
-def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> None:
-    """Use fewer threads on a busy machine if that is faster."""
+def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate, ends: float) -> None:
+    """Use fewer threads on a busy machine if that is faster, and there is time to try it."""
     training = candidate.config.training
     device = _device(candidate)
     make_repeatable(training.threads, device)
@@ -236,7 +243,8 @@ def _choose_threads(job: MeasuringJob, candidate: MeasuredCandidate) -> None:
         steps, began, others = trial(images), time.monotonic(), _other_programs()
         while time.monotonic() - began < _LOAD_SECONDS:
             taken = min(taken, next(steps))
-    if others.cores() <= BUSY_CORES:
+    passes = 2 + len(numbers_of_threads(most))  # and at least as many to measure the speed
+    if others.cores() <= BUSY_CORES or time.monotonic() + 2 * passes * taken > ends:
         return
     seconds = _SHARE_OF_ONE * job.budget_seconds
     if candidate.features_only:
@@ -406,12 +414,17 @@ def _epoch_end(
         return trial_epoch_end(settings, model, max(_FEWEST_IMAGES, most), Path(folder))
 
 
-def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
-    """Measure an image's pass without gradients."""
-    device = _device(candidate)
-    model = _model(job, candidate, device).eval()
-    precision = _precision(job, candidate, model)
-    each = _seconds_per_image(model, _image(candidate), device, precision.name)
+def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate, ends: float) -> _Step:
+    """Measure an image's pass without gradients, in float32 if there is no time to compare."""
+    device, image = _device(candidate), _image(candidate)
+    model, precision = _model(job, candidate, device).eval(), Precision(name="float32")
+    each = math.inf
+    if ends < math.inf:
+        each = _seconds_per_image(model, image, device, precision.name)
+    if ends == math.inf or time.monotonic() + _COMPARED_PASSES * each < ends:
+        precision = _precision(job, candidate, model)
+        if math.isinf(each) or precision.name != "float32":
+            each = _seconds_per_image(model, image, device, precision.name)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return _Step(1, each, precision, parameters=parameters)
 

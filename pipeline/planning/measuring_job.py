@@ -37,6 +37,8 @@ class MeasuringJob(FrozenModel):
     budget_seconds: float
     """Time for measuring; on a GPU, that of measured steps alone: loading kernels and warming up
     come on top."""
+    most_seconds: float | None = None
+    """Time after which no more is measured than the speed of one candidate; None for no limit."""
 
 
 class Measurement(FrozenModel):

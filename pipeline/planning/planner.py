@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,21 @@ from patchline.pipeline.data.splits.folds import folds_of
 from patchline.pipeline.data.symmetry.assumed_symmetries import describe_unmeasured_symmetries
 from patchline.pipeline.errors import DataError, WorkerError
 from patchline.pipeline.evaluation.metrics.mean_average_precision import certain_positives
+from patchline.pipeline.models.time_after_training import (
+    PREDICTING_IS_FASTER,
+    estimate_evaluation,
+    estimate_packaging,
+    fixed_seconds,
+    predicting_rate,
+    slowdown,
+)
 from patchline.pipeline.planning.draft import FEW_FOR_A_CHOICE, FOLDS, Start, draft_plan
 from patchline.pipeline.planning.facts import (
     DataFacts,
     MachineFacts,
     Plan,
     PlanFacts,
+    UserSettings,
 )
 from patchline.pipeline.planning.measuring_job import (
     MEASURING,
@@ -36,9 +47,10 @@ from patchline.pipeline.planning.measuring_job import (
     Measurement,
     MeasuringJob,
 )
-from patchline.pipeline.planning.published import FEATURES
+from patchline.pipeline.planning.published import FEATURES, Published, size_of_weights
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.tiers import OWN
+from patchline.pipeline.planning.time_shares import PLANNING_SHARE, TimeShares
 from patchline.pipeline.planning.weights_choice import (
     SUITABLE,
     WeightsChoice,
@@ -62,6 +74,11 @@ from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.workspace import workspace_of
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
+_POINTS, _MOST_COMPARED = 5, 2_000
+"""Between a fitted head and trained weights, on so many validation images at most
+(`patchline.pipeline.training.parts.fine_tuning`)."""
+_ACCELERATOR_IS_FASTER = 50
+"""Than the CPU beside it, on which explanations and the package are computed; an assumption."""
 CODE = (
     *MEASURING.code,
     *(f"{MEASURING.module}.{name}" for name in ("planner", "rules", "weights_choice")),
@@ -106,22 +123,33 @@ def _ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
     }
 
 
-def choose_weights(config: RunConfig, data: IngestedData, workspace: Path) -> WeightsChoice:
+def choose_weights(
+    config: RunConfig, data: IngestedData, workspace: Path, before: float = 0.0
+) -> WeightsChoice:
     """Return the weights that a run starts from where its user has set neither them nor a model.
 
     Args:
         config: the run's settings, with a preset and not yet resolved.
         data: the data to train on.
         workspace: the folder `.patchline`.
+        before: seconds that the run takes before the training, apart from this choice.
     """
+    began, settings, facts = time.monotonic(), user_settings(config), plan_facts(config, data)
+
+    def taken() -> float:
+        return time.monotonic() - began
 
     def measure(follows: RunConfig) -> Measurement:
         facts = plan_facts(follows, data)
-        job = build_measuring_job(follows, data, facts, _start(follows, None))
+        job = build_measuring_job(follows, data, facts, _start(follows, None), planned=taken())
         return measure_apart(job, workspace)
 
-    request = WeightsRequest(config, data, plan_facts(config, data), user_settings(config))
-    return choose(request, workspace, measure)
+    limit = _limit(facts, settings)
+    if limit < math.inf:
+        others = before + PLANNING_SHARE * limit + fixed_seconds()
+        facts = facts.model_copy(update={"other_seconds": others})
+    request = WeightsRequest(config, data, facts, settings)
+    return choose(request, workspace, measure, lambda: taken() > PLANNING_SHARE * limit)
 
 
 def plan_run(
@@ -131,6 +159,9 @@ def plan_run(
     on_note: OnNote,
     choice: WeightsChoice | None = None,
     start: InitialWeights | None = None,
+    *,
+    before: Callable[[], float] = lambda: 0.0,
+    planned: float = 0.0,
 ) -> Plan:
     """Return a new plan of a run with a preset.
 
@@ -141,27 +172,90 @@ def plan_run(
         on_note: called if the speed could not be measured.
         choice: the choice of initial weights, if the plan has made one.
         start: the initial weights, if there are any.
+        before: returns about how many seconds the run takes before the training, once the speed is
+            measured.
+        planned: seconds that planning has taken so far.
 
     Returns:
         The plan; without speeds in its facts if they could not be measured.
     """
-    facts, begins = plan_facts(config, data), _start(config, start)
+    facts, begins, settings = plan_facts(config, data), _start(config, start), user_settings(config)
+    if facts.weights_side and begins == "published":  # the weights' own size, which nobody has set
+        settings.pop("data.image_size", None)
     try:
         measured = choice.measurement if choice else None
         if measured is None:
             sha256 = config.record.teacher_sha256
             teacher = teacher_folder(workspace, sha256).resolve() if sha256 else None
-            job = build_measuring_job(config, data, facts, begins, teacher)
+            job = build_measuring_job(config, data, facts, begins, teacher, planned=planned)
             measured = measure_apart(job, workspace)
         facts = measured.added_to(facts)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
-    made = plan(facts, user_settings(config), begins)
+    made, taken, slower = plan(facts, settings, begins), before(), slowdown()
+    for _ in range(2):  # what is trained decides what the rest takes, and that what is trained
+        shares = _shares(config, made, settings, begins, taken, slower)
+        if shares:
+            facts = facts.model_copy(update={"other_seconds": shares.others})
+            made = plan(facts, settings, begins).model_copy(update={"shares": shares})
     assumed = describe_unmeasured_symmetries(with_plan(config, made))
     changed = [assumed] * (assumed not in ("", describe_unmeasured_symmetries(config)))
     first, others = (choice.reasons[:1], choice.reasons[1:]) if choice else ((), ())
-    changes = {"summary": (*made.summary, *first), "reasons": (*others, *made.reasons, *changed)}
+    uses_time = config.training.time_limit or "step_plan" in made.settings.get("record", {})
+    time_line = [made.shares.sentence()] if made.shares and uses_time else []
+    changes = {
+        "summary": (*made.summary, *time_line, *first),
+        "reasons": (*others, *made.reasons, *changed),
+    }
     return made.model_copy(update=changes)
+
+
+def _limit(facts: PlanFacts, settings: Mapping[str, Any]) -> float:
+    """Return the seconds that the whole run may take; infinite for a number of epochs."""
+    user = UserSettings(settings)
+    return math.inf if user.epochs else user.seconds or facts.minutes * 60
+
+
+def _shares(
+    config: RunConfig,
+    made: Plan,
+    settings: Mapping[str, Any],
+    start: Start,
+    before: float,
+    slower: float,
+) -> TimeShares | None:
+    """Return what the time of a planned run is spent on; None if that is not known."""
+    facts, data, limit = made.facts, made.facts.data, _limit(made.facts, settings)
+    config, published = with_plan(config, made), Published(facts, UserSettings(settings))
+    is_known = published.speed if start == "published" else start != "unlabelled"
+    if limit == math.inf or not is_known:
+        return None
+    tested, held_out = data.test_images, data.validation_images
+    features, predicted, trained = 0.0, float(tested + held_out), made.images_per_second
+    precision = facts.speed_near(made.candidate).precision
+    rate = predicting_rate(config, trained, precision)
+    if start == "published":
+        trainable = published.trainable
+        rate = predicting_rate(config, published.speed / PREDICTING_IS_FASTER, precision)
+        features = published.feature_seconds
+        if trainable == "head" and precision == "float32" and facts.machine.device == "cpu":
+            predicted = 0.0  # the features are as exact as the package
+        elif published.seconds_before:
+            share = published.share_of_blocks if trainable == "last_blocks" else 1.0
+            predicted += _POINTS * share * min(_MOST_COMPARED, held_out)
+        features = max(features, published.seconds_before)
+    on_cpu = rate if facts.machine.device == "cpu" else rate / _ACCELERATOR_IS_FASTER
+    size = facts.parameters
+    explained = estimate_evaluation(
+        0, on_cpu, size, slower, explains=config.evaluation.explanations
+    )
+    return TimeShares(
+        limit=limit,
+        before=before,
+        features=features,
+        evaluation=explained + predicted / rate,
+        packaging=estimate_packaging(tested, on_cpu, size, slower),
+    )
 
 
 def _of_sets(data: IngestedData) -> dict[str, float]:
@@ -256,6 +350,7 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
         **_of_sets(data),
     )
     folded = _can_be_folded(config, data, of_data)
+    size = size_of_weights(config) if _has_frozen_features(config) else {}
     return PlanFacts(
         preset=config.preset.name if config.preset else "balanced",
         data=of_data.model_copy(update={"can_be_folded": folded}),
@@ -271,6 +366,7 @@ def plan_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             machines=worker_start.current_launcher().machines,
         ),
         teacher_passes=_teacher_passes(config, data),
+        **size,
     )
 
 
@@ -320,6 +416,8 @@ def build_measuring_job(
     facts: PlanFacts,
     start: Start,
     teacher: Path | None = None,
+    *,
+    planned: float = 0.0,
 ) -> MeasuringJob:
     """Return the candidates for a run, and how long measuring them may take.
 
@@ -329,6 +427,7 @@ def build_measuring_job(
         facts: the facts that need no measurement.
         start: what the training starts from.
         teacher: folder of the model that predicts the training images, if there is one.
+        planned: seconds that planning has taken so far.
     """
     settings = user_settings(config)
     name, others = OWN, dict[str, Any]()
@@ -346,6 +445,8 @@ def build_measuring_job(
         to_measure = {each.name: {**unmeasured, **each.settings} for each in draft.measured_first}
     limit = config.training.time_limit
     seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else _MOST_SECONDS
+    whole = _limit(facts, settings)
+    left = None if whole == math.inf else max(0.0, PLANNING_SHARE * whole - planned)
     return MeasuringJob(
         candidates=tuple(
             MeasuredCandidate(
@@ -360,6 +461,7 @@ def build_measuring_job(
         validation_images=data.counts["validation"],
         teacher=teacher,
         budget_seconds=min(_MOST_SECONDS, seconds),
+        most_seconds=left,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.config_files import Settings, merge_settings
 from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION, FOLDS_OF_BLOCKS
 from patchline.pipeline.planning.facts import PlanFacts, UserSettings
@@ -45,6 +46,9 @@ _BYTES_OF_A_PARAMETER = 20
 float32."""
 _SHARE_OF_MEMORY = 0.6
 """For these; the rest is for the images of a step, which are divided where they do not fit."""
+_SHARE_OF_FEATURES, _SMALLEST_SIDE = 0.9, 3 / 8
+"""Of the training's time, for features; beyond, images are smaller, down to this part (3/8) of the
+side that the weights were trained with."""
 _DIVISIBLE = ("vit", "vit_registers", "simple_vit", "rope_vit", "vit_small_data", "cct")
 """Models whose last blocks can be trained alone."""
 _NEEDED = {
@@ -71,6 +75,8 @@ class Part(NamedTuple):
     seconds: float
     """Duration of all fits together."""
     token_seconds: float
+    epoch_seconds: float
+    """Duration of an epoch of all fits."""
 
     @property
     def is_limited(self) -> bool:
@@ -89,8 +95,28 @@ class Published:
     @cached_property
     def speed(self) -> float:
         """Features that all processes compute in a second; 0 if that is not known."""
+        work = (self.side / self.facts.weights_side) ** 2 if self.side else 1.0
+        return self.measured_speed / work
+
+    @property
+    def measured_speed(self) -> float:
+        """The speed with images of the size that the weights were trained with."""
         facts = self.facts
         return facts.machine.times_as_fast * facts.speed_of(FEATURES).images_per_second
+
+    @cached_property
+    def side(self) -> int:
+        """Pixels per side of the images; fewer than by default where their features take too long.
+
+        The work of an image is in proportion to its patches, about. 0 if the size is not planned.
+        """
+        whole, patch = self.facts.weights_side, self.facts.weights_patch
+        if not (whole and self.measured_speed):
+            return whole
+        least = math.ceil(_SMALLEST_SIDE * whole / patch) * patch
+        work = _SHARE_OF_FEATURES * self.seconds * self.measured_speed / self.facts.data.images
+        fitting = int(whole * min(1.0, work) ** 0.5) // patch * patch
+        return whole if work >= 1 else max(least, fitting)
 
     @property
     def feature_seconds(self) -> float:
@@ -100,6 +126,11 @@ class Published:
     @property
     def seconds(self) -> float:
         """How long a part may be trained."""
+        return self.facts.training_seconds(self.whole_seconds)
+
+    @property
+    def whole_seconds(self) -> float:
+        """The time of the whole run."""
         return self.user.seconds or self.facts.minutes * 60
 
     @cached_property
@@ -115,11 +146,15 @@ class Published:
         """The last blocks that would be trained."""
         return int(self.user.get("training.last_blocks", TrainingConfig().last_blocks))
 
+    @property
+    def share_of_blocks(self) -> float:
+        """Share of the last blocks in the network."""
+        return min(1.0, self.blocks / float(self.user.get("model.depth", _DEPTH)))
+
     @cached_property
     def last_blocks(self) -> Part:
         """How long the last blocks are trained, in all fits that share an epoch."""
-        data, user = self.facts.data, self.user
-        share = min(1.0, self.blocks / user.get("model.depth", _DEPTH))
+        data, user, share = self.facts.data, self.user, self.share_of_blocks
         tokens = (1 - share) * TOKEN_VIEWS * (data.training_images + data.validation_images)
         folds = FOLDS_OF_BLOCKS if data.validation_images < FEWEST_VALIDATION else 1
         share = max(share, 1 / _DEPTH)
@@ -163,8 +198,8 @@ class Published:
         user, data, speed = self.user, self.facts.data, self.speed or math.inf
         most = user.get("training.epochs") or max(_EPOCHS, few)
         passes = fits * (STEP * data.training_images + data.validation_images)
-        left = self.facts.seconds_beside_teacher - (data.images + tokens) / speed
-        seconds = user.seconds or max(0.0, min(left, share * self.seconds))
+        left = self.seconds - (data.images + tokens) / speed
+        seconds = max(0.0, left if user.seconds else min(left, share * self.seconds))
         epochs = float(most)
         if self.speed and not user.epochs:
             epochs = min(epochs, seconds / (passes / speed))
@@ -177,6 +212,7 @@ class Published:
             updates,
             epochs * passes / speed,
             tokens / speed,
+            passes / speed,
         )
 
     @cached_property
@@ -209,6 +245,8 @@ class Published:
         That is epochs, also in a time limit, or the steps that fit where the time ends them.
         """
         chosen: Settings = {"training": {"trainable": self.trainable}}
+        if self.side:
+            chosen["data"] = {"image_size": self.side}
         if (part := self.part) is None:
             return chosen
         chosen = merge_settings(part.recipe, chosen)
@@ -293,9 +331,21 @@ class Published:
         if "training.trainable" in self.user or self._needs_all or not self.speed:
             return ""
         return (
-            f"measured {self.speed:.3g} images/s without gradients "
+            f"measured {self.measured_speed:.3g} images/s without gradients "
             f"({self.facts.machine.computes_on}): the features of all "
             f"{self.facts.data.images:,} images take about {duration(self.feature_seconds)}"
+            f"{self._why_side()}"
+        )
+
+    def _why_side(self) -> str:
+        """Return why images are smaller than the weights were trained with; empty if not."""
+        whole = self.facts.weights_side
+        if self.side == whole:
+            return ""
+        needed = self.facts.data.images / self.measured_speed / _SHARE_OF_FEATURES
+        return (
+            f" at {self.side} instead of {whole} pixels, for which the run needs about "
+            f"{duration(self.facts.other_seconds + needed)}"
         )
 
     def why_trainable(self) -> str:
@@ -337,13 +387,17 @@ class Published:
         if not self._fits_memory:
             return self._why_memory
         budget = user.get("training.time_limit") or f"{self.facts.minutes:g} minutes"
+        blocks = self.last_blocks
         if user.epochs:
             took = f"{epochs_in_words(whole.epochs)} would take about {duration(whole.seconds)}"
             return f"training all weights for {took}, longer than {budget}"
-        left = "" if user.seconds else " beside the features"
+        epochs = _FEWEST_UPDATES_OF_BLOCKS * self.batch / max(1, data.training_images)
+        needed = self.feature_seconds + blocks.token_seconds + epochs * blocks.epoch_seconds
+        seconds = self.facts.other_seconds + needed
+        more = f"; a limit of about {duration(seconds)} has time for the last blocks"
         return (
-            f"{budget} have time for about {whole.updates:,.0f} updates of all weights{left}, too "
-            f"few (at least {_FEWEST_UPDATES})"
+            f"{budget} have time for about {whole.updates:,.0f} updates of all weights beside the "
+            f"features, too few (at least {_FEWEST_UPDATES}){'' if self._forbidding else more}"
         )
 
     def _what_ends(self, part: Part) -> str:
@@ -387,6 +441,20 @@ class Published:
             f"{listed}, and they are trained on stored tokens, without {them}; leave "
             f"{'all of them' if others else 'it'} out to train the last blocks"
         )
+
+
+def size_of_weights(config: RunConfig) -> dict[str, int]:
+    """Return the facts about the images of published weights, where the plan may choose the size.
+
+    Args:
+        config: the run's settings, which follow the weights.
+    """
+    listed, embedding = config.record.set_by_user, config.model.patch_embedding.settings
+    is_open = listed is not None and "data.image_size" not in listed
+    patch = embedding.get("patch_size")
+    if not is_open or config.model.name not in _DIVISIBLE or not isinstance(patch, int):
+        return {}
+    return {"weights_side": config.data.image_size or 0, "weights_patch": patch}
 
 
 def shorter(preset: PresetName) -> str:

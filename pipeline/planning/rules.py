@@ -303,12 +303,9 @@ def _why_averaged(draft: Draft) -> str:
 
 def _why_teacher(draft: Draft) -> str:
     facts = draft.facts
-    is_set = draft.user.seconds
-    counts = "not part of training.time_limit" if is_set else "part of the preset's time"
     return (
         f"the teacher predicts {facts.teacher_per_second:,.0f} images/s, so its predictions take "
-        f"about {duration(facts.teacher_seconds)} before the training, unless they are stored "
-        f"({counts})"
+        f"about {duration(facts.teacher_seconds)} of the time, unless they are stored"
     )
 
 

@@ -18,7 +18,7 @@ from patchline.pipeline.errors import ConfigError, PluginError, WorkerError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed, UserSettings
 from patchline.pipeline.planning.measuring_job import Measurement
-from patchline.pipeline.planning.published import FEATURES, Published
+from patchline.pipeline.planning.published import FEATURES, Published, size_of_weights
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.initial_weights import local_weights
@@ -168,13 +168,19 @@ def weigh(facts: PlanFacts, user_settings: Mapping[str, Any], images_per_second:
     return Weighed(wins, features, f"{took}, {why}")
 
 
-def choose(request: WeightsRequest, workspace: Path, measure: Measure) -> WeightsChoice:
+def choose(
+    request: WeightsRequest,
+    workspace: Path,
+    measure: Measure,
+    is_late: Callable[[], bool] = lambda: False,
+) -> WeightsChoice:
     """Return the weights that a run starts from.
 
     Args:
         request: the run, without initial weights.
         workspace: the folder `.patchline`.
         measure: measures the speed of features.
+        is_late: returns whether the time for planning is over; then no more weights are tried.
     """
     facts, settings = request.facts, request.settings
     there = local_weights.search(request.config.name or request.data.name)
@@ -193,7 +199,9 @@ def choose(request: WeightsRequest, workspace: Path, measure: Measure) -> Weight
     won: list[tuple[Weighed, WeightsChoice]] = []
     lost: list[str] = []
     measured = True
-    for weights in worth_trying:
+    for number, weights in enumerate(worth_trying):
+        if number and is_late():
+            break
         outcome = _try_weights(request, weights, workspace, measure)
         if isinstance(outcome, _Declined):
             lost.append(outcome.why)
@@ -227,7 +235,8 @@ def _try_weights(
     except (ConfigError, PluginError) as error:
         return _Declined(f"{weights.reference} cannot be used: {error}")
     speed = measurement.speeds[0].images_per_second
-    weighed = weigh(measurement.added_to(request.facts), request.settings, speed)
+    facts = measurement.added_to(request.facts).model_copy(update=size_of_weights(start.config))
+    weighed = weigh(facts, request.settings, speed)
     if not weighed.wins:
         return _Declined(f"random weights, not {weights.reference}: {weighed.why}")
     choice = WeightsChoice(

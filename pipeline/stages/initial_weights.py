@@ -60,7 +60,9 @@ class ChooseWeights(Stage[WeightsChoice]):
 
     def compute(self) -> WeightsChoice:
         """Search, convert what is worth trying, and measure it in a process of its own."""
-        return planner.choose_weights(self.config, self.data, self.context.workspace)
+        context = self.context
+        before = context.seconds_before_training
+        return planner.choose_weights(self.config, self.data, context.workspace, before)
 
     def is_cacheable(self, result: WeightsChoice) -> bool:
         """Return whether all weights could be measured; else a later run tries again."""

@@ -71,8 +71,17 @@ class PlanTraining(Stage[Plan]):
 
     def compute(self) -> Plan:
         """Measure in a process of its own, and plan."""
-        workspace, note = self.context.memory.workspace, self.context.reporting.note
-        return planner.plan_run(self.config, self.data, workspace, note, self.choice, self.weights)
+        context = self.context
+        return planner.plan_run(
+            self.config,
+            self.data,
+            context.memory.workspace,
+            context.reporting.note,
+            self.choice,
+            self.weights,
+            before=lambda: context.seconds_before_training,
+            planned=context.seconds.get("weights", 0.0),
+        )
 
     def is_cacheable(self, result: Plan) -> bool:
         """Return whether speeds were measured; an estimate is not kept."""

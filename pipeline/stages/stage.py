@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -69,6 +70,8 @@ class Context:
     """The keys of the stages whose results are recorded once the MLflow run is open."""
     returned: dict[type[Any], Any] = field(default_factory=dict)
     """The results by type as their stages returned them, for whoever draws a graph of the run."""
+    began: float = field(default_factory=time.monotonic)
+    """When the command has begun, on the monotonic clock."""
     _results: dict[type[Any], Any] = field(default_factory=dict)
 
     def branch(self, config: RunConfig, memory: StageMemory) -> Context:
@@ -87,6 +90,16 @@ class Context:
             returned=dict(self.returned),
             _results=dict(self._results),
         )
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the command has begun."""
+        return time.monotonic() - self.began
+
+    @property
+    def seconds_before_training(self) -> float:
+        """About how many seconds pass before the training; decoding takes as long as reading."""
+        return self.elapsed + self.seconds.get("read", 0.0)
 
     def put(self, value: object) -> None:
         """Leave a value for later stages; it replaces an earlier one of its type."""

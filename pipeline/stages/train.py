@@ -8,8 +8,11 @@ from typing import Any
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.models.time_after_training import fixed_seconds
+from patchline.pipeline.planning.facts import Plan
+from patchline.pipeline.planning.time_shares import training_share
 from patchline.pipeline.stages.stage import Stage
-from patchline.pipeline.training.config import with_changes
+from patchline.pipeline.training.config import duration_seconds, with_changes
 from patchline.pipeline.training.distillation.job import Taught
 from patchline.pipeline.training.distillation.teacher import Teacher
 from patchline.pipeline.training.initial_weights.recipe import display_name
@@ -80,8 +83,17 @@ class Train(Stage[TrainResult]):
             self.context.memory,
             on_event,
             self.predictions,
+            self._share_of_limit(),
         )
         return RunParts(needs, note, on_last_event=follow).train()
+
+    def _share_of_limit(self) -> float:
+        """Return which part of the time limit is left for the training."""
+        plan, limit = self.context.find(Plan), self.config.training.time_limit
+        if limit is None:
+            return 1.0
+        after = plan.shares.after if plan and plan.shares else fixed_seconds()
+        return training_share(duration_seconds(limit), self.context.elapsed + after)
 
     def rehearse(self) -> TrainResult:
         """Train two steps, of the first training."""
@@ -145,8 +157,8 @@ def recipe(config: RunConfig) -> str:
 
 
 def _of_all_weights(config: RunConfig) -> str:
-    epochs = config.training.epochs_without_limit
-    length = config.training.time_limit or f"{epochs} epoch{'' if epochs == 1 else 's'}"
+    epochs, limit = config.training.epochs_without_limit, config.training.time_limit
+    length = f"the rest of {limit}" if limit else f"{epochs} epoch{'' if epochs == 1 else 's'}"
     if config.record.step_plan:
         length = f"{config.record.step_plan[-1][2]} steps"
     return f"{' with '.join(config.model.names)} for {length}{_describe_repeats(config)}"

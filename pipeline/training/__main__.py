@@ -27,7 +27,8 @@ def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
             result = group.run(job, kind)
     else:
         result = _train_here(job, events)
-    if job.config.training.trainable == "head_then_all" and isinstance(result, TrainResult):
+    has_both = job.config.training.trainable == "head_then_all"
+    if has_both and isinstance(result, TrainResult) and not result.probe:
         return _between_both(job, result)
     return result
 

@@ -107,8 +107,9 @@ class TrainingConfig(FrozenModel):
     maximum if time_limit is set."""
 
     time_limit: Duration | None = None
-    """Training time including validation: 90s, 20m, 2h. With folds or a refit, the time of all fits
-    of the run together. Features of frozen weights are not included."""
+    """Time of the run, from its first line to the report: 90s, 20m, 2h. Training, with all fits and
+    the features of frozen weights, gets what is left beside reading, planning, evaluation and
+    packaging."""
 
     trainable: Literal["all", "head", "head_then_all", "last_blocks"] | None = None
     """Weights that are trained: all; only the head, as a linear probe on features that are computed

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.training.config import FinalModel
+from patchline.pipeline.training.config import FinalModel, duration_seconds, with_changes
 from patchline.pipeline.training.machine import MEMBER_MODULE, MODULE
 from patchline.pipeline.training.step_plan import Knot, StepPlan
 from patchline.pipeline.training.train_result import TrainResult
@@ -246,6 +246,19 @@ class TrainingJob(FrozenModel):
     """What the last blocks are trained from; None to train from images."""
     extends: ExtendedTraining | None = None
     """The finished training whose final state this one starts from."""
+
+    @property
+    def limit_seconds(self) -> float:
+        """The time limit in seconds; infinite if there is none."""
+        limit = self.config.training.time_limit
+        return duration_seconds(limit) if limit else math.inf
+
+    def limited_to(self, seconds: float) -> Self:
+        """Return the job with another time limit, of a millisecond at least, if it has one."""
+        if self.limit_seconds == math.inf:
+            return self
+        limit = {"time_limit": f"{max(0.001, seconds):.3f}s"}
+        return self.model_copy(update={"config": with_changes(self.config, training=limit)})
 
 
 TRAINING = Worker(MODULE, TrainingJob, TrainResult, MEMBER_MODULE, from_start=True)

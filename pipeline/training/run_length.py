@@ -5,12 +5,12 @@ validations together take at most a tenth of it: those during training use a fix
 split, as large as the measured speed allows; the last one uses the whole split if it fits. What
 the clock decided is recorded as (step, images), so that a replay validates the same.
 
-The time limit, `training.time_limit`, counts from the first step and includes the validations. It
-is kept by two classes: `TimePlanner` moves the last step by the measured speed, and `Timed`
-chooses when to validate and on how many images. Folds and a refit share it
-(`parts.run_parts`); the features of a frozen model are not in it (`parts.probe` says so). A preset
-sets it to the minutes of its plan (`pipeline/planning/rules.py`). A run records the steps that it
-planned in its resolved config, which then replays by steps.
+The time limit of a fit, its part of `training.time_limit`, counts from the first step and
+includes the validations. It is kept by two classes: `TimePlanner` moves the last step by the
+measured speed, and `Timed` chooses when to validate and on how many images. Folds and a refit share
+it (`parts.run_parts`), and the features of a frozen model are taken off before. What the training
+gets of the run's time is decided when it starts (`pipeline/planning/time_shares.py`). A run records
+the steps that it planned in its resolved config, which then replays by steps.
 """
 
 from __future__ import annotations

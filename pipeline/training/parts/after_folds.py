@@ -35,7 +35,12 @@ from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.loop import Training
 from patchline.pipeline.training.machine import choose_device, detect_machine
-from patchline.pipeline.training.parts.fine_tuning import fit_head_first
+from patchline.pipeline.training.parts.fine_tuning import (
+    NO_TIME,
+    fit_head_first,
+    is_too_late,
+    read_fitted_head,
+)
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.recipe.optimizer import averages_itself
 from patchline.pipeline.training.train_result import EnsembleResult, RefitResult, TrainResult
@@ -115,7 +120,11 @@ def fit_all_weights(
         ranks: the ranks that train together; by default, this process is alone.
     """
     if job.config.training.trainable == "head_then_all":
-        fit_head_first(job, events, ranks)
+        job = fit_head_first(job, events, ranks)
+        alone = (ranks is None or ranks.size == 1) and not job.part.refit
+        if alone and is_too_late(job, fitted := read_fitted_head(job)):
+            events.write("note", message=NO_TIME)
+            return fitted
     if job.part.refit:
         return Refit(job, events, ranks).refit()
     return Training(job, events, ranks).run()

@@ -179,11 +179,15 @@ def _are_sets(truth: Array) -> bool:
 
 _RESULT_FILE = "head.json"
 _MIXED = "mixed"
+_FEWEST_UPDATES, _PASSES_OF_A_STEP = 10, 3.5
+"""With fewer, weights hardly leave the head; and passes without gradients that a step takes."""
 _MOST_IMAGES = 2000
 """Validation images that the points of the line are compared on."""
 
 
-def fit_head_first(job: TrainingJob, events: EventWriter, ranks: Ranks | None = None) -> None:
+def fit_head_first(
+    job: TrainingJob, events: EventWriter, ranks: Ranks | None = None
+) -> TrainingJob:
     """Fit the head in a folder of its own, unless an interrupted attempt has done so.
 
     Args:
@@ -191,16 +195,38 @@ def fit_head_first(job: TrainingJob, events: EventWriter, ranks: Ranks | None = 
         events: gets the metrics.
         ranks: the ranks that compute the features together, of which the first fits the head; by
             default, this process is alone.
+
+    Returns:
+        The job with the time that is left.
     """
-    ranks = ranks or Ranks()
+    ranks, began = ranks or Ranks(), time.monotonic()
     own = job.model_copy(update={"folder": job.folder / HEAD_FOLDER})
     [is_fitted] = ranks.numbers_of_first((own.folder / _RESULT_FILE).exists())
-    if is_fitted:
-        return
-    began = time.monotonic()
-    frozen = build_frozen_network(own, events, ranks)
-    if ranks.is_first:
-        head_first(own, frozen, events, began)
+    if not is_fitted:
+        frozen = build_frozen_network(own, events, ranks)
+        if ranks.is_first:
+            head_first(own, frozen, events, began)
+    [taken] = ranks.numbers_of_first(time.monotonic() - began)
+    return job.limited_to(job.limit_seconds - taken)
+
+
+def read_fitted_head(job: TrainingJob) -> TrainResult:
+    """Return the result of the head that was fitted first."""
+    return TrainResult.from_file(job.folder / HEAD_FOLDER / _RESULT_FILE)
+
+
+def is_too_late(job: TrainingJob, fitted: TrainResult) -> bool:
+    """Return whether a time limit leaves too few updates to improve on the fitted head.
+
+    Args:
+        job: the job with the time that is left.
+        fitted: the head, whose features tell how long an image takes.
+    """
+    update = _PASSES_OF_A_STEP * job.config.training.batch_size / fitted.images_per_second
+    return job.limit_seconds < _FEWEST_UPDATES * update
+
+
+NO_TIME = "no time is left for more than the head"
 
 
 def head_first(
@@ -229,7 +255,7 @@ def between_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
         job: the job of the training.
         trained: the result for all weights.
     """
-    fitted = TrainResult.from_file(job.folder / HEAD_FOLDER / _RESULT_FILE)
+    fitted = read_fitted_head(job)
     data, device = open_data(job), torch.device(trained.device)
     rows = data.validation_rows[:_MOST_IMAGES]
     model = load_model(trained.best)[0].to(device)

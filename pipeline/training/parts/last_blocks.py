@@ -12,6 +12,7 @@ far to go from it, are found in the process that has started them.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from patchline.pipeline.models.probing.linear_fit import (
 )
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.checkpoint import FINAL
-from patchline.pipeline.training.config import duration_seconds, with_changes
+from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.job import TOKEN_VIEWS, StoredTokens, TrainingJob
 from patchline.pipeline.training.parts import fine_tuning
 from patchline.pipeline.training.parts.fine_tuning import head_first
@@ -67,7 +68,9 @@ from patchline.pipeline.workspace.run_memory import stage_keys
 
 _HEAD_FILE, _WEIGHTS = "fitted_head.safetensors", "weights"
 _FOLDS_FOLDER = "held_out"
-_TOO_FEW_TO_MEASURE = 16
+_TOO_FEW_TO_MEASURE, _MOST_FOR_TOKENS = 16, 0.8
+"""Images whose tokens take about as long as measuring that; and the largest part of the time that
+is left after the head, beyond which the tokens are not worth computing."""
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, torch.Tensor]
 Result = TypeVar("Result", bound=FrozenModel)
@@ -148,11 +151,19 @@ def train_last_blocks(
         ConfigError: if the model cannot be divided.
         StorageError: if the disk has no space for the tokens.
     """
+    began = time.monotonic()
     tokens = _tokens_of_ranks(job, events, run)
     frozen, fitted = _fit_frozen_head(job, events)
-    start = _Start(job, frozen, tokens or _store_tokens(job, frozen, events), run)
+    if tokens is None:
+        left = job.limit_seconds - (time.monotonic() - began)
+        if left < math.inf and _token_seconds(job, frozen) > _MOST_FOR_TOKENS * left:
+            events.write("note", message=fine_tuning.NO_TIME)
+            return fitted
+        tokens = _store_tokens(job, frozen, events)
     parts = _parts_to_hold_out(job, frozen)
-    fit = start.fit(events, _share_of_limit(job, len(parts)))
+    left = job.limit_seconds - (time.monotonic() - began)
+    start = _Start(job.limited_to(left / max(1, len(parts))), frozen, tokens, run)
+    fit = start.fit(events, {})
     logits_SMK = fit.logits_along()
     along, truth = [logits_SMK], [fit.truth]
     c_used = fitted.probe.regularization if fitted.probe else WITHOUT_CHOICE
@@ -234,14 +245,6 @@ def check_shared_folder(job: TrainingJob) -> None:
         )
 
 
-def _share_of_limit(job: TrainingJob, parts: int) -> dict[str, Any]:
-    """Return the time of the first fit: all parts together take as long as `parts` of it."""
-    limit = job.config.training.time_limit
-    if limit is None or not parts:
-        return {}
-    return {"time_limit": f"{duration_seconds(limit) / parts:.3f}s"}
-
-
 # -- the frozen network ------------------------------------------------------------------------
 
 
@@ -285,13 +288,35 @@ def _store_tokens(
 ) -> StoredTokens:
     """Compute the tokens that are not stored yet, with all ranks."""
     ranks = ranks or Ranks()
+    store = _token_store(job, frozen, ranks)
+    if ranks.is_first:
+        store.check_space()
+        _announce(store, events, ranks.size)
+    file = store.file(lambda done, of: events.progress(done, of, "tokens"))
+    return StoredTokens(
+        file=file,
+        blocks=job.config.training.last_blocks,
+        head=_head_folder(job) / _HEAD_FILE,
+        mirrored=store.mirrored,
+    )
+
+
+def _token_seconds(job: TrainingJob, frozen: FeatureNetwork) -> float:
+    """Return about how long the tokens take that are not stored yet."""
+    store = _token_store(job, frozen, Ranks())
+    left = store.remaining()
+    return left * store.seconds_per_image() if left else 0.0
+
+
+def _token_store(job: TrainingJob, frozen: FeatureNetwork, ranks: Ranks) -> TokenStore:
+    """Return where the tokens of training and validation images are kept."""
     settings = job.config.training
     model = divisible(frozen.model, settings.last_blocks)
     usable = manifests.usable(manifests.load(job.manifest_file))
     identity = [job.config.augmentation.model_dump_json(), str(job.config.seed)]
     identity += [repr(stage_keys.plugins(job.config, "augmentation"))]
     mirrored = model.test_time_flip
-    store = TokenStore(
+    return TokenStore(
         model=model,
         blocks=len(model.blocks) - settings.last_blocks,
         images=frozen.data.images,
@@ -305,16 +330,6 @@ def _store_tokens(
         precision=frozen.precision.name,
         batch_size=suitable_batch_size(job.image, frozen.device),
         group=ranks if ranks.size > 1 else None,
-    )
-    if ranks.is_first:
-        store.check_space()
-        _announce(store, events, ranks.size)
-    file = store.file(lambda done, of: events.progress(done, of, "tokens"))
-    return StoredTokens(
-        file=file,
-        blocks=settings.last_blocks,
-        head=_head_folder(job) / _HEAD_FILE,
-        mirrored=mirrored,
     )
 
 

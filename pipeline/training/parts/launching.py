@@ -17,6 +17,7 @@ from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig
 from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.training import extended_run
+from patchline.pipeline.training.config import duration_seconds, with_changes
 from patchline.pipeline.training.initial_weights.record import weights_folder
 from patchline.pipeline.training.job import (
     TRAINING,
@@ -64,6 +65,8 @@ class TrainingInputs:
         run: the run that gets metrics and pictures during training.
         memory: the memory of earlier results, which may hold the weights.
         on_event: called with every event, for a progress display.
+        teacher: what a teacher has predicted, if there is one.
+        share_of_limit: the part of the time limit that all fits together get.
     """
 
     config: RunConfig
@@ -73,6 +76,7 @@ class TrainingInputs:
     memory: StageMemory
     on_event: OnEvent
     teacher: TeacherPredictions | None = None
+    share_of_limit: float = 1.0
 
     def folder_of(self, part: TrainingPart) -> Path:
         """Return the folder of a training run in the run's folder."""
@@ -93,7 +97,8 @@ def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingI
         if result is not None:
             log_again(run, folder)
             return result
-    own = (inputs.config, inputs.data, inputs.prepared, folder, run.run_id)
+    config = with_time_left(inputs.config, inputs.share_of_limit, folder if events else None)
+    own = (config, inputs.data, inputs.prepared, folder, run.run_id)
     job = job_of(*own, memory.workspace.resolve()).model_copy(update={"teacher": inputs.teacher})
     extends = extended_run.find_extended_training(job, run.folder.parent)
     job = job.model_copy(update={"part": part, "extends": extends})
@@ -121,6 +126,23 @@ def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingI
             keys.append(_ingredients(part, replay))
         memory.remember(part.stage, result, folder, *keys)
     return result
+
+
+def with_time_left(config: RunConfig, share: float, earlier: Path | None = None) -> RunConfig:
+    """Return the settings with the training's part of the time limit, if there is one.
+
+    Args:
+        config: the settings of a fit, with its part of the time of the whole run.
+        share: which part of that the training gets.
+        earlier: the folder of an interrupted attempt, whose limit stays; None for none.
+    """
+    limit = config.training.time_limit
+    if limit is None or share == 1:
+        return config
+    left = f"{max(0.001, duration_seconds(limit) * share):.3f}s"
+    if earlier and (earlier / JOB_FILE).exists():
+        left = TrainingJob.from_file(earlier / JOB_FILE).config.training.time_limit or left
+    return with_changes(config, training={"time_limit": left})
 
 
 def recall_part(
@@ -246,6 +268,9 @@ def _part_ingredients(config: RunConfig, part: TrainingPart) -> dict[str, str]:
 
 def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
     """Return the config with everything that the machine decided, to reproduce the run."""
+    trainable = config.training.trainable
+    if result.probe and not result.fine_tuning:  # also where no time was left for more
+        trainable = "head"
     training = config.training.model_copy(
         update={
             "precision": result.precision,
@@ -253,6 +278,7 @@ def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
             "device": result.device,
             "threads": result.threads,
             "time_limit": None,
+            "trainable": trainable,
         }
     )
     record = config.record.of(result)

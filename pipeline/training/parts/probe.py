@@ -35,7 +35,6 @@ from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.models.stored_logits import save_logits
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.checkpoint import FINAL
-from patchline.pipeline.training.config import duration_seconds
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.training.machine import choose_device, detect_machine
@@ -279,19 +278,18 @@ def _compute_features(
         else:
             each = store.seconds_per_image() / (ranks.size if ranks.shares_folder else 1)
             events.write("note", message=f"{images} takes about {duration(each * left)}")
-            if words := _beyond_limit(job.config.training.time_limit, each * left):
-                events.write("warning", message=words)
+            if each * left > job.limit_seconds:
+                events.write("warning", message=_beyond_limit(job, each * left))
     features_ND = store.features(lambda done, of: events.progress(done, of, "features"))
     return features_ND, max(time.monotonic() - began, 1e-9)
 
 
-def _beyond_limit(limit: str | None, seconds: float) -> str:
-    """Return a sentence if features take longer than a time limit, which does not include them."""
-    if limit is None or seconds <= duration_seconds(limit):
-        return ""
+def _beyond_limit(job: TrainingJob, seconds: float) -> str:
+    """Return a sentence about features that take longer than the training may."""
     return (
-        f"training.time_limit is {limit}, but does not include the features, which take about "
-        f"{duration(seconds)}: use fewer images or a smaller model, or leave out the limit"
+        f"training.time_limit leaves {duration(job.limit_seconds)} for the training, but the "
+        f"features take about {duration(seconds)}: use fewer images, smaller ones "
+        "(data.image_size) or a smaller model, or set a longer limit"
     )
 
 

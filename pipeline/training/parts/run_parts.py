@@ -1,9 +1,9 @@
 """The whole training stage of a run: the ordinary fit, or folds, then a refit or an ensemble.
 
 Each part is a fit with a worker process, a folder and a record in the stage memory of its own.
-So a run that is killed repeats no finished part and resumes the interrupted one. A time limit is
-the time of all parts together: the first part gets its share of it, and every later part takes as
-many epochs, on the same plan.
+So a run that is killed repeats no finished part and resumes the interrupted one. What the training
+gets of a time limit is the time of all parts together: the first part gets its share of it, and
+every later part takes as many epochs, on the same plan.
 """
 
 from __future__ import annotations

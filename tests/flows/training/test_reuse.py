@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from patchline.pipeline.training.job import TrainingJob
 from tests.conftest import Run
 from tests.flows.training.runs import ran, store_of
 
@@ -83,3 +84,20 @@ def test_what_changed_is_computed_again_and_what_did_not_is_not(
     assert set(repaired["reused"]) == {"prepare", "train"}
     assert {file.read_bytes() for file in workspace.glob(PACKAGED)} == {whole, whole[:-1]}
     assert len(store_of(workspace).search_model_versions("name = 'photos'")) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server")
+def test_a_limit_is_that_of_the_run_and_a_repeat_trains_nothing(
+    tmp_path: Path, photos: Path
+) -> None:
+    """Training gets what the other stages leave, and what it got is no part of its key."""
+    flags = f"{photos} --preset quick --training.time-limit 60s --evaluation.explanations=false"
+    first, said = ran(tmp_path, flags)
+    assert "time: 60 s from start to report (reading and planning" in said
+    [file] = tmp_path.glob(".patchline/runs/*/training/job.json")
+    limit = TrainingJob.from_file(file).limit_seconds
+    assert 6 <= limit < 60 - first["seconds"]["read"]
+    again, said = ran(tmp_path, flags)
+    assert again["reused"]["train"] == first["run_id"]
+    assert "its training (also limited to 60s) is used again" in said

@@ -167,6 +167,25 @@ def test_fewer_threads_are_planned_where_other_programs_use_the_cores(
     assert 4 <= images[0] <= 256
 
 
+def test_measuring_ends_when_its_time_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then one speed is known, and the precision is not compared."""
+    monkeypatch.setattr(measuring, "_precision", lambda *_: pytest.fail("compared"))
+    data = {"image_size": 16}
+    config = RunConfig.model_validate({"model": {"name": "vit", **SMALL}, "data": data})
+    features = MeasuredCandidate(name=FEATURES, config=config, features_only=True)
+    job = MeasuringJob(
+        candidates=(features, features),
+        num_classes=2,
+        images=50,
+        budget_seconds=9.0,
+        most_seconds=0.0,
+    )
+    [speed] = measure(job, EventWriter(tmp_path / "events.jsonl")).speeds
+    assert (speed.precision, speed.images_per_second > 0) == ("float32", True)
+
+
 _SPEEDS = (
     Speed(candidate="tiny", images_per_second=9.0, precision="float32"),
     Speed(candidate="small", images_per_second=4.0, precision="bfloat16"),

@@ -9,29 +9,33 @@ from typing import Any
 import pytest
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.evaluation import cost
 from patchline.pipeline.stages.evaluate import Evaluate
 from patchline.pipeline.stages.stage import Context, Reporting
 from patchline.pipeline.workspace.run_memory.stage_memory import StageMemory
 
 _FIVE = SimpleNamespace(models=5)
+_BLOCKS = SimpleNamespace(blocks=4)
 
 
 @pytest.mark.parametrize(
     ("trained", "symmetric", "told"),
     [
-        ({}, False, "300 images with validation, about 10 s"),
-        ({}, True, "300 images with validation, at most 300 mirrored, about 20 s"),
-        ({"images_per_second": 1e3}, False, "300 images with validation, about 1 s"),
-        ({"folds": object()}, False, "1,000 images with validation, about 33 s"),
+        ({}, False, "300 images with validation, about 15 s"),
+        ({}, True, "300 images with validation, at most 300 mirrored, about 25 s"),
+        ({"images_per_second": 1e3}, False, "300 images with validation, about 5 s"),
+        ({"folds": object()}, False, "1,000 images with validation, about 38 s"),
         (
             {"folds": object(), "ensemble": _FIVE},
             False,
-            "1,800 images with validation, about 60 s",
+            "1,800 images with validation, about 65 s",
         ),
+        # from tokens, images/s are those of 4 of 12 blocks
+        ({"fine_tuning": _BLOCKS}, False, "300 images with validation, about 35 s"),
     ],
 )
 def test_the_evaluation_counts_the_images_of_every_model(
-    trained: dict[str, Any], symmetric: bool, told: str
+    trained: dict[str, Any], symmetric: bool, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Folds predict their own images; each model of an ensemble predicts the test images, too.
 
@@ -39,12 +43,14 @@ def test_the_evaluation_counts_the_images_of_every_model(
     """
     mirror = SimpleNamespace(answer="symmetric", is_symmetric=symmetric)
     counts = {"train": 700, "validation": 100, "test": 200}
-    nothing = dict.fromkeys(("probe", "folds", "refit", "ensemble"))
-    known = {"images_per_second": 10.0, "precision": "float32", **nothing}
+    monkeypatch.setattr(cost, "slowdown", lambda: 1.0)
+    nothing = dict.fromkeys(("probe", "folds", "refit", "ensemble", "fine_tuning"))
+    known = {"images_per_second": 10.0, "precision": "float32", "parameters": 0, **nothing}
     data: Any = SimpleNamespace(counts=counts, mirror=mirror)
     result: Any = SimpleNamespace(**{**known, **trained})
     unused: Any = None
-    averaging = {"test_time_averaging": "auto" if symmetric else "off"}
+    averaging: dict[str, Any] = {"test_time_averaging": "auto" if symmetric else "off"}
+    averaging["explanations"] = False
     model = {"name": "vit", "test_time_flip": False}
     config = RunConfig.model_validate({"model": model, "evaluation": averaging})
     silent = Reporting(*[lambda *_: None] * 4)

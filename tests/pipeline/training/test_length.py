@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.training import run_length
+from patchline.pipeline.training.parts import launching
 from patchline.pipeline.training.run_length import EachEpoch, Recorded, Timed, TimePlanner
 from patchline.pipeline.training.step_plan import StepPlan
 from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.workers.worker_process import JOB_FILE
 from tests.pipeline.training.trained_jobs import Make, trained
 
 LIMIT = 100.0
@@ -237,3 +239,18 @@ def test_the_best_is_chosen_by_images_that_all_validations_share(
     assert [record.compared_accuracy for record in early] == [None, None]
     assert last.compared_accuracy is not None
     assert last.compared_accuracy * 5 == pytest.approx(round(last.compared_accuracy * 5))
+
+
+def test_the_training_gets_its_part_of_the_limit(make: Make) -> None:
+    """An interrupted attempt keeps the part that it had; epochs alone have none."""
+    job = make("limited", training={"epochs": None, "time_limit": "10m"})
+    early, late = (launching.with_time_left(job.config, share) for share in (0.25, 0.1))
+    assert (early.training.time_limit, late.training.time_limit) == ("150.000s", "60.000s")
+    job.model_copy(update={"config": early}).to_file(job.folder / JOB_FILE)
+    assert launching.with_time_left(job.config, 0.1, job.folder) == early
+    assert launching.with_time_left(job.config, 1.0) == job.config
+    assert job.limited_to(90).limit_seconds == 90
+    assert job.limited_to(-5).limit_seconds == 0.001
+    epochs = make("epochs")
+    assert launching.with_time_left(epochs.config, 0.1) == epochs.config
+    assert epochs.limited_to(90) == epochs

@@ -18,7 +18,7 @@ from patchline.pipeline.models.probing import stored_rows
 from patchline.pipeline.training import __main__ as worker
 from patchline.pipeline.training.job import TrainingJob, TrainingPart
 from patchline.pipeline.training.machine import detect_machine
-from patchline.pipeline.training.parts import last_blocks
+from patchline.pipeline.training.parts import fine_tuning, last_blocks, launching
 from patchline.pipeline.training.parts.fine_tuning import SHARES
 from patchline.pipeline.training.parts.stored_tokens import LastBlocksTraining, TokenStore
 from patchline.pipeline.training.processes.ranks import Ranks
@@ -130,6 +130,27 @@ def test_the_result_is_a_whole_model_that_says_how_it_was_made(done: Done) -> No
     assert changed
     assert all(name.startswith(("blocks.1.", "norm.", "head.")) for name in changed)
     assert not (job.folder / "held_out" / "1").exists()
+
+
+def test_without_time_for_tokens_the_head_is_kept(make: Make, tmp_path: Path) -> None:
+    """The recorded settings then train the head alone, with the same weights."""
+    job = blocks_job(make, "short", epochs=None, time_limit="0.001s")
+    result = trained(job)
+    assert (result.fine_tuning, result.probe is None) == (None, False)
+    assert fine_tuning.NO_TIME in said(job, "note")
+    config = launching.replayable(job.config, result)
+    assert config.training.trainable == "head"
+    again = trained(job.model_copy(update={"config": config, "folder": tmp_path / "again"}))
+    assert same(state_of(again.best), state_of(result.best))
+
+
+def test_all_weights_need_time_after_the_head(make: Make) -> None:
+    """With a millisecond left, the fitted head is the result."""
+    own = {"trainable": "head_then_all", "epochs": None, "time_limit": "0.001s"}
+    job = from_weights(make, "whole", training=own)
+    result = trained(job)
+    assert (result.fine_tuning, result.probe is None) == (None, False)
+    assert fine_tuning.NO_TIME in said(job, "note")
 
 
 def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
