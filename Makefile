@@ -46,6 +46,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(EDITABLE) .
 	$(BIN)/python -P -m patchline.flows.prefect_api.prefect_schema
 	$(BIN)/python -P -m patchline.pipeline.workspace.tracking.mlflow_schema
+	$(BIN)/python -P -m patchline.pipeline.workspace.run_memory.stage_keys
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -41,7 +41,9 @@ def main(arguments: list[str] | None = None) -> None:
     interruption.exit_on_sigterm()
     protect_terminal()
     redaction.install(streams=True)
-    sys.exit(run_command_line(sys.argv[1:] if arguments is None else arguments))
+    code = run_command_line(sys.argv[1:] if arguments is None else arguments)
+    gc.freeze()  # or Python would look at every object several times while it ends
+    sys.exit(code)
 
 
 def run_command_line(arguments: list[str]) -> int:

@@ -58,7 +58,7 @@ from patchline.pipeline.errors import (
     StorageError,
     WorkerError,
 )
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel, FrozenModel
 from patchline.pipeline.workers.launcher import Launcher, Resources, RunningWorker, WorkerTask
 from patchline.pipeline.workers.worker_start import LocalLauncher
 from patchline.pipeline.workspace.files.archive_members import check_expansion
@@ -279,7 +279,7 @@ class DataTraits:
     """Whether a mirrored image still shows its class (False for digits and letters)."""
 
 
-class PluginConfig(FrozenModel):
+class PluginConfig(DocumentedModel):
     """Base class for the settings of a plugin."""
 
     def resolved_for(self, _traits: DataTraits) -> Self:

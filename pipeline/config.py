@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.evaluation.config import EvaluationConfig
 from patchline.pipeline.former_settings import with_todays_names
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 from patchline.pipeline.presets import DEFAULT, PresetChoice, preset_choice
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig
@@ -44,7 +44,7 @@ def _unless_none(init: Any) -> Any:
     return None if init == NO_WEIGHTS else init
 
 
-class PluginChoice(FrozenModel):
+class PluginChoice(DocumentedModel):
     """A plugin's name, with its settings next to it.
 
     The settings are a free object here, so that a form can be drawn without importing a plugin.
@@ -145,7 +145,7 @@ def pick_settings(
     return picked
 
 
-class RunConfig(FrozenModel):
+class RunConfig(DocumentedModel):
     """All settings of a run."""
 
     model_config = ConfigDict(json_schema_extra=_without_record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Self
 
@@ -11,16 +12,11 @@ from patchline.pipeline.workspace.files.atomic_files import write_private_text, 
 
 
 class FrozenModel(BaseModel):
-    """A frozen model that rejects unknown keys, and may be kept in a JSON file.
-
-    Of settings, the docstring below each field is its help text: on the command line, in the
-    Prefect form and in the JSON schema.
-    """
+    """A frozen model that rejects unknown keys, and may be kept in a JSON file."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        use_attribute_docstrings=True,
         validate_default=True,
         allow_inf_nan=False,
         protected_namespaces=(),
@@ -57,3 +53,15 @@ class FrozenModel(BaseModel):
         """
         write = write_private_text if is_private else write_text
         write(file, self.model_dump_json(indent=indent) + "\n")
+
+
+class DocumentedModel(FrozenModel):
+    """A frozen model of settings: the docstring below each field is its help text.
+
+    It is that on the command line, in the Prefect form and in the JSON schema. A worker shows none
+    of them, and parsing the source of each class would take it a tenth of its start.
+    """
+
+    model_config = ConfigDict(
+        use_attribute_docstrings="patchline-worker" not in sys._xoptions,  # noqa: SLF001 - see `worker_start`
+    )

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from patchline.pipeline.errors import ConfigError, suggest_name
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 
 PresetName = Literal["quick", "balanced", "best"]
 NONE = "none"
@@ -44,7 +44,7 @@ PRESETS: dict[PresetName, Ambition] = {
 }
 
 
-class PresetChoice(FrozenModel):
+class PresetChoice(DocumentedModel):
     """A preset, and the settings that its plan leaves unchanged."""
 
     name: Annotated[PresetName, Field(json_schema_extra={"enum": [*PRESETS, NONE]})]

@@ -28,7 +28,7 @@ from patchline.flows.commands.switches import (
 from patchline.pipeline import config_files
 from patchline.pipeline.config import RunConfig, flatten_settings
 from patchline.pipeline.errors import ConfigError, PluginError, suggest_name
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.composed_config import ComposedModel, compose_config
 from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry, list_installed
@@ -166,7 +166,7 @@ _POINTS, _ROWS = 64, 10
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-class OptimizerSettings(FrozenModel):
+class OptimizerSettings(DocumentedModel):
     """The settings that decide the learning rate."""
 
     optimizer: OptimizerConfig | None = None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from patchline.pipeline.config import NAME_RULE, is_name
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel, FrozenModel
 from patchline.pipeline.plugin_system.tools import Tool, tools
 from patchline.pipeline.workspace.address import of_path
 from patchline.pipeline.workspace.files.sealed_files import digest_of
@@ -25,7 +25,7 @@ CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
 OfTool = tuple[Tool, ToolWork]
 
 
-class ScheduleOptions(FrozenModel):
+class ScheduleOptions(DocumentedModel):
     """What a schedule does, and when."""
 
     cron: str | None = None

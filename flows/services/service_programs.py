@@ -14,7 +14,7 @@ from pydantic import Field
 from patchline.flows.prefect_api import prefect_settings
 from patchline.flows.prefect_api.postgres import PASSWORD_VARIABLE
 from patchline.flows.services import mlflow_server, service_processes
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel, FrozenModel
 from patchline.pipeline.local_services import (
     HOST,
     OTHER_MLFLOW_LOGINS,
@@ -42,7 +42,7 @@ class PlannedService(FrozenModel):
     """The first port to try."""
 
 
-class ServerOptions(FrozenModel):
+class ServerOptions(DocumentedModel):
     """Ports and runs of `patchline up`."""
 
     prefect_port: int = 4200

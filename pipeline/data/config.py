@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from patchline.pipeline.data.labels.reading_rules import ReadingRules
 from patchline.pipeline.errors import DataError
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 from patchline.pipeline.workspace.files.data_kinds import DataKind, find_kind
 
 _SOURCES: dict[DataKind, str] = {
@@ -86,7 +86,7 @@ def _one_or_three(bands: tuple[int, ...]) -> tuple[int, ...]:
     return bands
 
 
-class TaskChoice(FrozenModel):
+class TaskChoice(DocumentedModel):
     """How many labels an image has."""
 
     task: Literal["auto", "single_label", "multi_label"] = "auto"
@@ -115,7 +115,7 @@ class TableColumns(TaskChoice, ReadingRules):
     """Folder that relative paths start from; by default the table's folder."""
 
 
-class DataLocation(FrozenModel):
+class DataLocation(DocumentedModel):
     """Where images come from."""
 
     source: str = "digits"

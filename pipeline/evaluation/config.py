@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from patchline.pipeline.data.config import OWN_COLUMN
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 
 SplitChoice = Literal["auto", "all", "train", "validation", "test"]
 """Which images to evaluate; auto means the test split if the data has one, otherwise all."""
@@ -55,7 +55,7 @@ def _check_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(columns))
 
 
-class EvaluationConfig(FrozenModel):
+class EvaluationConfig(DocumentedModel):
     """Contents of the report besides the metrics."""
 
     slices: Annotated[tuple[str, ...], AfterValidator(_check_columns)] = ("group", "mode", "size")

@@ -29,7 +29,7 @@ import socket
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -122,12 +122,16 @@ class Proposal(FrozenModel):
 
 def read_changes(store: MlflowClient, name: str) -> list[AliasChange]:
     """Return the entries of a model, oldest first; unreadable ones are skipped."""
-    return [entry for _, entry in _entries(store, name)]
+    return changes_in(store.get_registered_model(name).tags)
 
 
-def _entries(store: MlflowClient, name: str) -> list[tuple[str, AliasChange]]:
+def changes_in(tags: Mapping[str, str]) -> list[AliasChange]:
+    """Return the entries in the tags of a model, oldest first; unreadable ones are skipped."""
+    return [entry for _, entry in _entries(tags)]
+
+
+def _entries(tags: Mapping[str, str]) -> list[tuple[str, AliasChange]]:
     """Return the entries of a model with the tags that hold them, oldest first."""
-    tags = store.get_registered_model(name).tags
     entries = []
     for key in sorted(tags):
         if key.startswith(HISTORY_PREFIX):
@@ -157,7 +161,7 @@ def settle(store: MlflowClient, name: str) -> list[AliasChange]:
     without an entry gets one.
     """
     settled: list[AliasChange] = []
-    for key, entry in _entries(store, name):
+    for key, entry in _entries(store.get_registered_model(name).tags):
         if entry.state == "intended":
             if alias_of(store, name, entry.alias) != entry.to_version:
                 store.delete_registered_model_tag(name, key)

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from patchline.pipeline.errors import ModelReferenceError
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel, FrozenModel
 from patchline.pipeline.registry.aliases import LONGEST_REASON, one_line
 from patchline.pipeline.registry.registered_models import (
     APPROVAL_RECORD,
@@ -37,7 +37,7 @@ def current_user() -> str:
         return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown user"
 
 
-class ApprovalAnswer(FrozenModel):
+class ApprovalAnswer(DocumentedModel):
     """Should this version become champion?"""
 
     decision: Literal["approve", "reject"]

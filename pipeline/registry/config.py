@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from patchline.pipeline.evaluation.metrics.names import ALL_METRICS as METRICS
 from patchline.pipeline.former_settings import section_with_todays_names
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 
 
 def _check_metric(metric: str) -> None:
@@ -38,7 +38,7 @@ def _limits(*, higher_is_better: bool) -> AfterValidator:
     return AfterValidator(checked)
 
 
-class GateConfig(FrozenModel):
+class GateConfig(DocumentedModel):
     """Gates that a version has to pass before it becomes champion."""
 
     approval_hours: Annotated[float, Field(gt=0, le=8760)] = 72

@@ -17,6 +17,7 @@ from patchline.pipeline.packaging.package_digests import ChangedPackageError
 from patchline.pipeline.packaging.package_files import DESCRIPTION_FILE, ONNX_FILE
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.registered_models import ModelReference, run_of
+from patchline.pipeline.registry.registry_reading import open_registry
 from patchline.pipeline.workers.host.system_errors import system_error
 from patchline.pipeline.workspace.files.paths import artifact_path
 from patchline.pipeline.workspace.tracking.tracking_store import client
@@ -85,14 +86,15 @@ def package_folder(reference: ModelReference, into: Path | None = None) -> Path:
     Raises:
         ModelReferenceError: if its files are missing.
     """
+    place = open_registry().place_of(reference.name, reference.version)
+    local = None if place is None else artifact_path(place)
+    if local is not None and local.is_dir():
+        return local  # MLflow would write a note of the download into it
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
 
+    client()  # whose address and credentials the download takes
     try:
-        place = client().get_model_version_download_uri(reference.name, reference.version)
-        local = artifact_path(place)
-        if local is not None and local.is_dir():
-            return local  # MLflow would write a note of the download into it
         given = temporary_folder() if into is None else into
         folder = Path(download_artifacts(reference.source, dst_path=str(given)))
         if not any(folder.iterdir()):  # of what is not there, MLflow makes an empty folder

@@ -7,7 +7,7 @@ import datetime as dt
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from patchline.pipeline.data.labels.label_sets import MULTI_LABEL, SINGLE_LABEL, Task
 from patchline.pipeline.errors import ConfigError, ModelReferenceError, suggest_name
@@ -18,9 +18,10 @@ from patchline.pipeline.registry.aliases import (
     CHAMPION,
     AliasChange,
     alias_of,
+    changes_in,
     parsed,
-    read_changes,
 )
+from patchline.pipeline.registry.registry_reading import Registry, open_registry
 from patchline.pipeline.terminal_words import few_names
 from patchline.pipeline.workspace.tracking.tracked_run import FLOW_RUN_TAG
 from patchline.pipeline.workspace.tracking.tracking_store import (
@@ -29,11 +30,6 @@ from patchline.pipeline.workspace.tracking.tracking_store import (
     unless_deleted,
     use_store,
 )
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
-
 
 CLASSES_TAG, DIGEST_TAG = "patchline.classes", "patchline.classes_sha256"
 TASK_TAG = "patchline.task"
@@ -132,7 +128,7 @@ def check_classes(name: str, classes: tuple[str, ...], task: Task = SINGLE_LABEL
     Raises:
         ModelReferenceError: if it has others; the message lists the differences.
     """
-    versions = _versions(client(), name) if store_exists() else []
+    versions = open_registry().versions(name) if store_exists() else []
     if not versions:
         return
     newest = versions[0]
@@ -168,13 +164,11 @@ def summaries(name: str | None = None) -> list[ModelSummary]:
     if name is not None:
         _check_known(name, names)
         names = [name]
-    return [_summary(client(), each) for each in names]
+    return [_summary(open_registry(), each) for each in names]
 
 
 def _names() -> list[str]:
-    if not store_exists():
-        return []
-    return sorted(model.name for model in client().search_registered_models(max_results=1000))
+    return open_registry().names() if store_exists() else []
 
 
 def _check_known(name: str, names: list[str]) -> None:
@@ -214,12 +208,11 @@ def _aliases(name: str) -> dict[str, str]:
     Raises:
         ModelReferenceError: if there is no model with this name.
     """
-    with unless_deleted():  # or the store does not answer: what follows says which
-        if store_exists():
-            known = client().get_registered_model(name).aliases
-            return {alias: str(number) for alias, number in known.items()}
-    _check_known(name, _names())
-    return {}
+    model = open_registry().model(name) if store_exists() else None
+    if model is None:
+        _check_known(name, _names())
+        return {}
+    return model.aliases
 
 
 def _source(name: str, version: str) -> str:
@@ -228,22 +221,18 @@ def _source(name: str, version: str) -> str:
     Raises:
         ModelReferenceError: if the model has no such version.
     """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return str(client().get_model_version(name, version).source)
-    except MlflowException as error:
-        numbers = version_numbers(name)
-        if version in numbers:
-            raise
-        there = ", ".join(sorted(numbers, key=int))
-        listed = f"Its versions: {there}." if there else "It has no versions."
-        raise ModelReferenceError(f"'{name}' has no version {version}. {listed}") from error
+    versions = open_registry().versions(name)
+    for each in versions:
+        if each.version == int(version):
+            return each.source
+    there = ", ".join(str(each.version) for each in reversed(versions))
+    listed = f"Its versions: {there}." if there else "It has no versions."
+    raise ModelReferenceError(f"'{name}' has no version {version}. {listed}")
 
 
 def version_numbers(name: str) -> set[str]:
     """Return the versions of a model."""
-    return {str(version.version) for version in _versions(client(), name)}
+    return {str(each.version) for each in open_registry().versions(name)}
 
 
 def run_of(reference: ModelReference) -> str:
@@ -300,7 +289,7 @@ def newest_versions() -> list[NewestVersion]:
     chosen = []
     encoder = class_tags(())[DIGEST_TAG]
     for name in _names():
-        versions = _versions(client(), name)
+        versions = open_registry().versions(name)
         champion = champion_of(name)
         found = next((each for each in versions if str(each.version) == champion), None)
         if versions:
@@ -328,24 +317,18 @@ def aliases(name: str, version: str) -> tuple[str, ...]:
     return tuple(sorted(alias for alias, number in by_alias.items() if str(number) == version))
 
 
-def _versions(store: MlflowClient, name: str) -> list[ModelVersion]:
-    quoted = name.replace("'", "''")
-    versions = store.search_model_versions(f"name = '{quoted}'", max_results=10_000)
-    return sorted(versions, key=lambda version: -int(version.version))
-
-
-def _summary(store: MlflowClient, name: str) -> ModelSummary:
-    aliases: dict[str, str] = dict(store.get_registered_model(name).aliases)
-    changes = read_changes(store, name)
+def _summary(registry: Registry, name: str) -> ModelSummary:
+    aliases, tags = registry.model(name) or ({}, {})
+    changes = changes_in(tags)
     versions = []
-    for version in _versions(store, name):
-        metrics = _metrics_in(version.tags) or metrics_of_run(store, version.run_id)
+    for version in registry.versions(name):
+        metrics = _metrics_in(version.tags) or registry.test_metrics(version.run_id)
         number = str(version.version)
         versions.append(
             VersionSummary(
                 version=number,
-                aliases=tuple(sorted(a for a, v in aliases.items() if str(v) == number)),
-                run_id=version.run_id or "",
+                aliases=tuple(sorted(a for a, v in aliases.items() if v == number)),
+                run_id=version.run_id,
                 metrics=metrics,
                 data_fingerprint=version.tags.get(FINGERPRINT_TAG, ""),
                 test_images=version.tags.get(TEST_IMAGES_TAG, ""),
@@ -353,7 +336,7 @@ def _summary(store: MlflowClient, name: str) -> ModelSummary:
                 taught_by=version.tags.get(TAUGHT_BY_TAG, ""),
                 commit=version.tags.get(COMMIT_TAG, ""),
                 flow_run_id=version.tags.get(FLOW_RUN_TAG, ""),
-                created_at=_moment(version.creation_timestamp),
+                created_at=_moment(version.created_at),
                 decision=_decision(version.tags, _promotion(changes, number, aliases)),
                 approval=_record(version.tags, APPROVAL_RECORD),
             )
@@ -424,14 +407,6 @@ def _metrics_in(tags: Mapping[str, str]) -> dict[str, float]:
         return {str(key): float(value) for key, value in listed.items()}
     except (ValueError, TypeError, AttributeError):  # written by hand
         return {}
-
-
-def metrics_of_run(store: MlflowClient, run_id: str | None) -> dict[str, float]:
-    """Return the test metrics of a run; nothing if it was deleted."""
-    with unless_deleted():
-        metrics = store.get_run(run_id).data.metrics if run_id else {}
-        return {key: value for key, value in metrics.items() if key.startswith("test/")}
-    return {}
 
 
 def _unknown(

@@ -33,10 +33,10 @@ from patchline.pipeline.registry.registered_models import (
     ModelReference,
     check_classes,
     class_tags,
-    metrics_of_run,
     metrics_tag,
     task_tag,
 )
+from patchline.pipeline.registry.registry_reading import open_registry
 from patchline.pipeline.workers.host.interruption import signals_held
 from patchline.pipeline.workspace.files.paths import artifact_uri
 from patchline.pipeline.workspace.tracking import busy_server, provenance
@@ -213,7 +213,7 @@ def _new_version(
         **task_tag(description.task),
         FINGERPRINT_TAG: description.data_fingerprint,
         PROVENANCE_TAG: provenance_of(package.folder / WEIGHTS_FILE, name).summary.state,
-        **metrics_tag(metrics_of_run(store, run.run_id)),
+        **metrics_tag(open_registry().test_metrics(run.run_id)),
         **({CHECKED_TAG: package.reported_sha256} if package.reported_sha256 else {}),
         **_commit_tag(),
         **tags,

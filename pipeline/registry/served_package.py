@@ -17,9 +17,7 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
-import sqlite3
 import ssl
 import subprocess
 import sys
@@ -34,18 +32,21 @@ from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import (
     ModelReferenceError,
     PipelineError,
-    ServerAwayError,
     StorageError,
     TrackingError,
     error_class,
-    first_line,
 )
 from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.workers.host import environment_variables
 from patchline.pipeline.workspace.files import file_locks
 from patchline.pipeline.workspace.files.atomic_files import storage_errors
-from patchline.pipeline.workspace.files.paths import artifact_path, sqlite_path, unsafe_reason
+from patchline.pipeline.workspace.files.paths import artifact_path, unsafe_reason
 from patchline.pipeline.workspace.files.workspace_folder import make_folder, place
+from patchline.pipeline.workspace.tracking.store_tables import (
+    Tables,
+    make_away_error,
+    open_tables,
+)
 from patchline.pipeline.workspace.tracking.tracking_store import (
     absolute_store,
     use_store,
@@ -55,14 +56,12 @@ from patchline.pipeline.workspace.tracking.tracking_store import (
 _REGISTRY, _TRACKING = "MLFLOW_REGISTRY_URI", "MLFLOW_TRACKING_URI"
 _READING_SECONDS = 10.0
 _NOT_THERE = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-_DATABASES = re.compile(r"^(postgresql|mysql|mssql|sqlite)")
 _VERSION_OF = "SELECT version FROM registered_model_aliases WHERE name = {0} AND alias = {1}"
 _PLACE_OF = (
     "SELECT storage_location, source FROM model_versions WHERE name = {0} AND version = {1} "
     "AND current_stage != 'Deleted_Internal'"
 )
 _TAG_OF = "SELECT value FROM model_version_tags WHERE name = {0} AND version = {1} AND key = {2}"
-_MOST_VALUES = 3
 _ARTIFACTS_OF = (
     "SELECT runs.artifact_uri FROM model_versions JOIN runs ON runs.run_uuid = "
     "model_versions.run_id WHERE model_versions.name = {0} AND model_versions.version = {1}"
@@ -104,19 +103,20 @@ def registry_reader() -> RegistryReader:
         uri = without_login(absolute_store(registry))
     if uri.startswith(("http://", "https://")):
         return _MlflowServer(uri.rstrip("/"))
-    file = sqlite_path(uri)
-    if file is not None:
-        return _SqliteFile(file)
-    if _DATABASES.match(uri):
-        return _Database(uri)
+    tables = open_tables(uri)
+    if tables is not None:
+        return _TableReader(tables)
     raise TrackingError(
         f"A server cannot read a registry at {redact_text(uri)}. Set {_TRACKING} to an http, "
         "https, sqlite or postgresql address."
     )
 
 
-class _Tables(RegistryReader):
-    """A database, which is asked in SQL."""
+class _TableReader(RegistryReader):
+    """Asks a database in SQL."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
 
     def version_of(self, name: str, alias: str) -> str | None:
         return self._first(_VERSION_OF, name, alias)
@@ -132,56 +132,8 @@ class _Tables(RegistryReader):
 
     def _first(self, question: str, *values: object) -> str | None:
         """Return the first value that is not null, as text."""
-        rows = self._rows(question, *values)
+        rows = self._tables.rows(question, *values)
         return next((str(value) for row in rows for value in row if value is not None), None)
-
-    @abstractmethod
-    def _rows(self, question: str, *values: object) -> list[Any]:
-        """Return the rows that answer a question; none if the tables are not there."""
-
-
-class _SqliteFile(_Tables):
-    """A SQLite store, which is opened for each question: it may be replaced meanwhile."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def _rows(self, question: str, *values: object) -> list[Any]:
-        if not self._file.is_file():
-            raise _away(str(self._file), FileNotFoundError("there is no such file"))
-        try:
-            connection = sqlite3.connect(self._file, timeout=_READING_SECONDS)
-            with contextlib.closing(connection):
-                return connection.execute(question.format(*"?" * _MOST_VALUES), values).fetchall()
-        except sqlite3.Error as error:
-            if "no such table" in str(error):
-                return []
-            raise _away(str(self._file), error) from error
-
-
-class _Database(_Tables):
-    """A database server."""
-
-    def __init__(self, uri: str) -> None:
-        import sqlalchemy
-
-        self._uri = uri
-        self._engine = sqlalchemy.create_engine(uri, pool_pre_ping=True, pool_size=1)
-
-    def _rows(self, question: str, *values: object) -> list[Any]:
-        import sqlalchemy
-
-        names = [f"value_{position}" for position in range(_MOST_VALUES)]
-        text = sqlalchemy.text(question.format(*(f":{each}" for each in names)))
-        try:
-            with self._engine.connect() as connection:
-                return list(connection.execute(text, dict(zip(names, values, strict=False))))
-        except sqlalchemy.exc.ProgrammingError as error:
-            if "does not exist" in str(error) or "doesn't exist" in str(error):
-                return []
-            raise _away(self._uri, error) from error
-        except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
-            raise _away(self._uri, error) from error
 
 
 class _MlflowServer(RegistryReader):
@@ -225,9 +177,9 @@ class _MlflowServer(RegistryReader):
             answer = _object(error.read())
             if answer.get("error_code") in _NOT_THERE:
                 return {}
-            raise _away(self._url, error) from error
+            raise make_away_error(self._url, error) from error
         except (urllib.error.URLError, OSError, ValueError) as error:
-            raise _away(self._url, error) from error
+            raise make_away_error(self._url, error) from error
 
 
 def _login() -> dict[str, str]:
@@ -271,13 +223,6 @@ def _object(content: bytes) -> dict[str, Any]:
         if isinstance(answer, dict):
             return answer
     return {}
-
-
-def _away(uri: str, error: Exception) -> PipelineError:
-    return ServerAwayError(
-        f"The MLflow store {redact_text(uri)} does not answer ({first_line(error)}). Check "
-        f"{_TRACKING} and the server."
-    )
 
 
 SERVED_FORMS = ("int8", "onnx")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel, FrozenModel
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 FULL_SIZE_FROM = 0.6
@@ -42,7 +42,7 @@ Duration = Annotated[str, AfterValidator(_check_duration)]
 FinalModel = Literal["best", "refit", "ensemble"]
 
 
-class OptimizerConfig(FrozenModel):
+class OptimizerConfig(DocumentedModel):
     """The optimizer and its learning-rate schedule."""
 
     name: Literal["adamw", "muon", "schedule_free", "sgd"] = "adamw"
@@ -99,7 +99,7 @@ class OptimizerConfig(FrozenModel):
         return self
 
 
-class TrainingConfig(FrozenModel):
+class TrainingConfig(DocumentedModel):
     """Length, batch size and precision of training."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None

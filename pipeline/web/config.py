@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from patchline.pipeline.errors import ConfigError
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 from patchline.pipeline.workspace.files.access import check_secret
 
 MEBIBYTE = 1 << 20
@@ -19,7 +19,7 @@ TOKEN_VARIABLE = "PATCHLINE_SERVE_TOKEN"  # noqa: S105 - the name of the variabl
 _SHORTEST_TOKEN = 16
 
 
-class ListeningConfig(FrozenModel):
+class ListeningConfig(DocumentedModel):
     """Where a server listens, and whom it answers."""
 
     host: str = "127.0.0.1"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from patchline.flows.commands.application import commands
+from tests.pipeline.registry.serving.served import NAME, made_registry, png
 
 HEAVY = ("torch", "pandas", "mlflow", "prefect", "albumentations", "sklearn", "matplotlib", "cv2")
 _SCRIPT = """
@@ -62,6 +63,15 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
         assert loaded == set(), command
     # Prefect and MLflow take seconds, and are not needed to see that a folder is not there.
     assert not by_wrong_path & {"torch", "mlflow", "prefect"}
+
+
+def test_the_registry_is_read_without_mlflow(tmp_path: Path, empty_store: Path) -> None:
+    """A list of models and a prediction take no longer than what they print."""
+    made_registry(tmp_path, empty_store).add(1)
+    (tmp_path / "image.png").write_bytes(png(1))
+    listed, predicted = loaded_by([["models"], ["predict", NAME, "image.png"]], tmp_path)
+    assert listed == set()
+    assert predicted <= {"cv2"}
 
 
 def test_the_python_api_is_light(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 from patchline.pipeline.workspace.files.folder_walk import DEFAULT
 
 LABEL, SPLIT, GROUP = "label", "split", "group"
@@ -139,7 +139,7 @@ def _is_separator(value: str) -> str:
     return value if value.strip() or value == "\t" else SPACE
 
 
-class ReadingRules(FrozenModel):
+class ReadingRules(DocumentedModel):
     """How the labels of a data source are read, and which of its files are skipped."""
 
     label: Annotated[str, AfterValidator(_is_label_rule)] = AUTO

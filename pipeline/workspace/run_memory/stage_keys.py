@@ -1,6 +1,8 @@
 """The inputs that determine the result of a stage: data, settings, code, packages, plugins.
 
 A record stores them as plain text, so that one can see why a result was reused or not.
+
+`python -m patchline.pipeline.workspace.run_memory.stage_keys` parses all code before a run does.
 """
 
 from __future__ import annotations
@@ -10,19 +12,23 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import json
 import platform
 import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import StorageError
 from patchline.pipeline.installation import PACKAGE
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry
 from patchline.pipeline.plugin_system.plugin_settings import list_chosen_plugins
+from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 
 Ingredients = dict[str, str]
@@ -79,7 +85,7 @@ def files_of(*modules: str) -> set[Path]:
     Files beside a module that are not modules, such as templates, are included.
     """
     sources: set[Path] = set()
-    waiting = []
+    waiting: list[Path] = []
     for module in modules:
         files = _files_of(module) or _outside(module)
         if not files:
@@ -91,29 +97,30 @@ def files_of(*modules: str) -> set[Path]:
             continue
         sources.add(file)
         if file.name != "config.py" and file.is_relative_to(PACKAGE):  # settings use no templates
-            sources.update(path for path in file.parent.iterdir() if _is_template(path))
+            sources.update(_templates_in(file.parent))
         for name in _source(file, file.stat().st_mtime_ns).imports:
             waiting += _files_of(name)
     return sources
 
 
-def _files_of(module: str) -> list[Path]:
+@functools.cache
+def _files_of(module: str) -> tuple[Path, ...]:
     """Return the file of a module, or all files of a package; none outside the library."""
     if not module.startswith(_LIBRARY):
-        return []
+        return ()
     path = _path(module)
     file = path.with_suffix(".py")
     if file.is_file():
-        return [file]
-    return [found for found in _sources(path) if found.suffix == ".py"]
+        return (file,)
+    return tuple(found for found in _sources(path) if found.suffix == ".py")
 
 
-def _outside(module: str) -> list[Path]:
+def _outside(module: str) -> tuple[Path, ...]:
     """Return the file of a module outside the library."""
     if module.startswith(_LIBRARY):
-        return []
+        return ()
     spec = importlib.util.find_spec(module)
-    return [Path(spec.origin)] if spec and spec.origin else []
+    return (Path(spec.origin),) if spec and spec.origin else ()
 
 
 def _is_module(name: str) -> bool:
@@ -126,8 +133,10 @@ def _path(module: str) -> Path:
     return PACKAGE.joinpath(*module.split(".")[1:])
 
 
-def _is_template(path: Path) -> bool:
-    return path.is_file() and path.suffix not in (".py", ".pyc", ".typed")
+@functools.cache
+def _templates_in(folder: Path) -> tuple[Path, ...]:
+    others = (path for path in folder.iterdir() if path.suffix not in (".py", ".pyc", ".typed"))
+    return tuple(path for path in others if path.is_file())
 
 
 def software(config: RunConfig, *kinds: Kind) -> dict[str, str]:
@@ -207,6 +216,7 @@ def _digest(files: Iterable[Path], root: Path) -> str:
     for file in sorted(files):
         digest.update(str(file.relative_to(root) if file.is_relative_to(root) else file).encode())
         digest.update(b"\0" + _content(file))
+    _keep_parsed()
     return digest.hexdigest()[:16]
 
 
@@ -232,10 +242,59 @@ runs in between, such as a callback of the garbage collector: "AST constructor r
 mismatch"."""
 
 
+_parsed: dict[str, tuple[list[int], _SourceFile]] = {}
+"""Files of Patchline that this process has parsed: their states, and what matters of them."""
+
+
 @functools.cache
 def _source(file: Path, _modified: int) -> _SourceFile:
+    state = _state_of(file)
+    kept, imports, digest = _read_kept().get(str(file), (None, (), ""))
+    if kept == state:
+        return _SourceFile(tuple(imports), bytes.fromhex(digest))
     with _ONE_PARSES:
-        tree = ast.parse(file.read_bytes())
+        source = _parse(file)
+        if file.is_relative_to(PACKAGE):
+            _parsed[str(file)] = state, source
+    return source
+
+
+def _state_of(file: Path) -> list[int]:
+    """Return what differs once a file was changed, whatever time its content pretends to be of."""
+    status = file.stat()
+    return [status.st_mtime_ns, status.st_ctime_ns, status.st_size]
+
+
+def _kept_file() -> Path:
+    """Return the file of the Python environment that keeps what was parsed: parsing takes seconds.
+
+    Another Python may have another syntax tree.
+    """
+    return Path(sys.prefix) / "share" / "patchline" / f"code-{sys.hexversion:x}.json"
+
+
+@functools.cache
+def _read_kept() -> dict[str, Any]:
+    """Return the state, the imports and the digest of each file, by its path."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(_kept_file().read_text(encoding="utf-8")))
+    return {}
+
+
+def _keep_parsed() -> None:
+    """Keep what this process has parsed; an environment may be read-only."""
+    with _ONE_PARSES, contextlib.suppress(OSError, StorageError):
+        if _parsed:
+            new = {
+                k: (state, each.imports, each.digest.hex()) for k, (state, each) in _parsed.items()
+            }
+            _parsed.clear()
+            _read_kept().update(new)
+            write_text(_kept_file(), json.dumps(_read_kept()))
+
+
+def _parse(file: Path) -> _SourceFile:
+    tree = ast.parse(file.read_bytes())
     imports: list[str] = []
     for node in _statements(tree):
         if isinstance(node, ast.Import):
@@ -285,3 +344,8 @@ def find_installed_version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
+
+
+if __name__ == "__main__":
+    for part in ("pipeline", "plugins"):
+        _digest(_sources(PACKAGE / part), PACKAGE)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 from patchline.pipeline.errors import ConfigError, ServerAwayError
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 from patchline.pipeline.local_services import Services, logs_folder, services_folder
 
 _FILE = "stores.json"
 
 
-class TeamStores(FrozenModel):
+class TeamStores(DocumentedModel):
     """Where the servers of a folder store runs, models, schedules and artifacts."""
 
     database: str | None = None

@@ -26,6 +26,7 @@ from patchline.pipeline.workspace.files.atomic_files import storage_errors, writ
 from patchline.pipeline.workspace.files.file_locks import Liveness, hold_lock, try_lock
 from patchline.pipeline.workspace.files.workspace_folder import REQUEST_FILE, make_folder
 from patchline.pipeline.workspace.tracking import liveness, provenance, run_owner
+from patchline.pipeline.workspace.tracking.store_tables import may_have_open_runs
 from patchline.pipeline.workspace.tracking.tracking_store import (
     all_runs,
     client,
@@ -391,7 +392,7 @@ def close_abandoned() -> list[str]:
 
     A run whose owner is alive, or not known to be dead, is left alone.
     """
-    if not store_exists():
+    if not store_exists() or not may_have_open_runs(use_store()):
         return []
     store = client()
     closed = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 from patchline.pipeline.training.config import Duration
 from patchline.pipeline.workspace.run_memory.interrupted_runs import RunKind, RunRequest
 
@@ -50,7 +50,7 @@ def _check_study(name: str) -> str:
     return name
 
 
-class SweepConfig(FrozenModel):
+class SweepConfig(DocumentedModel):
     """Length and method of a search over settings."""
 
     trials: Annotated[int, Field(ge=1, le=100_000)] | None = None

@@ -25,7 +25,7 @@ from patchline.pipeline.config_files import Settings, merge_settings
 from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.errors import ConfigError, PluginError
-from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import DocumentedModel
 from patchline.pipeline.plugin_system.plugin_loader import Kind, config_class
 from patchline.plugin_api import NO_PATCH_EMBEDDING
 
@@ -36,7 +36,7 @@ _LOG_FROM = 10.0
 _FORM = "Write LOW..HIGH, such as 1e-4..1e-2, or values such as 64,128,256"
 
 
-class NumberRange(FrozenModel):
+class NumberRange(DocumentedModel):
     """Numbers from low to high, both included."""
 
     low: float
@@ -71,7 +71,7 @@ class NumberRange(FrozenModel):
         return f"{low}..{high} {'log' if self.log else 'linear'}"
 
 
-class Choices(FrozenModel):
+class Choices(DocumentedModel):
     """A few values, in no order."""
 
     values: tuple[Value, ...]
@@ -235,7 +235,7 @@ _PLUGINS: dict[str, Kind] = {
 """Sections that hold a plugin's name beside its settings; the longer path first."""
 
 
-class SearchSpace(FrozenModel):
+class SearchSpace(DocumentedModel):
     """The settings that a search varies, by dotted key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

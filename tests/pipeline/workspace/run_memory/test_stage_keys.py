@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,6 +67,31 @@ def test_two_threads_read_code_at_once(tmp_path: Path) -> None:
             assert len({*pool.map(stage_keys.plugin_code, entries)}) == len(entries)
     finally:
         gc.callbacks.remove(watch)
+
+
+def test_what_was_parsed_is_kept_until_it_changes(tmp_path: Path) -> None:
+    """The next process takes the digest of a file as it was kept, unless the file has changed."""
+    digest = _digest_in(tmp_path)
+    [file] = tmp_path.glob("share/patchline/*.json")
+    kept = json.loads(file.read_text("utf-8"))
+    [(state, _, own)] = [each for path, each in kept.items() if path.endswith("/waiting.py")]
+    assert _digest_in(tmp_path) == digest
+    file.write_text(file.read_text("utf-8").replace(own, own[::-1]), "utf-8")
+    assert _digest_in(tmp_path) != digest
+    file.write_text(file.read_text("utf-8").replace(str(state[0]), "0"), "utf-8")
+    assert _digest_in(tmp_path) == digest
+    assert json.loads(file.read_text("utf-8")) == kept
+
+
+def _digest_in(environment: Path) -> str:
+    """Return the digest of some code, computed by a process of an environment."""
+    script = (
+        "import sys; sys.prefix = sys.argv[1]\n"
+        "from patchline.pipeline.workspace.run_memory import stage_keys\n"
+        "print(stage_keys.code('patchline.pipeline.waiting'))"
+    )
+    command = [sys.executable, "-c", script, str(environment)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _files(names: Iterable[str]) -> set[str]:
