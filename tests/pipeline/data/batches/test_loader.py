@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patchline.pipeline.config import PluginChoice
@@ -65,7 +65,6 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
     )
 
 
-@settings(max_examples=30)
 @given(
     count=st.integers(1, 50),
     batch_size=st.integers(1, 60),
@@ -120,7 +119,6 @@ def test_resumed_batches_equal_the_uninterrupted_ones(source: TrainingImages) ->
     assert same(list(islice(training_batches(order, source, workers=0, ahead=True), 3)), whole[5:])
 
 
-@settings(max_examples=30)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     seed=st.integers(0, 1000),
