@@ -42,7 +42,11 @@ quiet_libraries.apply()
 zoneinfo.available_timezones = cache(zoneinfo.available_timezones)
 # The same examples each time, however slowly a busy machine makes them.
 settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time
@@ -104,6 +108,7 @@ _TOGETHER = {
             flows/training/test_prefect_progress flows/training/test_reuse
             plugins/tools/monitor/test_monitor_flow plugins/tools/test_tools
         """,
+        "source files": "structure/test_imports structure/test_words",
     }.items()
     for module in modules.split()
 }
@@ -206,14 +211,29 @@ def draw_photo(label: int, variant: int, side: int = 32) -> np.ndarray[Any, np.d
     return drawn
 
 
+def encoded(
+    pixels: Image.Image | np.ndarray[Any, Any], file_format: str = "PNG", **options: Any
+) -> bytes:
+    """Return an image as the bytes of a file."""
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    file = io.BytesIO()
+    image.save(file, file_format, **options)
+    return file.getvalue()
+
+
+@cache
+def _photo_file(label: int, variant: int, side: int) -> bytes:
+    """Return such an image as a PNG file, which hundreds of tests write."""
+    return encoded(draw_photo(label, variant, side))
+
+
 def write_photos(root: Path, classes: int = 3, images: int = 20, side: int = 32) -> Path:
     """Write a folder with one subfolder of PNG files for each class, and return it."""
     names = ("across", "down", "rising", "falling")[:classes]
     for label, name in enumerate(names):
         (root / name).mkdir(parents=True, exist_ok=True)
         for variant in range(images):
-            image = Image.fromarray(draw_photo(label, variant, side))
-            image.save(root / name / f"{variant:03d}.png")
+            (root / name / f"{variant:03d}.png").write_bytes(_photo_file(label, variant, side))
     return root
 
 

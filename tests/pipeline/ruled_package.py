@@ -33,11 +33,11 @@ def package_with_rules(exported: Exported, folder: Path, **changed: Any) -> Pack
         coverage=0.95, thresholds=thresholds, images=40, basis="validation images",
         false_alarms=0.05, dark=64.0, blurred=0.3, least_side=20, far=0.5,
     ).model_copy(update=changed)  # fmt: skip
-    description = json.loads(exported.description_file.read_text(encoding="utf-8"))
+    description = json.loads(exported.description_file.read_text("utf-8"))
     description["answers"] = rules.model_dump(mode="json")
     folder.mkdir(exist_ok=True)
     shutil.copy(exported.onnx_file, folder / "model.onnx")
-    (folder / "model.json").write_text(json.dumps(description), encoding="utf-8")
+    (folder / "model.json").write_text(json.dumps(description), "utf-8")
     plain = PackagedModel(exported.onnx_file, exported.description_file, threads=1)
     seen = np.stack([plain.pixels(photograph(seed)) for seed in range(5)])
     [features] = plain.named_outputs(seen, ["features"])

@@ -131,13 +131,12 @@ def test_a_flag_drops_another_length_of_the_file(
     assert ("training.epochs" in _kept(config)[1]) is (training.epochs is not None)
 
 
-@pytest.mark.parametrize("length", [{"epochs": 3}])
-def test_a_new_length_drops_what_a_run_recorded(chosen: Chosen, length: dict[str, Any]) -> None:
+def test_a_new_length_drops_what_a_run_recorded(chosen: Chosen) -> None:
     """Steps of an old run mean nothing in a run of another length."""
     config = chosen(
         "record: {validation_plan: [[90, 50]], rate_cuts: [10], halvings: [20], extends: a1}\n"
         "training: {batch_size: 16}\n",
-        training=length,
+        training={"epochs": 3},
     )
     assert config.record == RunRecord(extends="a1")
 
@@ -155,7 +154,7 @@ def test_a_config_of_an_earlier_version_is_read_with_one_sentence(
     record = chosen(text, "none").record
     assert (record.halvings, record.feature_precision) == ((20,), None)
     assert record.init_sha256 == "a" * 64
-    [said] = [each.getMessage() for each in caplog.records]
+    [said] = caplog.messages
     assert "is of an earlier version. What it records in" in said
     assert "except for training.thread_changes, as threads no longer change" in said
     other = chosen(text, "none", model={"init": "other.safetensors"}).record
@@ -171,7 +170,7 @@ def test_what_only_a_plan_decides_now_is_read_as_its_record(
     assert not caplog.records
     record = chosen("training: {average_last: 5, shuffle_window: 0.1}\n").record
     assert (record.average_last, record.shuffle_window) == (5, 0.1)
-    [said] = [each.getMessage() for each in caplog.records]
+    [said] = caplog.messages
     assert "is read as `record:`." in said
 
 
@@ -186,7 +185,7 @@ def test_a_setting_that_the_program_decides_now_is_read_with_one_sentence(
     assert not caplog.records
     config = chosen("training: {full_size_from: 0.8, epochs: 3}\n", "none")
     assert config.training.epochs == 3
-    [said] = [each.getMessage() for each in caplog.records]
+    [said] = caplog.messages
     assert "training.full_size_from 0.8 is no longer a setting: images have their full size" in said
     assert RunConfig.model_validate({"training": {"full_size_from": 0.8}}) == RunConfig()
 
@@ -198,7 +197,7 @@ def test_of_two_settings_that_did_the_same_one_has_the_value(
     former = {"max_calibration_error": 0.05, "minimum": {"accuracy": 0.9}}
     promotion = chosen(yaml.safe_dump({"promotion": former}), "none").promotion
     assert (promotion.maximum, promotion.minimum) == ({"ece": 0.05}, {"accuracy": 0.9})
-    [said] = [each.getMessage() for each in caplog.records]
+    [said] = caplog.messages
     words = "promotion.max_calibration_error 0.05 is read as promotion.maximum.ece 0.05."
     assert said.endswith(words)
     assert PromotionConfig.model_validate(former) == promotion
@@ -214,47 +213,37 @@ def test_of_two_settings_that_did_the_same_one_has_the_value(
     assert caplog.messages[-1].endswith("0.5 99 is read as data.value_range 0.5% 99%.")
 
 
+_PLANNED: dict[str, Any] = {"name": "quick", "keep": []}
+
+
 @pytest.mark.parametrize(
-    ("former", "preset", "final_model"),
+    ("former", "preset", "now"),
     [
         ({"refit": True, "ensemble": False}, None, "refit"),
         ({"folds": 5, "refit": False, "ensemble": True}, None, "ensemble"),
         ({"folds": 5, "refit": False, "ensemble": False}, None, None),
         ({"refit": False}, None, None),
         ({"refit": False}, "quick", "best"),
-        ({"refit": False}, {"name": "quick", "keep": ["training.refit"]}, "best"),
-        ({"refit": False}, {"name": "quick", "keep": []}, None),
+        ({"refit": False}, {**_PLANNED, "keep": ["training.refit"]}, "best"),
+        ({"refit": False}, _PLANNED, None),
+        ({"epochs": 60}, {**_PLANNED, "keep": ["training.epochs"]}, 60),
+        ({"epochs": 60, "max_epochs": None}, _PLANNED, None),
     ],
 )
-def test_refits_and_ensembles_of_an_earlier_version_are_the_final_model(
-    chosen: Chosen, former: dict[str, Any], preset: object, final_model: str | None
+def test_what_was_set_in_an_earlier_version_is_set(
+    chosen: Chosen, former: dict[str, Any], preset: object, now: object
 ) -> None:
-    """No refit was a choice only where a plan could have made one."""
-    config = chosen(yaml.safe_dump({"training": former, "preset": preset}))
-    assert config.training.final_model == final_model
+    """No refit was a choice only where a plan could have made one, and so were 60 epochs."""
+    training = chosen(yaml.safe_dump({"training": former, "preset": preset})).training
+    assert (training.epochs if "epochs" in former else training.final_model) == now
 
 
 @pytest.mark.parametrize(
-    ("former", "balance"),
+    ("former", "now", "said"),
     [
-        ({"class_weights": "none", "sampling": "uniform"}, "none"),
-        ({"class_weights": "balanced", "sampling": "uniform"}, "weights"),
-        ({"class_weights": "none", "sampling": "balanced"}, "sampling"),
-    ],
-)
-def test_two_settings_that_did_the_same_are_read_as_one(
-    chosen: Chosen, caplog: pytest.LogCaptureFixture, former: object, balance: str
-) -> None:
-    """With one sentence, if that is not the default."""
-    config = chosen(yaml.safe_dump({"training": former}), "none")
-    assert config.training.class_balance == balance
-    said = f"balanced is read as training.class_balance {balance}."
-    assert [said in each.getMessage() for each in caplog.records] == [True] * (balance != "none")
-
-
-@pytest.mark.parametrize(
-    ("former", "epochs", "said"),
-    [
+        ({"class_weights": "none", "sampling": "uniform"}, "none", ""),
+        ({"class_weights": "balanced", "sampling": "uniform"}, "weights", "class_balance weights."),
+        ({"class_weights": "none", "sampling": "balanced"}, "sampling", "class_balance sampling."),
         ({"epochs": 60, "max_epochs": None, "time_limit": "5m"}, None, ""),
         ({"epochs": 60, "max_epochs": 7, "time_limit": "5m"}, 7, "7 is read as training.epochs."),
         ({"epochs": 60, "max_epochs": None}, None, ""),
@@ -262,22 +251,14 @@ def test_two_settings_that_did_the_same_are_read_as_one(
         ({"epochs": 3, "max_epochs": 7}, 3, "without training.time_limit, training.epochs alone"),
     ],
 )
-def test_the_most_epochs_of_an_earlier_version_are_its_epochs(
-    chosen: Chosen, caplog: pytest.LogCaptureFixture, former: object, epochs: object, said: str
+def test_of_two_settings_that_did_the_same_one_is_left(
+    chosen: Chosen, caplog: pytest.LogCaptureFixture, former: dict[str, Any], now: object, said: str
 ) -> None:
-    """Epochs beside a time limit had no effect, and 60 were every config's that named none."""
-    config = chosen(yaml.safe_dump({"training": former}), "none")
-    assert config.training.epochs == epochs
+    """With one sentence, if that is not the default; 60 epochs were every config's with none."""
+    training = chosen(yaml.safe_dump({"training": former}), "none").training
+    assert (training.epochs if "epochs" in former else training.class_balance) == now
     assert len(caplog.records) == bool(said)
     assert said in caplog.text
-
-
-def test_epochs_that_the_user_of_an_earlier_version_has_set_stay(chosen: Chosen) -> None:
-    """A stored request of one has all settings, and lists these."""
-    stored = {"training": {"epochs": 60, "max_epochs": None}}
-    for keep, epochs in ((["training.epochs"], 60), ([], None)):
-        preset = {"name": "quick", "keep": keep}
-        assert chosen(yaml.safe_dump({**stored, "preset": preset})).training.epochs == epochs
 
 
 @pytest.mark.parametrize("text", ["preset: none\n", "preset: null\n", "preset: {name: none}\n"])

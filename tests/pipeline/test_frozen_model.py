@@ -23,9 +23,9 @@ def test_a_model_is_kept_in_a_file(tmp_path: Path) -> None:
     loaf, file = Loaf(flour="Weizen ü", slices=(1, 2)), tmp_path / "oven" / "loaf.json"
     loaf.to_file(file)
     assert Loaf.from_file(file) == loaf
-    assert file.read_text(encoding="utf-8") == loaf.model_dump_json(indent=2) + "\n"
+    assert file.read_text("utf-8") == loaf.model_dump_json(indent=2) + "\n"
     loaf.to_file(file, indent=None, is_private=True)
-    assert file.read_text(encoding="utf-8") == loaf.model_dump_json() + "\n"
+    assert file.read_text("utf-8") == loaf.model_dump_json() + "\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert Loaf.from_file_or_none(file) == loaf
     assert [each.name for each in file.parent.iterdir()] == ["loaf.json"]

@@ -27,7 +27,7 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
         image.save(folder / "more_photos" / f"{number}.png")
     shutil.copytree(ROOT / "examples", folder / "examples")
     [settings] = blocks(ROOT / "docs/reference/settings.md", "yaml")
-    (folder / "run.yaml").write_text(settings, encoding="utf-8")
+    (folder / "run.yaml").write_text(settings, "utf-8")
     return folder
 
 

@@ -226,7 +226,7 @@ _FREE = (
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the full module name of every import in a file."""
-    for each in source_file(file.read_text(encoding="utf-8")).imports:
+    for each in source_file(file.read_text("utf-8")).imports:
         yield each.line, str(each)
 
 
@@ -296,7 +296,7 @@ def tools_named(root: Path) -> list[str]:
     for folder in (*FOLDERS, ROOT_PACKAGE):
         for file in sorted((root / folder).rglob("*.py")):
             relative = file.relative_to(root).as_posix()
-            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
                 if (named := names.search(line)) and named[1] != _tool_of(relative):
                     found.append(f"{relative}:{number} names the tool {named[1]}")
     return found

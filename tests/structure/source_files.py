@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -32,28 +31,25 @@ def source_file(text: str) -> SourceFile:
     """Return what a file imports, and what its functions, parameters and fields are called."""
     gc.disable()  # it would look at the growing tree many times, and find nothing
     try:
-        tree = ast.parse(text)
-        return SourceFile(list(_imports(tree)), list(_names(tree)))
+        return _read(ast.parse(text))
     finally:
         gc.enable()
 
 
-def _imports(tree: ast.Module) -> Iterator[Import]:
+def _read(tree: ast.Module) -> SourceFile:
+    """Return what a file imports, and what functions, classes, parameters and fields are called."""
+    found = SourceFile([], [])
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (Import(node.lineno, each.name, None) for each in node.names)
+            found.imports.extend(Import(node.lineno, each.name, None) for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (Import(node.lineno, node.module, each.name) for each in node.names)
-
-
-def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield what functions, classes, their parameters and their fields are called."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.lineno, node.name
+            found.imports.extend(Import(node.lineno, node.module, e.name) for e in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.names.append((node.lineno, node.name))
         elif isinstance(node, ast.arg):
-            yield node.lineno, node.arg
+            found.names.append((node.lineno, node.arg))
         if isinstance(node, ast.ClassDef):
             for field in node.body:
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    yield field.lineno, field.target.id
+                    found.names.append((field.lineno, field.target.id))
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,10 +57,16 @@ def own_files() -> tuple[object, str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that holds what a wheel of the checkout installs."""
-    installed = tmp_path_factory.mktemp("installed")
-    install_wheel(installed, tmp_path_factory.mktemp("source"))
-    return installed
+    """Return a folder that holds what a wheel of the checkout installs.
+
+    It is a virtual environment in somebody else's repository, as many are.
+    """
+    theirs = tmp_path_factory.mktemp("theirs")
+    who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    for command in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "Theirs")):
+        subprocess.run(("git", *who, *command), cwd=theirs, check=True)
+    install_wheel(theirs / "venv", tmp_path_factory.mktemp("source"))
+    return theirs / "venv"
 
 
 @pytest.fixture
@@ -69,9 +74,9 @@ def project(tmp_path: Path) -> Path:
     """Return the folder of a project whose packages have the names of our folders."""
     for name in NAMES:
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("", encoding="utf-8")
-        (tmp_path / name / "mine.py").write_text(f"NAME = {name!r}\n", encoding="utf-8")
-    (tmp_path / "program.py").write_text(_PROGRAM, encoding="utf-8")
+        (tmp_path / name / "__init__.py").write_text("", "utf-8")
+        (tmp_path / name / "mine.py").write_text(f"NAME = {name!r}\n", "utf-8")
+    (tmp_path / "program.py").write_text(_PROGRAM, "utf-8")
     return tmp_path
 
 
@@ -94,61 +99,39 @@ def _files(folder: Path) -> list[Path]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("installed", "how"),
-    [
-        ("checkout", "program.py"),
-        ("checkout", "PYTHONPATH"),
-        ("wheel", "-m program"),
-        ("wheel", "-c import program"),
-    ],
-)
-def test_a_project_has_packages_of_the_same_names(
-    project: Path, wheel: Path, installed: str, how: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Its modules are found, and so are ours; those of a whole run are in `finished_run`."""
-    path = [str(wheel)] if installed == "wheel" else []
-    arguments, cwd = how.split(maxsplit=1), project
-    if how == "PYTHONPATH":
-        path, arguments, cwd = (
-            [str(project), *path],
-            ["-m", "program"],
-            tmp_path_factory.mktemp("x"),
-        )
+def _output(arguments: list[str], cwd: Path, path: Path) -> str:
+    """Return what Python prints in a folder, with another one on its path."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        env={**os.environ, "PYTHONPATH": str(path)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    home = wheel if installed == "wheel" else ROOT
-    for file in json.loads(done.stdout.splitlines()[0]):
+    return done.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize("installed", ["checkout", "wheel"])
+def test_a_project_has_packages_of_the_same_names(
+    project: Path, wheel: Path, installed: str
+) -> None:
+    """Its modules are found, and so are ours; those of a whole run are in `finished_run`.
+
+    It is on the path beside a checkout, and the working directory beside a wheel.
+    """
+    is_wheel = installed == "wheel"
+    cwd, path = (project, wheel) if is_wheel else (wheel.parent, project)
+    home = wheel if is_wheel else ROOT
+    for file in json.loads(_output(["-m", "program"], cwd, path)):
         assert Path(file).is_relative_to(home / "patchline"), file
 
 
-def test_a_wheel_finds_its_own_files(wheel: Path, tmp_path: Path) -> None:
-    """Files of a container, stage keys and plugins are the checkout's; the commit is not known.
-
-    The wheel is installed into a virtual environment in somebody else's repository, as many are.
-    """
-    for command in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "Theirs")):
-        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-        subprocess.run(("git", *who, *command), cwd=tmp_path, check=True)
-    inside = tmp_path / "venv"
-    shutil.copytree(wheel, inside)
+def test_a_wheel_finds_its_own_files(wheel: Path) -> None:
+    """Files of a container, stage keys and plugins are the checkout's; the commit is not known."""
     program = f"import json\n{inspect.getsource(own_files)}\nprint(json.dumps(own_files()))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(inside)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found, commit = json.loads(done.stdout)
+    found, commit = json.loads(_output(["-c", program], wheel.parent, wheel))
     assert found == json.loads(json.dumps(own_files()[0]))
     assert "app/patchline/pipeline/registry/serving/__main__.py" in found[0]
     assert commit == ""

@@ -1,20 +1,24 @@
-"""The import direction, with the offending line named."""
+"""The import direction, with the offending line named, and no circles of files."""
 
 from __future__ import annotations
 
 import ast
 import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from tests.structure.import_rules import (
+    FOLDERS,
     PACKAGES,
+    ROOT_PACKAGE,
     folders_without_rules,
     import_cycles,
     tools_named,
     violations,
 )
+from tests.structure.source_files import source_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +36,7 @@ def test_nothing_but_a_tool_names_its_modules(tmp_path: Path) -> None:
         ("flows/other.py", 'MODULE = "patchline.plugins.tools.export.comparison"'),
     ):
         (tmp_path / file).parent.mkdir(parents=True)
-        (tmp_path / file).write_text(text, encoding="utf-8")
+        (tmp_path / file).write_text(text, "utf-8")
     assert tools_named(tmp_path) == ["flows/other.py:1 names the tool export"]
 
 
@@ -43,7 +47,7 @@ def test_the_rules_themselves_have_no_cycle() -> None:
 
 def test_the_page_on_the_architecture_shows_the_direction() -> None:
     """Its list has the twelve rooms, each above all rooms that it may import."""
-    page = (ROOT / "docs/reference/architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/architecture.md").read_text("utf-8")
     [lines] = re.findall(r"```text\n(stages\n.*?)```", page, flags=re.DOTALL)
     rooms = [line.split(", ") for line in lines.splitlines()]
     height = {room: -line for line, rooms_of_it in enumerate(rooms) for room in rooms_of_it}
@@ -74,7 +78,7 @@ def test_few_modules_are_directly_in_the_library() -> None:
 def test_every_package_says_what_it_is_for() -> None:
     """The `__init__` of each package is its description in one sentence, and no code."""
     for init in sorted((ROOT / "pipeline").rglob("__init__.py")):
-        [statement] = ast.parse(init.read_text(encoding="utf-8")).body
+        [statement] = ast.parse(init.read_text("utf-8")).body
         assert isinstance(statement, ast.Expr), init
         text = ast.literal_eval(statement.value)
         assert text.endswith("."), init
@@ -139,7 +143,57 @@ def test_a_wrong_import_is_named(tmp_path: Path, file: str, line: str) -> None:
     """An import against the direction, put into a copy on purpose, is found with its place."""
     broken = tmp_path / file
     broken.parent.mkdir(parents=True)
-    text = (ROOT / file).read_text(encoding="utf-8")
-    broken.write_text(f"{text}\n{line}\n", encoding="utf-8")
+    text = (ROOT / file).read_text("utf-8")
+    broken.write_text(f"{text}\n{line}\n", "utf-8")
     [violation] = violations(tmp_path)
     assert violation.startswith(f"{file}:")
+
+
+def import_circle(root: Path, *packages: str) -> list[str]:
+    """Return files that import each other in a circle, one way round; none: no file does.
+
+    Imports in functions and below `if TYPE_CHECKING` count: they hide a circle from Python, and
+    not from a reader.
+    """
+    sources = [file for package in packages for file in sorted((root / package).rglob("*.py"))]
+    files = {_module(file.relative_to(root)): file for file in sources}
+    imports = {
+        module: {
+            name
+            for each in source_file(file.read_text("utf-8")).imports
+            for name in [name for name in (str(each), each.module) if name in files][:1]
+        }
+        - {module}
+        for module, file in files.items()
+    }
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def _module(file: Path) -> str:
+    parts = (*([ROOT_PACKAGE] if file.parts[0] in FOLDERS else []), *file.with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def test_no_files_of_the_product_are_in_a_circle() -> None:
+    """A reader can read each file before those that use it."""
+    assert import_circle(ROOT, "pipeline", "flows", "plugins", "patchline") == []
+
+
+def test_a_circle_of_three_files_is_found(tmp_path: Path) -> None:
+    """Whatever form an import has, and also if a function or `TYPE_CHECKING` hides it."""
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "first.py").write_text("from library import second\n", "utf-8")
+    (library / "second.py").write_text("import library.third\n", "utf-8")
+    third = library / "third.py"
+    third.write_text("", "utf-8")
+    assert import_circle(tmp_path, "library") == []
+    for hidden in ("def late():", "if TYPE_CHECKING:"):
+        third.write_text(f"{hidden}\n    from library.first import name\n", "utf-8")
+        circle = import_circle(tmp_path, "library")
+        assert set(circle) == {"library.first", "library.second", "library.third"}

@@ -164,5 +164,5 @@ def test_package_inits_are_empty_of_work() -> None:
     """An `__init__` holds a docstring and nothing else."""
     for package in ("pipeline", "flows", "plugins"):
         for init in (ROOT / package).rglob("__init__.py"):
-            body = ast.parse(init.read_text(encoding="utf-8")).body
+            body = ast.parse(init.read_text("utf-8")).body
             assert [type(node) for node in body] == [ast.Expr], init

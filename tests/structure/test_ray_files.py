@@ -16,7 +16,7 @@ PAGE = FILES.parents[1] / "docs" / "how_to" / "ray.md"
 
 
 def _cluster(name: str) -> dict[str, Any]:
-    read: dict[str, Any] = yaml.safe_load((FILES / name).read_text(encoding="utf-8"))
+    read: dict[str, Any] = yaml.safe_load((FILES / name).read_text("utf-8"))
     spec: dict[str, Any] = read["spec"]
     return spec["rayClusterSpec"] if read["kind"] == "RayJob" else spec
 
@@ -25,7 +25,7 @@ def _cluster(name: str) -> dict[str, Any]:
 def test_a_cluster_on_kubernetes_has_tokens_and_one_version_of_ray(name: str) -> None:
     """Its version is the pinned one, telemetry is off, and all pods mount the same folder."""
     spec = _cluster(name)
-    pins = (FILES.parents[1] / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = (FILES.parents[1] / "constraints.txt").read_text("utf-8").splitlines()
     assert f"ray=={spec['rayVersion']}" in pins
     assert spec["authOptions"] == {"mode": "token"}
     groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
@@ -43,7 +43,7 @@ def test_the_batch_script_makes_a_token_and_uses_the_launcher() -> None:
     """The shell can read it; its flags are settings of the launcher."""
     script = FILES / "slurm.sh"
     subprocess.run(["bash", "-n", str(script)], check=True)
-    text = script.read_text(encoding="utf-8")
+    text = script.read_text("utf-8")
     assert "RAY_AUTH_MODE=token" in text
     assert "--include-dashboard=false" in text
     assert text.count("  ray start ") == text.count('--temp-dir="$private/ray"') == 2
@@ -54,7 +54,7 @@ def test_the_batch_script_makes_a_token_and_uses_the_launcher() -> None:
 
 def test_the_page_lists_every_setting_with_its_default() -> None:
     """A setting that comes or goes changes the page."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGE.read_text("utf-8")
     listed = {
         line.split("`")[1].removeprefix("launcher.")
         for line in text.splitlines()

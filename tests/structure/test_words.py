@@ -38,7 +38,7 @@ def test_no_banned_phrase_is_left() -> None:
 )
 def test_a_banned_phrase_is_found(tmp_path: Path, line: str, phrase: str) -> None:
     """A page with the phrase is named, with the line and the phrase."""
-    (tmp_path / "page.md").write_text(f"# Page\n\n{line}\n", encoding="utf-8")
+    (tmp_path / "page.md").write_text(f"# Page\n\n{line}\n", "utf-8")
     hits = list(stumbles([tmp_path], tmp_path))
     assert any(hit.startswith(f"page.md:3: '{phrase}'") for hit in hits)
 
@@ -47,7 +47,7 @@ def test_plain_sentences_pass(tmp_path: Path) -> None:
     """Terms that only resemble a banned phrase are left alone."""
     text = "Contributions are welcome. The head goes on the token. A figure shows it.\n"
     text += "A training run has a training image. There are no models. The server refuses a host.\n"
-    (tmp_path / "page.md").write_text(text, encoding="utf-8")
+    (tmp_path / "page.md").write_text(text, "utf-8")
     assert list(stumbles([tmp_path], tmp_path)) == []
     assert len(BANNED) >= 30
 

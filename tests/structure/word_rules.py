@@ -72,7 +72,7 @@ def stumbles(paths: Sequence[Path], root: Path) -> Iterator[str]:
         name = file.relative_to(root).as_posix()
         if name in _SKIPPED:
             continue
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text("utf-8")
         for letters, rule, instead in rules:
             for found in rule.finditer(text) if letters.search(text) else ():
                 number = text.count("\n", 0, found.start()) + 1

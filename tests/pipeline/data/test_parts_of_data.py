@@ -24,9 +24,9 @@ SPEC = StoreSpec(channels=3, height=12, width=16, resize="pad")
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let a part need three images."""
+    """Let a part need six files, or three images."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(describing_worker, "FEWEST_FILES_OF_PART", 3)
+    monkeypatch.setattr(describing_worker, "FEWEST_FILES_OF_PART", 6)
     monkeypatch.setattr(decoding_worker, "FEWEST_IMAGES_OF_PART", 3)
 
 
@@ -42,7 +42,7 @@ def test_parts_return_the_rows_of_one_process(tmp_path: Path) -> None:
     expected, wide = list(rows_of(root, files, kept=alone)), Wide()
     with worker_start.use_launcher("wide", lambda: wide):
         rows = list(rows_of(root, files, kept=divided))
-    assert (len(wide.parts), rows) == (4, expected)
+    assert (len(wide.parts), rows) == (2, expected)
     assert np.array_equal(np.load(alone.file), np.load(divided.file))
 
 

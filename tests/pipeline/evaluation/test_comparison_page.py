@@ -70,7 +70,7 @@ def _noise(position: int) -> np.ndarray[Any, Any]:
 
 def _page(comparison: Comparison, decision: PromotionDecision | None = None) -> Page:
     file = write_comparison(comparison, decision, Path(), _noise)
-    page = check_self_contained(file.read_text(encoding="utf-8"))
+    page = check_self_contained(file.read_text("utf-8"))
     page.text = page.text.replace("\xa0", " ")
     return page
 

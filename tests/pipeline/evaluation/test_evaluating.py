@@ -22,13 +22,16 @@ from patchline.pipeline.evaluation.predictions import Predictions, image_groups
 from patchline.pipeline.evaluation.report import slices
 from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE
 from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging, decide
-from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import load_description
+from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.packaging.__main__ import package
 from patchline.pipeline.packaging.job import PackagingJob
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.training.train_result import EnsembleResult
 from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import Run
+from tests.pipeline.conftest import vit_choice
 from tests.pipeline.evaluation.conftest import places, predicted_rows
 from tests.pipeline.evaluation.visual_guide.made_guides import CLASSES as FLOWERS
 from tests.pipeline.evaluation.visual_guide.made_guides import SIDE, make_model
@@ -158,7 +161,10 @@ def test_sets_of_labels_decide_by_map() -> None:
 def test_the_package_does_as_was_decided(finished_run: Run) -> None:
     """Its graph averages, its description says so, and a model loaded from it averages, too."""
     best, manifest, store = places(finished_run)
-    places_of = {"model_folder": best, "manifest_file": manifest, "store": store}
+    small, described = vit_choice(), load_description(best)
+    described = described.model_copy(update={"model": small})
+    save_model(Path("small"), build_model(small, described.image, 3), described)
+    places_of = {"model_folder": Path("small"), "manifest_file": manifest, "store": store}
     job = PackagingJob(**places_of, reported=None, folder=Path("made"), averages_views=True)
     package(job, EventWriter(Path("events.jsonl")))
     made = PackagedModel(job.folder / "model.onnx", job.folder / "model.json", 1)
@@ -169,7 +175,7 @@ def test_the_package_does_as_was_decided(finished_run: Run) -> None:
     model, description = load_model(job.folder)
     assert description.model.settings["test_time_flip"] is True
     assert getattr(model, "test_time_flip") is True  # noqa: B009 - a plugin's own attribute
-    assert "test-time flip" in (job.folder / "model_card.md").read_text(encoding="utf-8")
+    assert "test-time flip" in (job.folder / "model_card.md").read_text("utf-8")
 
 
 def test_the_surest_right_and_the_worst_wrong_test_image_are_chosen() -> None:

@@ -36,13 +36,13 @@ def _html(
     looked = WhereItLooked()
     contents = ReportContents(page, pd.DataFrame(), images.__getitem__, **more)
     write_html(report, SINGLE.parts(report, page, looked), contents, looked, file)
-    return file.read_text(encoding="utf-8")
+    return file.read_text("utf-8")
 
 
 def test_the_report_of_a_real_run_needs_nothing_else(finished_run: Run) -> None:
     """It links nothing but the guides beside it; its headline is the accuracy of the summary."""
     file = Path(str(finished_run.summary["report"]))
-    html = file.read_text(encoding="utf-8")
+    html = file.read_text("utf-8")
     page = check_self_contained(html, file.parent)
     assert "explanations/surest_right.html" in page.references
     assert len(page.pictures) >= 2  # the galleries and the augmentation

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -50,7 +50,6 @@ def seen(trained: list[int], selected: list[int]) -> SeenImages:
 
 
 @given(trained=NUMBERS, selected=NUMBERS, other=NUMBERS)
-@settings(max_examples=20)
 def test_the_record_holds_exactly_what_was_seen(
     trained: list[int], selected: list[int], other: list[int]
 ) -> None:

@@ -87,7 +87,7 @@ class Headless(nn.Module):
 
 MODELS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "average": (lambda: _model("vit", pooling="average", head="tanh", **SMALL), ALL),
-    "flip": (lambda: _model("vit", test_time_flip=True, **SMALL), ALL),
+    "flip": (lambda: _model("vit", test_time_flip=True, **SMALL | {"depth": 1}), ALL),
     "attention pooling": (lambda: _model("vit", pooling="attention", **SMALL), ALL[:3]),
     "cct": (_cct, ALL),
     "no head": (Headless, ALL[:1]),

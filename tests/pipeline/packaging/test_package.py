@@ -230,10 +230,10 @@ def test_an_image_may_have_no_label(exported_sets: Exported, tmp_path: Path) -> 
 
 
 def _with_thresholds(exported: Exported, folder: Path, values: list[float]) -> PackagedModel:
-    description = json.loads(exported.description_file.read_text(encoding="utf-8"))
+    description = json.loads(exported.description_file.read_text("utf-8"))
     description["thresholds"]["values"] = values
     shutil.copy(exported.onnx_file, folder / "model.onnx")
-    (folder / "model.json").write_text(json.dumps(description), encoding="utf-8")
+    (folder / "model.json").write_text(json.dumps(description), "utf-8")
     return PackagedModel(folder / "model.onnx", folder / "model.json", threads=1)
 
 

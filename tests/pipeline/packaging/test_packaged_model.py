@@ -6,7 +6,6 @@ An answer has a set, warnings and a map, by the rules in the files of the packag
 from __future__ import annotations
 
 import base64
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
-from tests.conftest import draw_photo
+from tests.conftest import draw_photo, encoded
 from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec
 from tests.pipeline.ruled_package import package_with_rules, photograph
 
@@ -28,12 +26,6 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 @pytest.fixture(scope="module")
 def rgb(exported_rgb: Exported) -> PackagedModel:
     return PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
-
-
-def _png(pixels: Pixels) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format="PNG")
-    return file.getvalue()
 
 
 def _photos(count: int, side: int = 40) -> list[Pixels]:
@@ -53,7 +45,7 @@ def _assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
 def test_all_forms_of_an_image_give_the_same_answer(rgb: PackagedModel, tmp_path: Path) -> None:
     """Bytes, bytearray, base64, a path, its text and an array of one image are answered alike."""
     [photo] = _photos(1)
-    data = _png(photo)
+    data = encoded(photo)
     file = tmp_path / "photo.png"
     file.write_bytes(data)
     forms: list[object] = [
@@ -87,7 +79,7 @@ def test_an_answer_is_what_the_trained_model_says(
 
 def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -> None:
     """Images that cannot be read get their reasons; the others get their answers, in place."""
-    good, other = (_png(photo) for photo in _photos(2))
+    good, other = (encoded(photo) for photo in _photos(2))
     broken: list[object] = [
         good[: len(good) // 2],
         b"",
@@ -119,11 +111,11 @@ def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -
 
 def test_a_server_reads_no_paths(rgb: PackagedModel, tmp_path: Path) -> None:
     """Whoever asks a server cannot make it open its files, nor learn which there are."""
-    photo = _png(_photos(1)[0])
+    photo = encoded(_photos(1)[0])
     there, absent = tmp_path / "there.png", tmp_path / "absent.png"
     there.write_bytes(photo)
-    encoded = base64.b64encode(photo).decode()
-    answers = rgb.answers([str(there), str(absent), there, photo, encoded], paths=False)
+    text = base64.b64encode(photo).decode()
+    answers = rgb.answers([str(there), str(absent), there, photo, text], paths=False)
     assert [answer["error"] is None for answer in answers] == [False] * 3 + [True] * 2
     assert answers[0]["error"].replace("there", "absent") == answers[1]["error"]
 
@@ -134,7 +126,7 @@ def test_a_colour_image_suits_a_grey_model(exported_rgb: Exported, tmp_path: Pat
     described["image"] = image_spec(1).model_dump(mode="json")
     (tmp_path / "model.json").write_text(json.dumps(described), "utf-8")
     grey, photo = PackagedModel(exported_rgb.onnx_file, tmp_path / "model.json"), _photos(1)[0]
-    difference = grey.pixels(photo).astype(int) - grey.pixels(_png(photo)).astype(int)
+    difference = grey.pixels(photo).astype(int) - grey.pixels(encoded(photo)).astype(int)
     assert np.abs(difference).max() <= 1
 
 

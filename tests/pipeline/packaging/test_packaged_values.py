@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from patchline.pipeline.packaging.clean_process_check import _photographs
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.prediction.loaded_model import Model
 from patchline.pipeline.packaging.standalone_file import write_model_server
+from tests.conftest import encoded
 from tests.pipeline.conftest import Exported
 from tests.pipeline.data.pixel_values.made_files import png_file, tiff_file, write_files
 
@@ -31,7 +31,7 @@ def package_of(exported: Exported, folder: Path, values: dict[str, Any]) -> Pack
     description = json.loads(exported.description_file.read_text("utf-8"))
     description["image"]["pixel_values"] = values
     file = folder / "model.json"
-    file.write_text(json.dumps(description), encoding="utf-8")
+    file.write_text(json.dumps(description), "utf-8")
     return PackagedModel(exported.onnx_file, file, threads=1)
 
 
@@ -91,9 +91,7 @@ def test_eight_bits_for_a_model_of_sixteen_are_said(exported_rgb: Exported, tmp_
     """Once for all images, with their number; a model that was trained on both says nothing."""
     values = np.arange(24 * 24, dtype=np.uint16).reshape(24, 24) * 7
     small = (values >> 4).astype(np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(small).save(file, "PNG")
-    given: list[Any] = [file.getvalue(), values, small, Image.fromarray(small)]
+    given: list[Any] = [encoded(small), values, small, Image.fromarray(small)]
     ranges = {"ranges": [{"kind": "uint16", "low": 0, "high": 4095}]}
     package = package_of(exported_rgb, tmp_path, {**ranges, "eight_bit": False})
     said = "3 of 4 images have 8-bit values, and the model was trained on images of 16-bit values"

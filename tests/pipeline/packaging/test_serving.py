@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -21,14 +20,12 @@ import mlflow.models
 import mlflow.pyfunc
 import pandas as pd
 import pytest
-from mlflow.pyfunc.scoring_server import infer_and_parse_data
-from PIL import Image
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.registry.registration import save_as_mlflow_model
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
-from tests.conftest import draw_photo
+from tests.conftest import draw_photo, encoded
 from tests.patience import patient, until
 from tests.pipeline.conftest import Exported
 
@@ -44,9 +41,7 @@ def packaged(exported_rgb: Exported, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def _png(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(draw_photo(number, number, 24)).save(file, format="PNG")
-    return file.getvalue()
+    return encoded(draw_photo(number, number, 24))
 
 
 def _expected(exported: Exported, images: list[bytes]) -> list[dict[str, Any]]:
@@ -92,6 +87,8 @@ def test_a_client_of_the_server_reads_no_file(
 
 def test_the_forms_of_mlflows_server_are_answered(packaged: Path) -> None:
     """`{"b64": …}` and `data:` are base64, pixels not."""
+    from mlflow.pyfunc.scoring_server import infer_and_parse_data
+
     model, text = mlflow.pyfunc.load_model(str(packaged)), base64.b64encode(_png(0)).decode()
     schema = model.metadata.get_input_schema()
     for content, good in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from patchline.pipeline.config_files import build_config
 from patchline.pipeline.planning import measuring
-from patchline.pipeline.planning.draft import Start, draft_plan
+from patchline.pipeline.planning.draft import SMALLER, Start, draft_plan
 from patchline.pipeline.planning.facts import DataFacts, MachineFacts, PlanFacts, Speed
 from patchline.pipeline.planning.measuring import measure, measure_loading
 from patchline.pipeline.planning.measuring_job import MeasuredCandidate, MeasuringJob
@@ -23,6 +24,7 @@ from patchline.pipeline.planning.tiers import (
     images_per_second,
     workers,
 )
+from patchline.pipeline.training.speed.trial_steps import trial_steps
 from patchline.pipeline.workers.event_log import EventWriter
 
 GPU = MachineFacts(device="cuda", threads=16, memory_gib=80)
@@ -126,13 +128,20 @@ def test_only_the_augmentation_of_single_images_needs_workers() -> None:
 def test_steps_of_smaller_images_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They cost less than steps of full size, and small batches save less than their pixels."""
-    model = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_embedding": {"name": "whitened"}}
+    """They cost what their pixels cost, where a step takes as long as its images are large."""
+
+    def timed(settings: Any, model: Any, batch: int, **options: Any) -> Iterator[float]:
+        pixels: list[int] = []
+        model.register_forward_pre_hook(lambda _, given: pixels.append(given[0].numel()))
+        return (1e-9 * pixels[-1] for _ in trial_steps(settings, model, batch, **options))
+
+    monkeypatch.setattr(measuring, "trial_steps", timed)
     monkeypatch.setattr(measuring, "_LEAST_SECONDS", 0.0)
-    given = (candidate(data={"image_size": 64}, model=model),)
+    model = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_embedding": {"name": "whitened"}}
+    given = (candidate(model=model, training={"precision": "float32"}),)
     job = MeasuringJob(candidates=given, num_classes=2, images=99, budget_seconds=60)
     [speed] = measure(job, EventWriter(tmp_path / "events.jsonl")).speeds
-    assert 0.3 < speed.smaller_step_share < 1
+    assert speed.smaller_step_share == pytest.approx(SMALLER**2)
 
 
 def test_a_small_model_that_a_gpu_waits_for_says_little_about_large_ones() -> None:

@@ -222,7 +222,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     """A file or a dead link of the same name stays as it is."""
-    (tmp_path / "patchline-first").write_text("mine", encoding="utf-8")
+    (tmp_path / "patchline-first").write_text("mine", "utf-8")
     (tmp_path / "patchline-second").symlink_to("nowhere")
     for name in ("first", "second"):
         with pytest.raises(ConfigError, match=f"patchline-{name} already exists"):

@@ -23,6 +23,7 @@ from patchline.pipeline.models.provenance import Provenance, SeenImages, as_meta
 from patchline.pipeline.packaging.job import Package
 from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.registry import registration
+from patchline.pipeline.registry.aliases import CHAMPION, alias_of
 from patchline.pipeline.registry.config import PromotionConfig
 from patchline.pipeline.registry.promotion import Request, assign_aliases, promote
 from patchline.pipeline.registry.registered_models import ModelReference
@@ -202,3 +203,8 @@ def promoted(reference: ModelReference, folder: Path, **settings: Any) -> bool:
     config = QUICK.model_copy(update=settings)
     decision, _ = promote(Request(reference, config), folder / "promotion")
     return decision is not None and decision.promoted
+
+
+def champion_version() -> str | None:
+    """Return the version of `roses` that is the champion."""
+    return alias_of(tracking_store.client(), "roses", CHAMPION)

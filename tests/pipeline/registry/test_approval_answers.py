@@ -9,13 +9,13 @@ import pytest
 
 from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.registry import approval_question
-from patchline.pipeline.registry.aliases import CHAMPION, alias_of
+from patchline.pipeline.registry.aliases import CHAMPION
 from patchline.pipeline.registry.approval_answer import NOBODY, ApprovalAnswer
 from patchline.pipeline.registry.approval_question import Question, prepare_question
 from patchline.pipeline.registry.promotion import Promotion, Request, promote
 from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
 from patchline.pipeline.workspace.tracking.tracking_store import client
-from tests.pipeline.registry.made_versions import QUICK, make_version
+from tests.pipeline.registry.made_versions import QUICK, champion_version, make_version
 
 YES = ApprovalAnswer(decision="approve", who="Ada", reason="looks good")
 NO = ApprovalAnswer(decision="reject", who="Ada", reason="blurry")
@@ -27,14 +27,11 @@ def _decided(
     answer: ApprovalAnswer,
     *,
     force: str | None = None,
-    against: str = "1",
-) -> Promotion | None:
-    request = Request(reference, QUICK, force, answer=answer, answered_against=against)
-    return promote(request, folder / "promotion")[0]
-
-
-def _champion() -> str | None:
-    return alias_of(client(), "roses", CHAMPION)
+) -> Promotion:
+    request = Request(reference, QUICK, force, answer=answer, answered_against="1")
+    decision, _ = promote(request, folder / "promotion")
+    assert decision is not None
+    return decision
 
 
 def test_an_answer_and_the_gates_decide_together(
@@ -45,28 +42,25 @@ def test_an_answer_and_the_gates_decide_together(
     Nothing is approved if the champion is not the one that the approver saw. A rejection needs no
     comparison, so it is recorded even without the version's run.
     """
-    assert _decided(challenger, tmp_path, YES, against="7") is None
-    assert (_champion(), summaries("roses")[0].versions[0].decision) == ("1", None)
+    late = Request(challenger, QUICK, answer=YES, answered_against="7")
+    assert promote(late, tmp_path / "promotion")[0] is None
+    assert (champion_version(), summaries("roses")[0].versions[0].decision) == ("1", None)
     equal = make_version("roses", tmp_path, wrong=range(60))
     for force in (None, "all the same"):
         refused = _decided(challenger, tmp_path, NO, force=force)
-        assert refused is not None
         assert (refused.promoted, refused.forced, refused.reason) == (False, False, NO.text)
     against_gates = _decided(equal, tmp_path, YES)
-    assert against_gates is not None
     assert not against_gates.promoted
     assert against_gates.reason.startswith("of 200 images")
     assert against_gates.reason.endswith("(although approved by Ada: looks good)")
-    assert _champion() == "1"
+    assert champion_version() == "1"
     run_id = str(client().get_model_version("roses", equal.version).run_id)
     shutil.rmtree(tmp_path / "mlruns" / client().get_run(run_id).info.experiment_id / run_id)
     with pytest.raises(ModelReferenceError):
         _decided(equal, tmp_path, YES)
     rejected = _decided(equal, tmp_path, NO)
-    assert rejected is not None
     assert (rejected.promoted, rejected.reason) == (False, NO.text)
     promoted = _decided(challenger, tmp_path, YES)
-    assert promoted is not None
     assert promoted.promoted
     [model] = summaries("roses")
     assert model.history[-1].reason.startswith("approved by Ada: looks good; better than version 1")

@@ -24,7 +24,7 @@ from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.mlflow_server import mlflow_server
 from tests.patience import until
-from tests.pipeline.registry.made_versions import QUICK, make_version
+from tests.pipeline.registry.made_versions import QUICK, champion_version, make_version
 
 ROUNDS = 4
 
@@ -76,10 +76,6 @@ def _first_again(first: ModelReference, folder: Path) -> None:
     promote(Request(first, QUICK, force_reason="the next round"), folder / "again")
 
 
-def _champion() -> str | None:
-    return aliases.alias_of(client(), "roses", CHAMPION)
-
-
 def _lock_is_held() -> bool:
     with try_lock(WORKSPACE / "locks/roses.lock") as was_free:
         return not was_free
@@ -90,7 +86,7 @@ def _explained() -> tuple[str | None, list[AliasChange]]:
     with aliases.machine_lock("roses"), aliases.claim_model("roses"):
         entries = aliases.settle(client(), "roses")
     changes = [entry for entry in entries if entry.alias == CHAMPION]
-    champion = _champion()
+    champion = champion_version()
     assert changes[-1].to_version == champion
     assert all(b.from_version == a.to_version for a, b in itertools.pairwise(changes))
     assert all(entry.state == "done" for entry in changes)
@@ -149,7 +145,7 @@ def test_promoters_at_once_or_killed_leave_an_explained_champion(tmp_path: Path)
         assert len(_explained()[1]) == before
 
         right.start(third.version)
-        until(lambda: _champion() == third.version, "it does not promote", pause=0.001)
+        until(lambda: champion_version() == third.version, "it does not promote", pause=0.001)
         right.kill()
         champion, changes = _explained()
         assert (champion, len(changes)) == (third.version, before + 1)

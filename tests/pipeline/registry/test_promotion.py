@@ -15,7 +15,7 @@ from patchline.pipeline.errors import ModelReferenceError
 from patchline.pipeline.models.provenance import Provenance, Published
 from patchline.pipeline.registry import gate_evaluation, registration
 from patchline.pipeline.registry import promotion as promotion_module
-from patchline.pipeline.registry.aliases import CHAMPION, alias_of
+from patchline.pipeline.registry.aliases import CHAMPION
 from patchline.pipeline.registry.config import GateConfig, PromotionConfig
 from patchline.pipeline.registry.gate_settings import gates_for
 from patchline.pipeline.registry.promotion import (
@@ -31,6 +31,7 @@ from patchline.pipeline.workspace.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import (
     CLASSES,
     QUICK,
+    champion_version,
     digest,
     made_manifest,
     make_version,
@@ -47,10 +48,6 @@ def _decision(reference: ModelReference, folder: Path, config: PromotionConfig) 
     return decision
 
 
-def _champion(name: str = "roses") -> str | None:
-    return alias_of(client(), name, CHAMPION)
-
-
 def test_a_better_version_is_promoted_and_a_hardly_better_one_is_not(
     challenger: ModelReference, tmp_path: Path
 ) -> None:
@@ -60,9 +57,9 @@ def test_a_better_version_is_promoted_and_a_hardly_better_one_is_not(
     """
     hardly = make_version("roses", tmp_path, wrong=range(1, 60))
     assert not promoted(hardly, tmp_path)
-    assert _champion() == "1"
+    assert champion_version() == "1"
     decision = _decision(challenger, tmp_path, QUICK)
-    assert (decision.promoted, decision.champion, _champion()) == (True, "1", "2")
+    assert (decision.promoted, decision.champion, champion_version()) == (True, "1", "2")
     gate, *_ = decision.gates
     assert gate.value == pytest.approx(60 / 200)
     assert "60 are correct only now and 0 were correct only before" in gate.sentence
@@ -94,7 +91,7 @@ def test_a_decision_is_logged_with_its_comparison(tmp_path: Path) -> None:
     forced, entry = promote(request, tmp_path / "promotion")
     assert forced is not None
     assert entry is not None
-    assert (forced.promoted, forced.forced, _champion()) == (True, True, "2")
+    assert (forced.promoted, forced.forced, champion_version()) == (True, True, "2")
     assert (entry.action, entry.gates) == ("forced", newest.decision["gates"])
     assert "the old one has a bug" in entry.reason
     assert entry.gates == {
@@ -194,7 +191,7 @@ def test_limits_on_its_own_metrics(registered: ModelReference, tmp_path: Path) -
     def ask(**settings: object) -> str | None:
         config = PromotionConfig.model_validate({**QUICK.model_dump(), **settings})
         assign_aliases(registered, config, tmp_path / "aliases")
-        return _champion()
+        return champion_version()
 
     assert ask(minimum={"accuracy": 0.91}) is None
     assert ask(maximum={"log_loss": 0.1}) is None
@@ -210,7 +207,7 @@ UPSTREAM = Provenance(published=(Published(name="timm:vit_small", sha256="0" * 6
 def test_unknown_images_refuse_until_a_person_overrules(tmp_path: Path) -> None:
     """Neither a first version nor a better one becomes champion; the history has the reason."""
     first = make_version("roses", tmp_path, wrong=range(60), provenance=UNKNOWN)
-    assert _champion() is None
+    assert champion_version() is None
     refused = _decision(first, tmp_path, QUICK)
     assert refused.failed == ("provenance",)
     assert "version 1 (x.pth is a file of unrecognised origin)" in refused.reason
@@ -223,7 +220,7 @@ def test_unknown_images_refuse_until_a_person_overrules(tmp_path: Path) -> None:
     better = make_version("roses", tmp_path, provenance=UNKNOWN)
     decision = _decision(better, tmp_path, QUICK)
     assert decision.failed == ("provenance",)
-    assert _champion() == "1"
+    assert champion_version() == "1"
 
 
 @pytest.mark.parametrize(
@@ -263,14 +260,14 @@ def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:
 
     Only the first champion needs no request: once its alias is removed, a run leaves it alone.
     """
-    assert _champion() == "1"
+    assert champion_version() == "1"
     automatic = QUICK.model_copy(update={"automatic": True})
     make_version("roses", tmp_path, wrong=range(20), config=automatic)
-    assert _champion() == "3"
+    assert champion_version() == "3"
     client().delete_registered_model_alias("roses", CHAMPION)
     notes: list[str] = []
     assert assign_aliases(resolve("roses/2"), QUICK, tmp_path / "again", notes.append) is None
-    assert _champion() is None
+    assert champion_version() is None
     assert "'roses' had a champion before" in notes[-1]
 
 
@@ -301,10 +298,10 @@ def test_a_package_that_does_not_load_is_refused(
     server = _package(first) / "python_model.py"
     files = [server] if server.exists() else list(_package(first).glob("*.py"))
     for file in files:
-        file.write_text("raise RuntimeError('rotten')\n", encoding="utf-8")
+        file.write_text("raise RuntimeError('rotten')\n", "utf-8")
     with pytest.raises(ModelReferenceError, match="rotten"):
         rollback("roses", None)
-    assert _champion() == "2"
+    assert champion_version() == "2"
 
 
 def test_a_damaged_package_is_not_promoted(challenger: ModelReference, tmp_path: Path) -> None:
@@ -321,7 +318,7 @@ def test_a_damaged_package_is_not_promoted(challenger: ModelReference, tmp_path:
         except ModelReferenceError as error:
             reason = str(error)
         assert re.search(words, reason)
-    assert _champion() == "1"
+    assert champion_version() == "1"
 
 
 def test_a_version_without_records_cannot_be_compared(
@@ -340,7 +337,7 @@ def test_a_version_without_records_cannot_be_compared(
     shutil.rmtree(run.info.artifact_uri.removeprefix("file://"))
     with pytest.raises(ModelReferenceError, match="version 2 is no longer recorded"):
         promote(request, tmp_path / "promotion")
-    assert _champion() == "1"
+    assert champion_version() == "1"
 
 
 def test_the_comparison_is_repeated_if_the_champion_changes_meanwhile(
@@ -362,7 +359,7 @@ def test_the_comparison_is_repeated_if_the_champion_changes_meanwhile(
     assert decision is not None
     assert (decision.promoted, decision.champion, entry) == (False, challenger.version, None)
     assert "the champion changed; comparing again" in notes
-    assert _champion() == challenger.version
+    assert champion_version() == challenger.version
 
 
 def test_a_limit_in_a_flag_leaves_the_other_limits_as_they_are(tmp_path: Path) -> None:

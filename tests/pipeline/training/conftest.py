@@ -13,6 +13,7 @@ import torch
 
 from patchline.pipeline import config_files
 from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
 from patchline.pipeline.models.probing import linear_fit
 from patchline.pipeline.training import checkpoint
 from patchline.pipeline.training.job import TrainingJob
@@ -29,15 +30,23 @@ def small_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_in(small_photos: Path) -> MakeIn:
-    """Return the builder of small jobs in a folder; all share one manifest and one store."""
+    """Return the builder of small jobs in a folder; all share one manifest and one store.
+
+    Jobs that differ in their training alone read them once.
+    """
     workspace = small_photos.parent
+    known: dict[str, tuple[IngestedData, PreparedData]] = {}
 
     def make(top: Path, name: str = "", **changes: Any) -> TrainingJob:
         settings = config_files.merge_settings(SETTINGS, {"data": {"path": str(small_photos)}})
         config = config_files.validate_config(config_files.merge_settings(settings, changes))
-        data = ingestion.ingest(config, workspace)
+        teacher = config.training.teacher
+        key = repr((config.data, config.model, config.augmentation, config.objective, teacher))
+        if key not in known:
+            data = ingestion.ingest(config, workspace)
+            known[key] = data, ingestion.prepare(ingestion.resolve(config, data), data, workspace)
+        data, prepared = known[key]
         config = ingestion.resolve(config, data)
-        prepared = ingestion.prepare(config, data, workspace)
         return job_of(config, data, prepared, top / name, "no run")
 
     return lambda top: partial(make, top)

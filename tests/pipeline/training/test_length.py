@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from patchline.pipeline.data.manifests import manifest as manifests
@@ -70,7 +70,6 @@ speeds = st.sampled_from([0.02, 0.05, 0.3, 1.0])
 epochs = st.integers(1, 300)
 validations = st.floats(0.0, 300.0)
 """Seconds of a validation of the whole split: up to three times the limit."""
-timed = settings(max_examples=40, derandomize=True)
 
 
 @given(steps=st.integers(1, 10_000))
@@ -88,7 +87,6 @@ def test_a_plan_of_steps_goes_evenly_from_0_to_1(steps: int) -> None:
 
 
 @given(steps=st.integers(10, 500), moves=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 300))))
-@timed
 def test_progress_never_falls_and_keeps_the_past(
     steps: int, moves: list[tuple[float, int]]
 ) -> None:
@@ -116,7 +114,6 @@ def test_progress_never_falls_and_keeps_the_past(
     validation=validations,
 )
 @example(speed=0.05, drift=2.0, steps_per_epoch=40, validation=0.5)
-@timed
 def test_a_timed_run_goes_from_0_to_1_near_its_limit_and_replays(
     speed: float, drift: float, steps_per_epoch: int, validation: float
 ) -> None:
@@ -141,7 +138,6 @@ def test_a_timed_run_goes_from_0_to_1_near_its_limit_and_replays(
 
 @given(speed=speeds, steps_per_epoch=epochs, validation=validations)
 @example(speed=0.05, steps_per_epoch=158, validation=2.0)
-@timed
 def test_a_steady_run_uses_its_time_and_no_more(
     speed: float, steps_per_epoch: int, validation: float
 ) -> None:

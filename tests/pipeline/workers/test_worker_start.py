@@ -87,7 +87,7 @@ def test_a_prepared_worker_does_the_job(tmp_path: Path, monkeypatch: pytest.Monk
         working_directory=tmp_path,
     )
     assert [event["message"] for event in events if event["kind"] == "warning"] == ["hello"]
-    assert "said hello" in (tmp_path / "job/worker.log").read_text(encoding="utf-8")
+    assert "said hello" in (tmp_path / "job/worker.log").read_text("utf-8")
     assert not _children()
     second, _ = _ask(tmp_path / "second", "two")
     assert (second.collected_at_import, second.collects) == (False, True)

@@ -28,5 +28,5 @@ class Wide(LocalLauncher):
         self.parts.append(task.folder.name)
         self.same_place |= set(task.same_place)
         if task.folder.name == self.broken:
-            (task.folder / "job.json").write_text("{}", encoding="utf-8")
+            (task.folder / "job.json").write_text("{}", "utf-8")
         return super().start(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patchline.pipeline.data.batches.batch_order import (
@@ -22,7 +22,6 @@ def epoch_of(order: BatchOrder) -> Rows:
     return np.array([draw for batch in batches for _, draw in batch])
 
 
-@settings(max_examples=25)
 @given(
     stored=st.integers(20, 400),
     count=st.integers(2, 12),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patchline.pipeline.config import PluginChoice
@@ -66,7 +66,6 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
     )
 
 
-@settings(max_examples=30)
 @given(
     count=st.integers(1, 50),
     batch_size=st.integers(1, 60),
@@ -155,7 +154,6 @@ def test_single_images_are_changed_on_a_device_that_can(
         assert ((images.int() - expected.int()).abs() <= 1).float().mean() > 0.95
 
 
-@settings(max_examples=30)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     seed=st.integers(0, 1000),

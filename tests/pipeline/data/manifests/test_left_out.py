@@ -93,7 +93,7 @@ def ingested(folder: Path, table: Path) -> IngestedData:
 def written(folder: Path, *lines: str) -> Path:
     """Write a table with a line end after each line."""
     file = folder / "findings.csv"
-    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    file.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return file
 
 

@@ -17,11 +17,10 @@ from patchline.pipeline.data.manifests.manifest import check_slices, own_columns
 from patchline.pipeline.data.manifests.scanning import scan
 from patchline.pipeline.errors import ConfigError
 from patchline.plugin_api import ImageListing, ListedImage
-from tests.conftest import draw_photo
-from tests.pipeline.data.reading.test_decoding import encoded
+from tests.conftest import draw_photo, encoded
 from tests.plugins.listings import two_classes
 
-_WHOLE = encoded(Image.fromarray(draw_photo(0, 0, 64)), "JPEG")
+_WHOLE = encoded(draw_photo(0, 0, 64), "JPEG")
 
 
 def listed(root: Path, images: list[ListedImage] | None = None) -> ImageListing:

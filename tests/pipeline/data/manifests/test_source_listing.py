@@ -15,7 +15,7 @@ from tests.plugins.listings import labels_of, listed, refused, touched
 
 def tabled(root: Path, rows: Iterable[str]) -> Path:
     """Write a table of images and labels."""
-    (root / "table.csv").write_text("\n".join(["image,label", *rows]), encoding="utf-8")
+    (root / "table.csv").write_text("\n".join(["image,label", *rows]), "utf-8")
     return root / "table.csv"
 
 
@@ -67,7 +67,7 @@ def test_pattern_reads_split_group_and_columns() -> None:
 def test_paths_of_a_table_can_name_the_classes() -> None:
     """A table with paths alone needs no column of labels then."""
     root = touched("x", "cat/1.jpg", "dog/2.jpg")
-    (root / "files.csv").write_text("image\ncat/1.jpg\ndog/2.jpg\n", encoding="utf-8")
+    (root / "files.csv").write_text("image\ncat/1.jpg\ndog/2.jpg\n", "utf-8")
     for label in ("leaf", "top", "{label}/*"):
         assert list(labels_of(listed(root / "files.csv", label=label)).values()) == ["cat", "dog"]
 
@@ -129,7 +129,7 @@ def test_patterns_of_one_s_own() -> None:
 def test_no_table_loses_its_first_image(text: str, header: str, images: list[str]) -> None:
     """A first line that names an image is no header, and headers in between are no images."""
     table = touched("x", "1.jpg", "2.jpg", "sub/3") / "table.csv"
-    table.write_text(text, encoding="utf-8")
+    table.write_text(text, "utf-8")
     named = {} if "x" in text or header == "true" else {"image_column": "column_1"}
     assert [image.path for image in listed(table, header=header, **named).images] == images
 
@@ -137,7 +137,7 @@ def test_no_table_loses_its_first_image(text: str, header: str, images: list[str
 def test_first_line_that_may_be_a_header_is_a_question() -> None:
     """A cell that occurs again below the first line is a sign that it is data."""
     table = touched("x", "1.jpg", "2.jpg") / "table.csv"
-    table.write_text("1,cat\n2,dog\n3,cat\n", encoding="utf-8")
+    table.write_text("1,cat\n2,dog\n3,cat\n", "utf-8")
     refused(r"'cat' occurs again below it\. Set --data\.header false", table)
 
 

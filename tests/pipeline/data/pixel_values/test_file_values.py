@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from itertools import product
@@ -21,6 +20,7 @@ from patchline.pipeline.data.reading.decoding import (
     reserve_and_decode,
 )
 from patchline.pipeline.data.reading.reduced_values import read_reduced_bits
+from tests.conftest import encoded
 from tests.pipeline.data.pixel_values.made_files import (
     jpeg_2000_file,
     png_chunk,
@@ -185,9 +185,9 @@ def test_what_a_decoder_reduces_to_8_bits_is_known(data: bytes, bits: int) -> No
 
 def test_a_jpeg_file_of_twelve_bits_is_refused_with_the_remedy() -> None:
     """Its pixels need a decoder of their own, which the reason names."""
-    file = io.BytesIO()
-    Image.new("L", (16, 16)).save(file, "JPEG")
-    data = file.getvalue().replace(b"\xff\xc0\0\x0b\x08", b"\xff\xc1\0\x0b\x0c")
+    data = encoded(Image.new("L", (16, 16)), "JPEG").replace(
+        b"\xff\xc0\0\x0b\x08", b"\xff\xc1\0\x0b\x0c"
+    )
     refused(r"12 bits per sample.*imagecodecs", data)
 
 
@@ -208,10 +208,11 @@ def test_chosen_bands_become_colors_or_grey() -> None:
     assert np.array_equal(pixels, values[:, :, [3, 2, 1]])
     grey = decode_image(data, 1, mapping=PixelMapping(bands=(5,)))
     assert np.array_equal(grey, values[:, :, [4]])
-    rgb = io.BytesIO()
-    Image.fromarray(values[:, :, :3]).save(rgb, "PNG")
     refused(
-        r"it has 3 bands, but data\.bands is 4", rgb.getvalue(), 1, mapping=PixelMapping(bands=(4,))
+        r"it has 3 bands, but data\.bands is 4",
+        encoded(values[:, :, :3]),
+        1,
+        mapping=PixelMapping(bands=(4,)),
     )
     refused("5 bands, and nothing says", data)
 

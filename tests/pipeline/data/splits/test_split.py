@@ -69,7 +69,6 @@ def test_another_split_seed_gives_another_split() -> None:
     assert len({tuple(assigned(manifest, seed)[0]["split"]) for seed in range(3)}) == 3
 
 
-@settings(max_examples=25)
 @given(
     counts=st.lists(st.integers(45, 90), min_size=2, max_size=5),
     groups=st.integers(1, 6),
@@ -108,7 +107,6 @@ def test_each_class_is_in_each_split(counts: list[int], seed: int, share: float)
         assert set(rows["split"]) == set(SPLITS)
 
 
-@settings(max_examples=20)
 @given(
     data=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 15)), min_size=12, max_size=60),
     seed=st.integers(0, 1000),

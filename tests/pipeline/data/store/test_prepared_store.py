@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
@@ -106,7 +106,6 @@ def test_failure_leaves_nothing(root: Path) -> None:
     assert stores_in(Path("stores")) == []
 
 
-@settings(max_examples=25)
 @given(
     images=arrays.arrays(
         np.uint8,

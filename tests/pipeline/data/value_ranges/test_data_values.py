@@ -24,9 +24,8 @@ from patchline.pipeline.data.value_ranges import range_choice
 from patchline.pipeline.data.value_ranges.data_values import notes_on_fit
 from patchline.pipeline.errors import ConfigError, DataError, UserError
 from patchline.pipeline.evaluation.inspection.inspecting import inspect_data
-from tests.conftest import draw_photo
+from tests.conftest import draw_photo, encoded
 from tests.pipeline.data.pixel_values.made_files import png_file, tiff_file, write_files
-from tests.pipeline.data.reading.test_decoding import encoded
 
 Values = np.ndarray[Any, Any]
 

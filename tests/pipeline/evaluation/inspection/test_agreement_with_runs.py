@@ -77,7 +77,7 @@ def test_what_is_excluded_already_stays_in_the_table(tmp_path: Path) -> None:
     found = inspected(folder)
     write_table(found.result, found.manifest, table)
     edited = table.read_text("utf-8").replace(",dark,note,,", ",dark,note,yes,")
-    table.write_text(edited.replace(",", ";"), encoding="utf-8")
+    table.write_text(edited.replace(",", ";"), "utf-8")
     again = inspected(folder, exclude=str(table))
     assert again.result.findings == ()
     for each in (again, found):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patchline.pipeline.evaluation.metrics.calibration import (
@@ -28,7 +28,6 @@ def test_calibration_can_be_undone(temperature: float) -> None:
     assert np.allclose(undone, softmax(logits), atol=1e-9)
 
 
-@settings(max_examples=20)
 @given(predictions, st.integers(1, 15))
 def test_each_bin_has_its_images_their_confidence_and_hits(
     prediction: tuple[Array, Array], bins: int

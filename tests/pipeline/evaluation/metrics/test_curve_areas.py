@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -29,7 +29,6 @@ def scores(n: int, seed: int, steps: int) -> tuple[Array, Array]:
     return np.round((generator.normal(size=n) + positive) * steps) / steps, positive
 
 
-@settings(max_examples=25)
 @given(st.integers(2, 80), st.integers(0, 10_000), st.integers(1, 50))
 def test_areas_equal_scikit_learns(n: int, seed: int, steps: int) -> None:
     """Both areas are scikit-learn's, also where scores tie; the intervals hold them."""

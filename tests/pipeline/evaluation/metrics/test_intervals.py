@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.stats import binomtest
@@ -104,7 +104,6 @@ def _groups(sizes: list[int]) -> ImageGroups:
     return groups
 
 
-@settings(max_examples=30)
 @given(st.lists(st.integers(-30, 30), max_size=9))
 def test_the_p_value_counts_all_assignments_of_signs(wins: list[int]) -> None:
     """It is the share of the 2^G signs whose sum is at least as far from 0 as the observed one."""

@@ -117,7 +117,7 @@ def make_guide(
     ]
     file = folder / "guide.html"
     write_guide(subjects, "flowers/3", file)
-    return Guide(file.read_text(encoding="utf-8"), model, description, drawn[0])
+    return Guide(file.read_text("utf-8"), model, description, drawn[0])
 
 
 def unpack(stored: PackedRows) -> Array:

@@ -49,30 +49,28 @@ from tests.pipeline.evaluation.visual_guide.made_guides import (
 )
 from tests.structure.pages import blocks
 
-VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
-    ("vit", "conv_stem"): {"layer_scale": 0.5, "embedding_norm": True, "qk_norm": True},
-    ("vit", "overlap"): {"pooling": "average", "positions": "sine_cosine"},
-    ("vit", "hybrid"): {"pooling": "attention", "positions": "none"},
-    ("vit", "flexi"): {"head": "tanh", "norm": "rms_norm"},
-    ("simple_vit", "conv"): {},
-    ("vit_registers", "whitened"): {"num_registers": 2},
-    ("rope_vit", "linear"): {"absolute_positions": True, "num_registers": 1},
-    ("cct", "cct"): {},
-    ("vit_small_data", "shifted"): {},
+VARIANTS: dict[tuple[str, str], tuple[dict[str, Any], list[int]]] = {
+    ("vit", "conv_stem"): (
+        {"layer_scale": 0.5, "embedding_norm": True, "qk_norm": True},
+        [6, 7, 8, 4],
+    ),
+    ("vit", "overlap"): (
+        {"pooling": "average", "positions": "sine_cosine"},
+        [5, 6, 7, 8, 2, 3],
+    ),
+    ("vit", "hybrid"): ({"pooling": "attention", "positions": "none"}, [5, 6, 7, 8, 2, 3]),
+    ("vit", "flexi"): ({"head": "tanh", "norm": "rms_norm"}, [1, 5, 6, 7, 8]),
+    ("simple_vit", "conv"): ({}, [5, 6, 7, 8, 2, 3]),
+    ("vit_registers", "whitened"): ({"num_registers": 2}, [5, 6, 7, 8, 2, 3, 4]),
+    ("rope_vit", "linear"): (
+        {"absolute_positions": True, "num_registers": 1},
+        [6, 7, 8, 2, 3, 4],
+    ),
+    ("cct", "cct"): ({}, [5, 6, 7, 8]),
+    ("vit_small_data", "shifted"): ({}, [5, 7, 8, 2, 3, 4]),
 }
-"""Settings of each built-in ViT with a patch embedding; each embedding is there, too."""
-EQUATIONS = {
-    ("vit", "conv_stem"): [6, 7, 8, 4],
-    ("vit", "overlap"): [5, 6, 7, 8, 2, 3],
-    ("vit", "hybrid"): [5, 6, 7, 8, 2, 3],
-    ("vit", "flexi"): [1, 5, 6, 7, 8],
-    ("simple_vit", "conv"): [5, 6, 7, 8, 2, 3],
-    ("vit_registers", "whitened"): [5, 6, 7, 8, 2, 3, 4],
-    ("rope_vit", "linear"): [6, 7, 8, 2, 3, 4],
-    ("cct", "cct"): [5, 6, 7, 8],
-    ("vit_small_data", "shifted"): [5, 7, 8, 2, 3, 4],
-}
-"""Those of the paper that each of them computes."""
+"""Settings of each built-in ViT with a patch embedding, and the equations of the paper that it
+computes; each embedding is there, too."""
 CLOSED: dict[str, dict[str, Any]] = {
     "torchvision": {"name": "torchvision", "architecture": "resnet18"},
     "timm": {"name": "timm", "architecture": "test_vit"},
@@ -97,11 +95,12 @@ def _values(guide: Guide) -> tuple[IntermediateValues, torch.Tensor]:
 def test_every_vit_gets_the_whole_story(name: str, embedding: str, tmp_path: Path) -> None:
     """Each built-in ViT and embedding has all steps, with the shapes of its own tensors."""
     side = 32 if embedding == "hybrid" else 16
-    model = {"name": name, "patch_embedding": {"name": embedding}, **VARIANTS[name, embedding]}
+    settings, equations = VARIANTS[name, embedding]
+    model = {"name": name, "patch_embedding": {"name": embedding}, **settings}
     guide = make_guide({**model, "depth": DEPTH}, tmp_path, side=side)
     assert len(guide.steps) == 22
     shown = re.findall(r"<small>equation (\d) of arXiv", guide.html)
-    assert [int(number) for number in shown] == EQUATIONS[name, embedding]
+    assert [int(number) for number in shown] == equations
     values, _ = _values(guide)
     block = values.blocks[0]
     assert guide.shapes["z₀"] == tuple(block.tokens_in_BND.shape[1:])
@@ -147,10 +146,9 @@ def test_an_ensemble_gets_the_same_short_page(tmp_path: Path) -> None:
     """Its members are ViTs that could be shown, but the answer is that of all together."""
     model, description = make_model({"name": "vit", "depth": 1})
     ensemble = Ensemble([model, model], [UNRECORDED] * 2, len(description.classes)).eval()
-    pixels = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
-    subject = subject_of(ensemble, description, ImageToExplain("rose", pixels, pixels, "rose"))
+    subject = subject_of(ensemble, description, _image("rose", "rose"))
     write_guide([subject], "flowers/3", tmp_path / "guide.html")
-    html = (tmp_path / "guide.html").read_text(encoding="utf-8")
+    html = (tmp_path / "guide.html").read_text("utf-8")
     assert "This model is an ensemble: the average of 2 networks" in html
     assert html.count('<section class="step"') == 4
     assert subject.attributions.occlusion_hw is not None
@@ -246,11 +244,14 @@ def _pixels() -> Pixels:
     return np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
 
 
+def _image(name: str, label: str | None) -> ImageToExplain:
+    return ImageToExplain(name, _pixels(), _pixels(), label)
+
+
 def test_every_probability_is_a_sigmoid_of_its_own() -> None:
     """Those after each block too; the labels at or above their thresholds are given."""
     model, description = _sets()
-    image = ImageToExplain("a", _pixels(), _pixels(), None)
-    subject = subject_of(model, description, image, occlusion=False)
+    subject = subject_of(model, description, _image("a", None), occlusion=False)
     traced = subject.traced
     expected = FITS.probabilities(traced.logits_K[None])[0]
     np.testing.assert_allclose(traced.probabilities_K, expected, atol=1e-6)
@@ -278,7 +279,7 @@ def test_the_page_explains_a_chosen_label(
     [answer] = explain(
         tmp_path / "model", [(tmp_path / "rose" / "photo.png", label)], page, "flowers/3"
     )
-    html = page.read_text(encoding="utf-8")
+    html = page.read_text("utf-8")
     assert answer.labels is not None
     assert answer.true_label is None
     assert answer.label == (answer.labels[0]["label"] if answer.labels else None)
@@ -310,13 +311,11 @@ def test_every_step_of_the_chapter_is_filled_in(tmp_path: Path) -> None:
     """All pictures that the page shows are there, and the shapes are those of this model."""
     embedding = {"name": "linear", "patch_size": 4}
     model, description = make_model({"name": "vit", "depth": 2, "patch_embedding": embedding})
-    pixels = np.random.default_rng(3).integers(0, 256, (16, 16, 3), np.uint8)
-    image = ImageToExplain("image 0", pixels, pixels, "rose")
     page = tmp_path / "visual_guide.md"
     shutil.copy(CHAPTER, page)
-    subject = subject_of(model, description, image)
+    subject = subject_of(model, description, _image("image 0", "rose"))
     write_chapter(subject, page)
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text("utf-8")
     assert "image 0" in text
     titles = re.findall(r"^## \d+\. (.+)$", text, re.MULTILINE)
     for title, step in zip(titles, steps_of(subject), strict=True):

@@ -10,8 +10,6 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from torch.nn import functional
 from torchvision.models.vision_transformer import interpolate_embeddings
-from transformers import Dinov2Config
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings
 
 from patchline.pipeline.models.layers.grid_resizing import resize_grid
 
@@ -31,6 +29,8 @@ def test_equals_timm(grid: tuple[int, int], new_grid: tuple[int, int]) -> None:
 @pytest.mark.parametrize("side", [3, 5, 9])
 def test_equals_what_authors_do(side: int) -> None:
     """Positions of 7x7 patches move as in the code of transformers, torchvision, DINO and ViT."""
+    from transformers.models.dinov2.modeling_dinov2 import Dinov2Config, Dinov2Embeddings
+
     values_1ND = torch.randn(1, 49, 6)
     positions_1ND = torch.cat([torch.zeros(1, 1, 6), values_1ND], dim=1)
     config = Dinov2Config(hidden_size=6, image_size=14, patch_size=2)

@@ -174,7 +174,7 @@ from patchline.pipeline.packaging.packaged_model import PackagedModel
 batch_prediction._PART_IMAGES = 32
 onnx_file, description, photos, out = map(Path, sys.argv[1:])
 model = PackagedModel(onnx_file, description, threads=1)
-batch_prediction.predict_images(model, "pets/1", [photos] * 200, out)
+batch_prediction.predict_images(model, "pets/1", [photos] * 40, out)
 """
 
 
@@ -196,10 +196,10 @@ def test_a_killed_process_loses_at_most_one_part(
         process.wait()
     whole = finished.read_bytes().count(b"\n")
     assert not out.exists()
-    with pytest.raises(KeyboardInterrupt):  # it resumes; 20,000 images are too many for a test
+    with pytest.raises(KeyboardInterrupt):  # it resumes; 4,000 images are too many for a test
         predict_images(
             package,
-            *("pets/1", [photos] * 200, out),
+            *("pets/1", [photos] * 40, out),
             on_progress=stop_after(PART * whole + 1, KeyboardInterrupt()),
         )
     rows = [pd.read_parquet(part) for part in sorted(parts.glob("*.parquet"))]

@@ -36,7 +36,7 @@ def complaint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compl
         for name, source in {"__init__": "", "deeper/__init__": "", **modules}.items():
             file = tmp_path / f"guest/{name}.py"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(source, encoding="utf-8")
+            file.write_text(source, "utf-8")
         monkeypatch.syspath_prepend(str(tmp_path))
         plugin = importlib.import_module("guest.entry").plugin
         return failures(plugin, OF_SETTINGS).get("imports_only_the_public_api", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import io
 import json
 import os
 import shutil
@@ -19,11 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.workspace.tracking.tracking_store import client
-from tests.conftest import PATCHLINE
+from tests.conftest import PATCHLINE, encoded
 from tests.patience import patient, until
 from tests.pipeline.registry.made_versions import CLASSES, made_package
 
@@ -192,9 +190,7 @@ def png(seed: int, side: int = 24) -> bytes:
     """Return a small image of a random dark colour as a PNG file: no class is certain."""
     generator = np.random.default_rng(seed)
     pixels = np.broadcast_to(generator.integers(0, 48, 3, dtype=np.uint8), (side, side, 3))
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(file, format="PNG")
-    return file.getvalue()
+    return encoded(np.ascontiguousarray(pixels))
 
 
 def metric(text: str, name: str) -> float:

@@ -19,6 +19,9 @@ from tests.pipeline.registry.serving.served import (
     wait_for_version,
 )
 
+OTHERS = ("down", "falling", "up")
+"""Classes of which one is new, instead of another one."""
+
 
 def test_it_switches_under_load(own_registry: Registry) -> None:
     """Every answer under load is whole: that of the version which it names.
@@ -68,7 +71,8 @@ def test_it_switches_under_load(own_registry: Registry) -> None:
 def test_a_package_that_fails_its_check_is_not_taken(own_registry: Registry) -> None:
     """It is named in the log and the metrics, and the old one answers.
 
-    Its network may be damaged, may lack, or may not fit its description.
+    Its network may be damaged, may lack, or may not fit its description. Other classes are refused
+    likewise, unless the server allows them.
     """
     with serving(own_registry.folder) as server:
         bad = own_registry.add(2, alias=None)
@@ -98,12 +102,20 @@ def test_a_package_that_fails_its_check_is_not_taken(own_registry: Registry) -> 
                 "the rejection was not forgotten",
             )
         assert server.ask("GET", "/readyz").status == 200
+        own_registry.add(3, classes=OTHERS)
+        until(lambda: server.ask("GET", "/status").json["rejected"], "nothing was rejected")
+        reason = server.ask("GET", "/status").json["rejected"]["reason"]
+        assert "(new: falling; gone: rising)" in reason
+        assert server.predict(png(1)).json["version"] == "1"
 
 
 def test_a_registry_that_is_gone_changes_nothing(own_registry: Registry) -> None:
-    """Without its store, or without the alias, the server answers on, and says what it misses."""
+    """Without its store, or without the alias, the server answers on, and says what it misses.
+
+    It takes a version with other classes, as it allows them.
+    """
     store = own_registry.folder / "mlflow.db"
-    with serving(own_registry.folder) as server:
+    with serving(own_registry.folder, "--allow-new-classes") as server:
         away = store.with_suffix(".away")
         shutil.move(store, away)
         until(
@@ -116,25 +128,10 @@ def test_a_registry_that_is_gone_changes_nothing(own_registry: Registry) -> None
         assert b"patchline_registry_up 0.0" in server.ask("GET", "/metrics").body
         assert server.predict(png(1)).json["version"] == "1"
         shutil.move(away, store)
-        second = own_registry.add(2)
-        wait_for_version(server, second)
+        wait_for_version(server, own_registry.add(2, classes=OTHERS))
         assert server.ask("GET", "/status").json["registry"]["answers"]
         client().delete_registered_model_alias(NAME, "champion")
         until(
             lambda: server.ask("GET", "/status").json["registry"]["alias_missing"],
             "the missing alias was not noticed",
         )
-
-
-def test_other_classes_are_served_only_if_that_is_allowed(own_registry: Registry) -> None:
-    """The version with them is named and not taken; with --allow-new-classes it is."""
-    with (
-        serving(own_registry.folder) as server,
-        serving(own_registry.folder, "--allow-new-classes") as open_server,
-    ):
-        second = own_registry.add(2, classes=("down", "falling", "up"))
-        wait_for_version(open_server, second)
-        until(lambda: server.ask("GET", "/status").json["rejected"], "nothing was rejected")
-        reason = server.ask("GET", "/status").json["rejected"]["reason"]
-        assert "(new: falling; gone: rising)" in reason
-        assert server.predict(png(1)).json["version"] == "1"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import os
 import select
 import signal
@@ -16,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from PIL import Image
 
+from tests.conftest import encoded
 from tests.patience import patient, until
 from tests.pipeline.registry.serving.served import Registry, Serving, metric, png, serving
 from tests.pipeline.registry.serving.test_predict import form
@@ -25,9 +24,7 @@ from tests.pipeline.registry.serving.test_predict import form
 
 def big_png(side: int) -> bytes:
     """Return a file of few bytes and many pixels."""
-    file = io.BytesIO()
-    Image.fromarray(np.zeros((side, side), np.uint8)).save(file, format="PNG", compress_level=1)
-    return file.getvalue()
+    return encoded(np.zeros((side, side), np.uint8), compress_level=1)
 
 
 def head(server: Serving, body: bytes = b"", *lines: str) -> bytes:

@@ -113,7 +113,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"any")
     with pytest.raises(ConfigError, match=r"holds other files, such as holiday\.jpg"):
         recorder(tmp_path)
-    (tmp_path / "file").write_text("any", encoding="utf-8")
+    (tmp_path / "file").write_text("any", "utf-8")
     with pytest.raises(ConfigError, match="cannot be written"):
         recorder(tmp_path / "file" / "below")
 

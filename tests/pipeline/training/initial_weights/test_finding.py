@@ -178,7 +178,7 @@ def test_what_cannot_be_used_is_one_sentence(reference: str, words: str, tmp_pat
     for name in ("folder", "folder.bin"):
         (tmp_path / name).mkdir()
     for name in ("text.safetensors", "text.pth"):
-        (tmp_path / name).write_text("no weights", encoding="utf-8")
+        (tmp_path / name).write_text("no weights", "utf-8")
     with pytest.raises(PipelineError, match=words) as caught:
         find(reference, tmp_path / "work", "x")
     assert "\n" not in str(caught.value)

@@ -311,5 +311,5 @@ def test_settings_without_effect_are_refused(
         trained(blocks_job(make, "refused", **training))
     assert not (tmp_path / FEATURES).exists()
     if "device" in training:
-        events = (tmp_path / "refused/events.jsonl").read_text(encoding="utf-8")
+        events = (tmp_path / "refused/events.jsonl").read_text("utf-8")
         assert "The GPU is not used: torch has no kernels for it. Install a build" in events

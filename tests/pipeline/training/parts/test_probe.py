@@ -141,7 +141,7 @@ def test_all_weights_are_kept_as_far_as_they_are_better(make: Make, *, blind: bo
         "both",
         blind=blind,
         optimizer={"learning_rate": 5e-3 if blind else 0.5, "gradient_clip": None},
-        training={"trainable": "head_then_all", "epochs": 20 if blind else 2, "batch_size": 8},
+        training={"trainable": "head_then_all", "epochs": 12 if blind else 2, "batch_size": 8},
     )
     result = trained(job)
     record = result.fine_tuning

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -47,7 +47,6 @@ def _fold(make: Make, fold: int, folds: int) -> TrainingJob:
     return job.model_copy(update={"part": TrainingPart(fold=fold, folds=folds)})
 
 
-@settings(max_examples=50)
 @given(numerator=st.integers(1, 60), denominator=st.integers(1, 60))
 def test_a_scaled_plan_is_a_valid_plan(numerator: int, denominator: int) -> None:
     """Whatever the number of steps per epoch, the knots are accepted as a recorded plan."""

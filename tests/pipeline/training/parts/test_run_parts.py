@@ -86,7 +86,7 @@ def _killed_in_second_fold(folder: Path) -> None:
     def has_come() -> bool:
         assert process.poll() is None
         files = folder.glob(".patchline/runs/*/folds/*/training/events.jsonl")
-        return sum('"metrics"' in file.read_text(encoding="utf-8") for file in files) == 2
+        return sum('"metrics"' in file.read_text("utf-8") for file in files) == 2
 
     until(has_come, "the fold does not begin", seconds=240, pause=0.002)
     process.kill()
@@ -95,7 +95,7 @@ def _killed_in_second_fold(folder: Path) -> None:
 
 def trained_alone(job_file: Path, folder: Path) -> Any:
     """Do one of the fits again, in this process and without an interruption."""
-    job = TrainingJob.model_validate_json(job_file.read_text(encoding="utf-8"))
+    job = TrainingJob.model_validate_json(job_file.read_text("utf-8"))
     return trained(job.model_copy(update={"folder": folder}))
 
 

@@ -63,6 +63,6 @@ def show(event: Event) -> None:
 
 
 if __name__ == "__main__":
-    asked = TrainingJob.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    asked = TrainingJob.model_validate_json(Path(sys.argv[1]).read_text("utf-8"))
     for line in sys.stdin:
         show({"kind": "ended", **attempt(asked, json.loads(line))})

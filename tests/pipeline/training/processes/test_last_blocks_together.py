@@ -55,7 +55,7 @@ def test_nodes_without_a_shared_folder_are_refused(make: Make, tmp_path: Path) -
     job = blocks_job(make, "run", processes=2)
     group = {"nodes": ["127.0.0.1", "127.0.0.2"], "port": 0, "shares_folder": False}
     job.folder.mkdir(exist_ok=True)
-    (job.folder / GROUP_FILE).write_text(json.dumps(group), encoding="utf-8")
+    (job.folder / GROUP_FILE).write_text(json.dumps(group), "utf-8")
     with pytest.raises(ConfigError, match=r"processes is 2 on 2 nodes .* set launcher.nodes to 1"):
         trained(job)
     assert not (tmp_path / FEATURES).exists()

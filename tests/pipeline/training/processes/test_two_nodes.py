@@ -210,7 +210,7 @@ class Attempts:
 def attempts(cluster: Cluster, job: TrainingJob, folder: Path) -> Iterator[Attempts]:
     """Start what trains a job, in a working directory."""
     file = folder / "asked.json"
-    file.write_text(job.model_dump_json(), encoding="utf-8")
+    file.write_text(job.model_dump_json(), "utf-8")
     program = [sys.executable, "-P", "-m", f"{__package__}.ray_training", str(file)]
     with subprocess.Popen(
         cluster.command("a", *program),

@@ -208,7 +208,7 @@ def test_what_cannot_be_read_is_left_out_and_said(
 
     What can be read stays in use.
     """
-    (tmp_path / "text.pem").write_text("no certificate", encoding="utf-8")
+    (tmp_path / "text.pem").write_text("no certificate", "utf-8")
     good = {"SSL_CERT_FILE": certifi.where(), "SSLKEYLOGFILE": str(tmp_path / "keys.log")}
     for each, text in {**good, name: str(tmp_path / value)}.items():
         monkeypatch.setenv(each, text)

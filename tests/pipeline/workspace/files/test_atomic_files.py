@@ -36,7 +36,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: Bas
         with replace_file(target) as temporary:
             temporary.write_text("half of the new te")
             assert temporary.parent == target.parent
-            assert target.read_text(encoding="utf-8") == "old Blüte"
+            assert target.read_text("utf-8") == "old Blüte"
             raise error
 
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StorageError
@@ -46,7 +46,7 @@ def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: Bas
         assert str(raised.value).startswith(f"There is no space left to write {target}.")
         assert "another disk" in str(raised.value)
     assert names_in(target.parent) == ["note.txt"]
-    assert target.read_text(encoding="utf-8") == "old Blüte"
+    assert target.read_text("utf-8") == "old Blüte"
     write_text(target, "short")
     assert target.read_text() == "short"
 

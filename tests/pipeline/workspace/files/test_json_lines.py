@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patchline.pipeline.errors import StorageError
@@ -15,7 +15,6 @@ from patchline.pipeline.workspace.files.json_lines import AppendLog
 from tests.small_disks import small_disk
 
 
-@settings(max_examples=30)
 @given(cuts=st.lists(st.integers(0, 400), max_size=6))
 def test_reader_takes_complete_lines_only(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int]

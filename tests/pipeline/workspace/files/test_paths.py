@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path, PureWindowsPath
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -41,7 +41,7 @@ def test_a_store_works_in_a_folder_of_any_name(
     folder = tmp_path / "around" / name
     folder.mkdir(parents=True)
     shutil.copy(empty_store, folder / "mlflow.db")
-    (tmp_path / "note.txt").write_text("seen", encoding="utf-8")
+    (tmp_path / "note.txt").write_text("seen", "utf-8")
     monkeypatch.chdir(folder)
     store = tracking_store.client()
     assert tracking_store.sqlite_file() == folder / "mlflow.db"
@@ -68,7 +68,6 @@ async def _connect(url: str) -> None:
     await engine.dispose()
 
 
-@settings(max_examples=40)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_a_path_comes_back_from_its_uri(name: str) -> None:
     """Every path is the one that its URIs name, with options or without."""
@@ -111,7 +110,6 @@ _PATHS = st.lists(st.tuples(_PARTS, st.sampled_from("/\\")), max_size=6).map(
 )
 
 
-@settings(max_examples=60)
 @given(path=st.one_of(_PATHS, _PATHS.map(lambda path: path[:-1])))
 def test_what_is_accepted_is_a_file_below_the_folder(path: str) -> None:
     """On any system, and whatever the path is made of; another one is one sentence."""
@@ -131,7 +129,6 @@ def test_what_is_accepted_is_a_file_below_the_folder(path: str) -> None:
     assert max(map(len, os.fsencode(path).split(b"/"))) <= 255
 
 
-@settings(max_examples=20)
 @given(
     path=st.lists(
         st.text("ab .-é", min_size=1).filter(lambda each: each not in ". .."),

@@ -56,7 +56,7 @@ def used_folder(folder: Path, empty_store: Path, patch: pytest.MonkeyPatch) -> P
     folder.mkdir()
     patch.chdir(folder)
     shutil.copy(empty_store, "mlflow.db")
-    (folder / "note.txt").write_text("seen", encoding="utf-8")
+    (folder / "note.txt").write_text("seen", "utf-8")
     with tracked_run.open_run(NEW, folder / ".patchline" / "runs") as run:
         tracked_run.log_file(run, folder / "note.txt")
         tracked_run.set_tags(run, {tracked_run.DATA_ROOT_TAG: str(folder / "images")})
@@ -70,7 +70,7 @@ def original(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     workspace = used_folder(folder, empty_store, monkeypatch)
     result = workspace / "runs" / "result"
     result.mkdir()
-    (result / "best.txt").write_text("weights", encoding="utf-8")
+    (result / "best.txt").write_text("weights", "utf-8")
     memory = StageMemory(workspace)
     memory.remember("train", _Answer(file=result / "best.txt"), result, _inputs(folder))
     return folder

@@ -35,7 +35,7 @@ def workspace(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "live/1.json", "runs/1/worker.log", "runs/1/request.json", "prefect.key",
     ):  # fmt: skip
         (inside / name).parent.mkdir(parents=True, exist_ok=True)
-        (inside / name).write_text(f"{name} text", encoding="utf-8")
+        (inside / name).write_text(f"{name} text", "utf-8")
     with closing(sqlite3.connect(inside / "prefect.db")) as store, store:
         store.execute("CREATE TABLE block_document (data TEXT)")
         store.execute("INSERT INTO block_document VALUES ('hooks.example.org/topsecret')")
@@ -116,7 +116,7 @@ def test_an_archive_is_never_overwritten_nor_put_into_itself(
     workspace: Path, tmp_path: Path, name: str
 ) -> None:
     """Each in one sentence, before anything is written."""
-    (tmp_path / "a.tar").write_text("mine", encoding="utf-8")
+    (tmp_path / "a.tar").write_text("mine", "utf-8")
     words = {
         "a.tar": r"a\.tar exists",
         "no/b.tar": r"does not exist\. Create it first",
@@ -179,7 +179,7 @@ def test_runs_of_a_store_elsewhere_are_said_to_be_missing(
     """A server of the user, or a team's database; so are results on an object store alone."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://anna:hunter22@mlflow.example.org")
     cache = workspace / ".patchline" / CACHE_FILE
-    cache.write_text('{"uri": "s3://flowers/team"}', encoding="utf-8")
+    cache.write_text('{"uri": "s3://flowers/team"}', "utf-8")
     commands.export(tmp_path / "a.tar")
     said = " ".join(capsys.readouterr().out.split())
     assert "Runs and registered models of https://mlflow.example.org, where this" in said

@@ -212,7 +212,7 @@ def test_old_unfinished_files_go(tmp_path: Path) -> None:
     inside = [building / "images.bin", young / "images.bin"]
     for file in (*inside, part, whole, lock):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("half", encoding="utf-8")
+        file.write_text("half", "utf-8")
     then = time.time() - 2 * 24 * 3600
     for path in (*inside, building, young, part, whole, lock):
         os.utime(path, (then, then))

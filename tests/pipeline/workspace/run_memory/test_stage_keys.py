@@ -38,7 +38,7 @@ def test_a_key_covers_what_its_process_has_loaded(finished_run: Run, stage: Stag
     """
     assert stage.worker is not None
     file = finished_run.folder / f"modules-{stage.worker.module}.txt"
-    loaded = _files(file.read_text(encoding="utf-8").split())
+    loaded = _files(file.read_text("utf-8").split())
     covered = _files(_name(each) for each in stage_keys.files_of(*stage.code))
     assert len(loaded) > 100
     assert not loaded - covered
@@ -54,7 +54,7 @@ def test_two_threads_read_code_at_once(tmp_path: Path) -> None:
     entries = []
     for number in range(60):
         file = tmp_path / f"plugin_{number}.py"
-        file.write_text(f"{source}\nNUMBER = {number}\n", encoding="utf-8")
+        file.write_text(f"{source}\nNUMBER = {number}\n", "utf-8")
         entries.append(PluginEntry("model", file.stem, "", "", "", None, str(file)))
 
     def watch(*_: object) -> None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from patchline.pipeline.frozen_model import FrozenModel
@@ -44,8 +44,8 @@ def work(
     folder = memory.run_folder / "bake"
     (folder / "inside").mkdir(parents=True)
     (folder / "inside" / "bread.bin").write_bytes(b"bread" * 100)
-    (folder / "events.jsonl").write_text('{"seq": 0}\n', encoding="utf-8")
-    (folder / "worker.log").write_text("not a part of it", encoding="utf-8")
+    (folder / "events.jsonl").write_text('{"seq": 0}\n', "utf-8")
+    (folder / "worker.log").write_text("not a part of it", "utf-8")
     bread = folder / "inside/bread.bin"
     made = Made(folder=folder, file=bread, elsewhere=elsewhere, value=value)
     memory.remember("bake", made, folder, SAME)
@@ -61,7 +61,6 @@ def recall(memory: StageMemory, ingredients: dict[str, str] | None = None) -> Ma
 # -- the key -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
 @given(INGREDIENTS, TEXT, TEXT)
 def test_any_changed_ingredient_changes_the_key(
     ingredients: dict[str, str], name: str, value: str
@@ -84,11 +83,11 @@ def test_each_file_of_a_plugin_counts(tmp_path: Path, monkeypatch: pytest.Monkey
     block = package / "block.py"
     for file in (package / "__init__.py", package / "plugin.py", block, copy):
         file.parent.mkdir(exist_ok=True)
-        file.write_text("", encoding="utf-8")
+        file.write_text("", "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     before, plugin = code("rare_blocks.plugin:plugin"), code(str(block))
     assert code(str(copy)) == plugin
-    block.write_text("x = 1\n", encoding="utf-8")
+    block.write_text("x = 1\n", "utf-8")
     assert code("rare_blocks.plugin:plugin") != before
     assert code(str(block)) != plugin
 
@@ -154,7 +153,7 @@ def test_a_file_that_grows_is_not_shared(tmp_path: Path) -> None:
     assert found is not None
     with (found.folder / "events.jsonl").open("a", encoding="utf-8") as opened:
         opened.write("more\n")
-    assert (made.folder / "events.jsonl").read_text(encoding="utf-8") == '{"seq": 0}\n'
+    assert (made.folder / "events.jsonl").read_text("utf-8") == '{"seq": 0}\n'
 
 
 @pytest.mark.parametrize(
@@ -182,10 +181,10 @@ def test_a_record_that_was_changed_by_hand_is_not_used(tmp_path: Path) -> None:
     """Neither text that is no record, nor a record whose inputs do not give its key."""
     work(a_run(tmp_path, "one"))
     [file] = (tmp_path / "stages/bake").iterdir()
-    record = StageRecord.model_validate_json(file.read_text(encoding="utf-8"))
+    record = StageRecord.model_validate_json(file.read_text("utf-8"))
     wrong = record.model_copy(update={"ingredients": {**SAME, "training.epochs": "3"}})
     for text in ("{half a rec", wrong.model_dump_json(), '{"stage": "bake"}'):
-        file.write_text(text, encoding="utf-8")
+        file.write_text(text, "utf-8")
         memory, said = a_run(tmp_path, "two"), list[str]()
         memory.on_note = said.append
         assert recall(memory) is None

@@ -144,7 +144,7 @@ def test_commands_that_end_at_once_observe_together(short: float, tmp_path: Path
     liveness._seen_here.clear()
     assert of_heartbeat("run", "beat 1") is Liveness.DEAD
     liveness._seen_here.clear()
-    (tmp_path / ".patchline" / "heartbeats.json").write_text("{", encoding="utf-8")
+    (tmp_path / ".patchline" / "heartbeats.json").write_text("{", "utf-8")
     assert of_heartbeat("run", "beat 1") is Liveness.UNKNOWN
 
 

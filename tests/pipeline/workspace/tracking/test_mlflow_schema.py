@@ -30,7 +30,7 @@ def environment(kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
     mlflow_schema.KEPT.file.parent.mkdir(parents=True)
-    mlflow_schema.KEPT.file.write_text(kept, encoding="utf-8")
+    mlflow_schema.KEPT.file.write_text(kept, "utf-8")
     return mlflow_schema.KEPT.file
 
 
@@ -55,6 +55,6 @@ def test_a_store_of_kept_sql_needs_no_migration(
 def test_sql_of_another_mlflow_is_no_store(environment: Path, kept: str) -> None:
     """MLflow compares the version of the tables with its own, and says so."""
     [version] = kept.split('INSERT INTO "alembic_version" VALUES(\'')[1:]
-    environment.write_text(kept.replace(version[:12], "0" * 12), encoding="utf-8")
+    environment.write_text(kept.replace(version[:12], "0" * 12), "utf-8")
     with pytest.raises(TrackingError, match="schema"):
         tracking_store.client()

@@ -26,8 +26,8 @@ def test_mlflow_reads_replaced_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return str(repository._get_s3_client()._request_signer._credentials.access_key)
 
     text = "[default]\naws_access_key_id = {}\naws_secret_access_key = x\n"
-    file.write_text(text.format("old"), encoding="utf-8")
+    file.write_text(text.format("old"), "utf-8")
     assert key_at(0) == "old"
-    file.write_text(text.format("new"), encoding="utf-8")
+    file.write_text(text.format("new"), "utf-8")
     assert key_at(1) == "old"
     assert key_at(301) == "new"

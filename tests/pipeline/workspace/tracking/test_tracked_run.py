@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.server import app
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from werkzeug.serving import make_server
 
@@ -35,6 +34,8 @@ CONFIG = RunConfig(name="roses")
 @contextmanager
 def _serving(port: int = 0) -> Iterator[int]:
     """Serve MLflow's store of this folder while the block runs; yield the port."""
+    from mlflow.server import app
+
     server = make_server("127.0.0.1", port, app, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
