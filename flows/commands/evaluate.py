@@ -77,24 +77,10 @@ def evaluate(
         common_classes=common_classes,
         report=evaluation or EvaluationConfig(),
     )
-    columns = dump_given_flags(table)
-    _print_evaluation(model, data, choices, columns, out=out, as_json=as_json)
-
-
-def _print_evaluation(
-    model: str,
-    data: str,
-    choices: EvaluationChoices,
-    columns: Mapping[str, Any],
-    *,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    """Evaluate in a new MLflow run, and print the metrics."""
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file. Set it to a folder for the report.")
     with show_progress():
-        result, run = evaluate_model(model, data, choices, columns)
+        result, run = evaluate_model(model, data, choices, dump_given_flags(table))
     if out is not None:
         shutil.copytree(result.html.parent, out, dirs_exist_ok=True)
     lines = terminal_lines("evaluate.txt.j2", __package__, result=result, metrics=ALL_METRICS)

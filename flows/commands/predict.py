@@ -20,12 +20,11 @@ from patchline.flows.commands.switches import (
     terminal_lines,
     without_needless_negatives,
 )
-from patchline.flows.progress.progress_display import display, show_progress
+from patchline.flows.progress.progress_display import display, show_predicting, show_progress
 from patchline.flows.training.chosen_launcher import use_chosen_launcher
 from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.errors import ConfigError, DataError
 from patchline.pipeline.packaging.prediction.image_files import (
-    ImageFile,
     check_images,
     find_images,
     pixels_of,
@@ -97,17 +96,31 @@ def predict(
         )
     if out is None:
         return _print_predictions(model, images, top_k=top_k, coverage=coverage, as_json=as_json)
-    return _write_predictions(
-        model,
-        images,
-        out,
-        top_k=top_k,
-        probabilities=probabilities,
-        coverage=coverage,
-        restart=restart,
-        as_json=as_json,
-        launcher=_launcher(settings),
-    )
+    from patchline.pipeline.packaging.prediction.batch_prediction import check_table, predict_images
+    from patchline.pipeline.packaging.prediction.prediction_parts import parts_folder
+
+    check_table(out, top_k)
+    check_images(images, (out, parts_folder(out)))  # before the model is fetched
+    tell_closed()
+    version = resolve(model)
+    package = _package(version, coverage)
+    with show_progress(), use_chosen_launcher(_launcher(settings)):
+        table = predict_images(
+            package,
+            f"{version.name}/{version.version} ({version.source})",
+            images,
+            out,
+            top_k=top_k,
+            probabilities=probabilities,
+            coverage=coverage,
+            restart=restart,
+            on_progress=show_predicting,
+        )
+    if as_json:
+        shown_as = {"model": version.name, "version": version.version, "out": str(out)}
+        emit({**shown_as, **table.model_dump(mode="json")}, as_json=True)
+    _say("predicted_table.txt.j2", table=table, out=out)
+    return 0 if table.images > table.unreadable else DataError.exit_code
 
 
 def _print_predictions(
@@ -138,50 +151,6 @@ def _print_predictions(
     if warning:
         print(visible(f"Warning: {warning}."), file=sys.stderr)
     return 0 if any(answer["error"] is None for answer in answers) else DataError.exit_code
-
-
-def _write_predictions(
-    reference: str,
-    images: Sequence[Path],
-    out: Path,
-    *,
-    top_k: int,
-    probabilities: bool,
-    coverage: float | None,
-    restart: bool,
-    as_json: bool,
-    launcher: PluginChoice,
-) -> int:
-    """Write predictions to a table; return 2 if no image could be read."""
-    from patchline.pipeline.packaging.prediction.batch_prediction import check_table, predict_images
-    from patchline.pipeline.packaging.prediction.prediction_parts import parts_folder
-
-    check_table(out, top_k)
-    check_images(images, (out, parts_folder(out)))  # before the model is fetched
-    tell_closed()
-    model = resolve(reference)
-
-    def advance(done: int, total: int, images_per_second: float) -> None:
-        display().advance("Predicting", done, total, f"{images_per_second:.0f} images/s")
-
-    package = _package(model, coverage)
-    with show_progress(), use_chosen_launcher(launcher):
-        table = predict_images(
-            package,
-            f"{model.name}/{model.version} ({model.source})",
-            images,
-            out,
-            top_k=top_k,
-            probabilities=probabilities,
-            coverage=coverage,
-            restart=restart,
-            on_progress=advance,
-        )
-    if as_json:
-        shown_as = {"model": model.name, "version": model.version, "out": str(out)}
-        emit({**shown_as, **table.model_dump(mode="json")}, as_json=True)
-    _say("predicted_table.txt.j2", table=table, out=out)
-    return 0 if table.images > table.unreadable else DataError.exit_code
 
 
 def _package(reference: ModelReference, coverage: float | None) -> PackagedModel:
@@ -229,29 +198,22 @@ def _answers(
     model: PackagedModel, images: Sequence[Path], top_k: int, coverage: float | None
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the answers, and a warning on images unlike the training images; empty for none."""
+    from patchline.pipeline.data.reading.decoding import UndecodableImageError
+
     answers: list[dict[str, Any]] = []
     files = list(find_images(images))
     with show_progress():
         for start in range(0, len(files), _BATCH):
             batch = files[start : start + _BATCH]
+            decoded: list[np.ndarray[Any, Any] | str] = []
+            for file in batch:
+                try:
+                    decoded.append(pixels_of(model, file))
+                except UndecodableImageError as error:
+                    decoded.append(str(error))
             for file, answer in zip(
-                batch, _answer_batch(model, batch, top_k, coverage), strict=True
+                batch, model.answers_to(decoded, top_k, coverage=coverage), strict=True
             ):
                 answers.append({"image": file.name, **answer})
             display().advance("Predicting", len(answers), len(files))
     return answers, model.fits.words()
-
-
-def _answer_batch(
-    model: PackagedModel, batch: list[ImageFile], top_k: int, coverage: float | None
-) -> list[dict[str, Any]]:
-    """Return the answers for a batch, which is predicted at once."""
-    from patchline.pipeline.data.reading.decoding import UndecodableImageError
-
-    decoded: list[np.ndarray[Any, Any] | str] = []
-    for file in batch:
-        try:
-            decoded.append(pixels_of(model, file))
-        except UndecodableImageError as error:
-            decoded.append(str(error))
-    return model.answers_to(decoded, top_k, coverage=coverage)

@@ -176,7 +176,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
             emit(chosen.model_json_schema(), as_json=True)
             return
         if resume is not None:
-            _resume(resume, arguments, settings, began, as_json=as_json)
+            check_alone(arguments, "run", but=_PROCESSES)
+            processes = dump_given_flags(settings).get("training", {}).get("processes")
+            _train(partial(resume_training, resume, processes), began, as_json=as_json)
             return
         given = {"DATA": data, "--config": config, "--preset": preset, "--rehearse": rehearse}
         request = _build_config(arguments, extend, settings, given)
@@ -202,20 +204,6 @@ def compose_settings(
         preset_name=named_preset, file=Path(named_file) if named_file else None, flags={}
     )
     return without_needless_negatives(compose_config(arguments, weaker, sections))
-
-
-def _resume(
-    reference: str,
-    arguments: list[str],
-    settings: BaseModel | None,
-    began: float,
-    *,
-    as_json: bool,
-) -> None:
-    check_alone(arguments, "run", but=_PROCESSES)
-    flags = dump_given_flags(settings)
-    processes = flags.get("training", {}).get("processes")
-    _train(partial(resume_training, reference, processes), began, as_json=as_json)
 
 
 def _check_no_switch_value(data: str | None, arguments: list[str]) -> None:

@@ -240,6 +240,11 @@ _LABELS = {
 """Of the bar, by the unit of the progress."""
 
 
+def show_predicting(done: int, total: int, images_per_second: float) -> None:
+    """Show how many images have been predicted."""
+    display().advance("Predicting", done, total, f"{images_per_second:.0f} images/s")
+
+
 def show_event(event: Event) -> None:
     """Show an event of a worker process."""
     kind = event["kind"]

@@ -120,7 +120,10 @@ def deploy(
             paused=paused,
             schedules=[DeploymentScheduleCreate(schedule=schedule)] if schedule else [],
             concurrency_limit=1,
-            concurrency_options=_concurrency(concurrency),
+            concurrency_options=ConcurrencyOptions(
+                collision_strategy=ConcurrencyLimitStrategy(concurrency.upper()),
+                grace_period_seconds=_PREPARING_SECONDS,
+            ),
             enforce_parameter_schema=True,
             parameter_openapi_schema=flow.parameters.model_dump(exclude_none=True),
             parameters=dict(parameters),
@@ -131,24 +134,17 @@ def deploy(
             entrypoint=f"{flow.fn.__module__}.{flow.fn.__name__}",
             job_variables={**place, "env": _environment()},
         )
-        deployment_id = _create(client, request)
+        content = request.model_dump(mode="json", exclude_unset=True)
+        answer = client.request("POST", "/deployments/", json=content).json()
+        deployment_id = UUID(answer["id"])
         if existing and existing.id != deployment_id:
             _remove(client, existing.id)
         _cancel_due(client, deployment_id, "The schedule was changed.")
-        _set_triggers(client, deployment_id, triggers)
+        client.delete_resource_owned_automations(_resource(deployment_id))
+        for trigger in triggers:
+            trigger.set_deployment_id(deployment_id)
+            client.create_automation(trigger.as_automation())
     return deployment_id
-
-
-def _create(client: SyncPrefectClient, request: DeploymentCreate) -> UUID:
-    content = request.model_dump(mode="json", exclude_unset=True)
-    return UUID(client.request("POST", "/deployments/", json=content).json()["id"])
-
-
-def _concurrency(strategy: str) -> ConcurrencyOptions:
-    return ConcurrencyOptions(
-        collision_strategy=ConcurrencyLimitStrategy(strategy.upper()),
-        grace_period_seconds=_PREPARING_SECONDS,
-    )
 
 
 def deployments(kind: str | None = None) -> list[DeploymentResponse]:
@@ -340,15 +336,6 @@ def _environment() -> dict[str, str]:
 
 def _resource(deployment_id: UUID) -> str:
     return f"prefect.deployment.{deployment_id}"
-
-
-def _set_triggers(
-    client: SyncPrefectClient, deployment_id: UUID, triggers: Sequence[DeploymentTriggerTypes]
-) -> None:
-    client.delete_resource_owned_automations(_resource(deployment_id))
-    for trigger in triggers:
-        trigger.set_deployment_id(deployment_id)
-        client.create_automation(trigger.as_automation())
 
 
 def _cancel_due(client: SyncPrefectClient, deployment_id: UUID, reason: str) -> None:

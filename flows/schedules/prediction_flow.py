@@ -16,7 +16,7 @@ from prefect.states import Completed
 from pydantic import Field
 
 from patchline.flows.prefect_api.failures import build_failed_state
-from patchline.flows.progress.progress_display import display
+from patchline.flows.progress.progress_display import show_predicting
 from patchline.pipeline.errors import DataError
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.packaging.prediction.batch_prediction import PredictedTable, predict_images
@@ -101,10 +101,6 @@ def predict_folder(
     version: ModelReference, images: Path, out: Path, top_k: int, *, probabilities: bool
 ) -> PredictedTable:
     """Predict all images into the table, discarding what an interrupted run has left."""
-
-    def advance(done: int, total: int, images_per_second: float) -> None:
-        display().advance("Predicting", done, total, f"{images_per_second:.0f} images/s")
-
     return predict_images(
         fetch(version),
         f"{version.name}/{version.version} ({version.source})",
@@ -113,5 +109,5 @@ def predict_folder(
         top_k=top_k,
         probabilities=probabilities,
         restart=True,
-        on_progress=advance,
+        on_progress=show_predicting,
     )

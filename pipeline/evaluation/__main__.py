@@ -204,7 +204,16 @@ def explain_predictions(
     try:
         if len(worst):
             rows = test.iloc[worst]
-            explanations = _error_maps(model, description, images, rows, labels, job.folder)
+            pixels = [np.array(images[row]) for row in rows["row"]]
+            maps = (
+                attention_maps(model, description, pixels)
+                if labels is None
+                else label_maps(model, description, pixels, labels)
+            )
+            file = job.folder / _MAPS_FILE
+            with open_replacing(file) as opened:
+                np.savez(opened, positions=rows.index.to_numpy(np.int64), maps=maps.maps_Bhw)
+            explanations = Explanations(maps_file=file, maps_kind=maps.kind)
         last, most = len(test) - 1, _TESTED_IMAGES_LARGE if large else _TESTED_IMAGES
         spread = np.unique(np.linspace(0, last, min(most, len(test))).astype(int))
         pixels = [np.array(images[row]) for row in test["row"].iloc[spread]]
@@ -222,26 +231,6 @@ def explain_predictions(
         occlusion=not large,
     )
     return explanations
-
-
-def _error_maps(
-    model: nn.Module,
-    description: ModelDescription,
-    images: StoredImages,
-    worst: pd.DataFrame,
-    labels: Array | None,
-    folder: Path,
-) -> Explanations:
-    pixels = [np.array(images[row]) for row in worst["row"]]
-    maps = (
-        attention_maps(model, description, pixels)
-        if labels is None
-        else label_maps(model, description, pixels, labels)
-    )
-    file = folder / _MAPS_FILE
-    with open_replacing(file) as opened:
-        np.savez(opened, positions=worst.index.to_numpy(np.int64), maps=maps.maps_Bhw)
-    return Explanations(maps_file=file, maps_kind=maps.kind)
 
 
 def write_explanations(

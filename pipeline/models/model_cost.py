@@ -1,11 +1,10 @@
 """Compute the cost of a model: parameters, tokens, multiply-accumulates, activation memory.
 
-Everything is computed on fake tensors without values: ViT-Huge takes seconds, not gigabytes.
+Everything is computed on tensors without values: ViT-Huge takes seconds, not gigabytes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Any
 
@@ -93,10 +92,12 @@ def model_cost(choice: ModelChoice, image_size: int) -> ModelCost:
         NUM_CLASSES - _OTHER_NUM_CLASSES
     )
     try:
-        tokens, macs, activation_bytes = _count(model.eval(), image_size)
-        with contextlib.suppress(ValueError, DataDependentOutputException):
+        tokens, macs = _count_forward(model.eval().to("meta"), image_size)
+        try:
+            activation_bytes = _count_kept(model.train(), image_size)
+        except (ValueError, DataDependentOutputException):
             # Batch norm over one value, or a draw in training: what is kept without either.
-            _, _, activation_bytes = _count(model.train(), image_size)
+            activation_bytes = _count_kept(model.eval(), image_size)
     except Exception as error:
         raise PluginError(
             f"The model plugin '{choice.name}' fails on a {image_size}x{image_size} image: "
@@ -126,8 +127,8 @@ def _parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _count(model: nn.Module, image_size: int) -> tuple[int, int, int]:
-    """Return tokens, multiply-accumulates and saved bytes of one image in training."""
+def _count_forward(model: nn.Module, image_size: int) -> tuple[int, int]:
+    """Return tokens and multiply-accumulates of one image, on the meta device."""
     tokens: list[int] = []
 
     def count_tokens(_module: Any, _inputs: Any, output: Any) -> None:
@@ -135,7 +136,15 @@ def _count(model: nn.Module, image_size: int) -> tuple[int, int, int]:
             tokens.append(int(output.tokens_BND.shape[1]))
 
     hooks = [module.register_forward_hook(count_tokens) for module in model.modules()]
-    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, image_size, image_size, device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return (tokens[0] if tokens else 0), counter.get_total_flops() // 2
+
+
+def _count_kept(model: nn.Module, image_size: int) -> int:
+    """Return the bytes that are kept of one image; a CPU's fused attention keeps no scores."""
     saved = _SavedTensors()
     with FakeTensorMode():
         state = {
@@ -144,11 +153,9 @@ def _count(model: nn.Module, image_size: int) -> tuple[int, int, int]:
         }
         saved.ignore(list(state.values()))
         images_BCHW = torch.zeros(1, 3, image_size, image_size)
-        with counter, torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda value: value):
+        with torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda value: value):
             torch.func.functional_call(model, state, (images_BCHW,))
-    for hook in hooks:
-        hook.remove()
-    return (tokens[0] if tokens else 0), counter.get_total_flops() // 2, saved.bytes
+    return saved.bytes
 
 
 class _SavedTensors:

@@ -174,7 +174,17 @@ def settle(store: MlflowClient, name: str) -> list[AliasChange]:
     for alias in (CHALLENGER, CHAMPION):
         now, explained = alias_of(store, name, alias), find_explained_version(settled, alias)
         if now != explained:
-            settled.append(_record_change(store, name, settled, alias, explained, now))
+            change = AliasChange(
+                sequence=_next(settled),
+                alias=alias,
+                from_version=explained,
+                to_version=now,
+                action="changed outside Patchline",
+                reason="noticed afterwards: the alias was changed outside Patchline",
+                at=_now(),
+            )
+            _write(store, name, change)
+            settled.append(change)
     return settled
 
 
@@ -233,27 +243,6 @@ def earlier_champions(entries: list[AliasChange]) -> list[str]:
         else:
             stack.append(entry.to_version)
     return stack[-2::-1]
-
-
-def _record_change(
-    store: MlflowClient,
-    name: str,
-    entries: list[AliasChange],
-    alias: str,
-    explained: str | None,
-    now: str | None,
-) -> AliasChange:
-    entry = AliasChange(
-        sequence=_next(entries),
-        alias=alias,
-        from_version=explained,
-        to_version=now,
-        action="changed outside Patchline",
-        reason="noticed afterwards: the alias was changed outside Patchline",
-        at=_now(),
-    )
-    _write(store, name, entry)
-    return entry
 
 
 def _write(store: MlflowClient, name: str, entry: AliasChange) -> None:

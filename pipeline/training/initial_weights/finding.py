@@ -52,7 +52,6 @@ from patchline.pipeline.workspace.workspace import workspace_of
 if TYPE_CHECKING:
     import torch
 
-    from patchline.pipeline.models.pretrained.layouts import ConvertedWeights
 
 OWN_CHAMPION = "champion"
 """The champion of the run's own model, if there is one."""
@@ -180,7 +179,10 @@ def find_converted(
         ConfigError: if there are no such weights, or they cannot be read.
     """
     if is_name(reference):
-        return _of_name(reference, num_heads, workspace, download=download, setting=setting)
+        named = named_weights.file_of(reference, download=download, setting=setting)
+        record = _of_file(reference, named.file, num_heads, workspace, named.license)
+        licensed = f"The license of {reference} is {record.license or 'not stated by the library'}."
+        return record.model_copy(update={"notes": (*record.notes, licensed)})
     file = _check_file(Path(reference).expanduser(), setting)
     return _of_file(str(file), file, num_heads, workspace)
 
@@ -215,16 +217,6 @@ def _check_file(file: Path, setting: str) -> Path:
     return file
 
 
-def _of_name(
-    reference: str, num_heads: int | None, workspace: Path, *, download: bool, setting: str
-) -> InitialWeights:
-    """Convert published weights from the cache of their library, downloaded if that is allowed."""
-    named = named_weights.file_of(reference, download=download, setting=setting)
-    record = _of_file(reference, named.file, num_heads, workspace, named.license)
-    licensed = f"The license of {reference} is {record.license or 'not stated by the library'}."
-    return record.model_copy(update={"notes": (*record.notes, licensed)})
-
-
 def _of_file(
     reference: str, file: Path, num_heads: int | None, workspace: Path, license_name: str = ""
 ) -> InitialWeights:
@@ -245,8 +237,29 @@ def _of_file(
     from patchline.pipeline.models.pretrained.layouts import convert
 
     converted = convert(file, num_heads=num_heads)
-    record = _build_converted_record(reference, sha256, code, converted)
-    record = record.model_copy(update={"license": license_name, "provenance": provenance})
+    settings = {"name": converted.model, **converted.settings}
+    if settings.get("head") == "tanh":
+        settings["head"] = "linear"  # of pre-training, replaced for fine-tuning (2010.11929, 3.2)
+    record = InitialWeights(
+        reference=reference,
+        kind="file",
+        sha256=sha256,
+        layout=converted.layout,
+        settings=settings,
+        channels=converted.channels,
+        image_size=converted.image_size,
+        mean=converted.mean,
+        std=converted.std,
+        grid=converted.grid,
+        classes=converted.classes,
+        sources=converted.sources,
+        skipped=converted.skipped,
+        resizing=converted.resizing,
+        notes=converted.notes,
+        license=license_name,
+        provenance=provenance,
+        code=code,
+    )
     _keep(record, converted.weights, workspace)
     return record
 
@@ -271,32 +284,6 @@ def _find_published(
         else f"{file.name} (SHA-256 {sha256[:12]}) is a file of unrecognised origin"
     )
     return Provenance.without_record(what).summary
-
-
-def _build_converted_record(
-    reference: str, sha256: str, code: str, converted: ConvertedWeights
-) -> InitialWeights:
-    settings = {"name": converted.model, **converted.settings}
-    if settings.get("head") == "tanh":
-        settings["head"] = "linear"  # of pre-training, replaced for fine-tuning (2010.11929, 3.2)
-    return InitialWeights(
-        reference=reference,
-        kind="file",
-        sha256=sha256,
-        layout=converted.layout,
-        settings=settings,
-        channels=converted.channels,
-        image_size=converted.image_size,
-        mean=converted.mean,
-        std=converted.std,
-        grid=converted.grid,
-        classes=converted.classes,
-        sources=converted.sources,
-        skipped=converted.skipped,
-        resizing=converted.resizing,
-        notes=converted.notes,
-        code=code,
-    )
 
 
 def _keep(
