@@ -173,6 +173,9 @@ _MEAN, _STD = 0.45, 0.25
 
 def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     """Measure the candidates in their order until the budget is used; the first one always."""
+    for candidate in job.candidates:
+        if not candidate.features_only:  # what some augmentations import takes seconds
+            SeededAugmentation(candidate.config.augmentation, _image(candidate), 0)
     began, speeds, others = time.monotonic(), [], _other_programs()
     _choose_threads(job, job.candidates[0])
     threads = torch.get_num_threads()
