@@ -25,6 +25,8 @@ _ANSWER_SECONDS = 10.0
 _PATIENCE_SECONDS = 30.0
 """How long a server of `patchline up` may take to restart."""
 _LOGIN_VARIABLE = local_services.PREFECT_VARIABLE
+_WITHOUT_HEARTBEAT: Mapping[str, Any] = {"flows.heartbeat_frequency": None}
+"""Nobody watches a temporary server, and a flow waits up to a second for the thread that beats."""
 _server: TemporaryServer | None = None
 _lasting: str | None = None
 
@@ -33,8 +35,8 @@ _lasting: str | None = None
 def server() -> Iterator[None]:
     """Start a temporary server unless another one can be used; stop it at the end.
 
-    Prefect's settings take precedence, then `patchline up`. A temporary server starts while the
-    block imports what it needs; `ready` waits for it.
+    Prefect's settings take precedence, then `patchline up`. A temporary server imports while the
+    block does, starts with `use_database`, and `ready` waits for it.
 
     Raises:
         ConfigError: if Prefect's settings name a server by an address that is none.
@@ -62,6 +64,16 @@ def server() -> Iterator[None]:
         _server = _lasting = None
 
 
+def use_database() -> None:
+    """Let a temporary server use its database, once nothing can be wrong with what the user gave.
+
+    Raises:
+        StorageError: if the folder of the database may not be written.
+    """
+    if _server:
+        _server.use_database()
+
+
 def is_temporary() -> bool:
     """Return whether the server ends with the command, so that links to it would break."""
     return _server is not None
@@ -77,7 +89,8 @@ def ready() -> Iterator[None]:
         if url is None:
             yield
             return
-        with _use_server(url, _server.login if _server else _login(url)):
+        settings = _WITHOUT_HEARTBEAT if _server else None
+        with _use_server(url, _server.login if _server else _login(url), settings):
             yield
 
 
@@ -135,13 +148,21 @@ def _silent(services: Services) -> str:
 
 
 @contextmanager
-def _use_server(url: str, login: Mapping[str, str]) -> Iterator[None]:
-    """Make Prefect, in this process and the processes it starts, use the server and sign in."""
+def _use_server(
+    url: str, login: Mapping[str, str], settings: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Make Prefect, in this process and the processes it starts, use the server and sign in.
+
+    Args:
+        url: the address of the server's API.
+        login: the variables to sign in with.
+        settings: further settings of Prefect for this process.
+    """
     from prefect.logging.handlers import APILogHandler
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     variables = {prefect_settings.URL_VARIABLE: url, **login}
-    updates: dict[Any, Any] = {PREFECT_API_URL: url}
+    updates: dict[Any, Any] = {PREFECT_API_URL: url, **(settings or {})}
     if login:
         updates |= prefect_settings.own_client(login[_LOGIN_VARIABLE])
     with environment_variables.restore_variables(variables):

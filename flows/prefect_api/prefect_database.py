@@ -74,13 +74,32 @@ def environment() -> dict[str, str]:
     Raises:
         StorageError: if the folder may not be written.
     """
+    return {**address_environment(), **own_key()}
+
+
+def address_environment() -> dict[str, str]:
+    """Return the same without the key, and create no file."""
     patient = {"PREFECT_SERVER_DATABASE_TIMEOUT": _BUSY_SECONDS}
-    if _is_chosen():
+    if is_chosen():
         return {**patient, **_read_user_settings()}
-    file = (WORKSPACE / "prefect.db").resolve()
+    return {**patient, _VARIABLE: sqlite_uri(_own_file(), asynchronous=True)}
+
+
+def own_key() -> dict[str, str]:
+    """Return the variable with the key of our own database; nothing if the user has chosen another.
+
+    Raises:
+        StorageError: if the folder may not be written.
+    """
+    if is_chosen():
+        return {}
+    file = _own_file()
     with storage_errors(file):
-        key = key_environment(file)
-    return {**patient, **key, _VARIABLE: sqlite_uri(file, asynchronous=True)}
+        return key_environment(file)
+
+
+def _own_file() -> Path:
+    return (WORKSPACE / "prefect.db").resolve()
 
 
 def upgrade() -> None:
@@ -112,7 +131,8 @@ def upgrade() -> None:
                 if by_migrations:
                     with contextlib.suppress(sqlite3.Error):  # the migrations tell the reason
                         by_migrations = not prefect_schema.KEPT_SCHEMA.create(file)
-                asyncio.run(interface.create_db())
+                if not prefect_schema.KEPT_SCHEMA.is_in(file):  # Alembic would load all migrations
+                    asyncio.run(interface.create_db())
                 if by_migrations:
                     prefect_schema.KEPT_SCHEMA.keep(file)
     except CommandError as error:
@@ -140,7 +160,8 @@ def _read_user_settings() -> dict[str, str]:
     return variables
 
 
-def _is_chosen() -> bool:
+def is_chosen() -> bool:
+    """Return whether the user has configured a database."""
     from prefect.settings import get_current_settings
 
     if any(f"{prefix}{field}".upper() in os.environ for prefix in _PREFIXES for field in _CHOOSING):

@@ -14,9 +14,13 @@ its environment.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import itertools
+import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -28,7 +32,7 @@ from patchline.flows.prefect_api import postgres, prefect_database, prefect_sett
 from patchline.pipeline import local_services
 from patchline.pipeline.errors import RunError
 from patchline.pipeline.local_services import HOST, answers, new_secret, prefect_variables
-from patchline.pipeline.waiting import Periodic, at_end_of_input, wait_until
+from patchline.pipeline.waiting import Periodic, wait_until
 from patchline.pipeline.web import gate
 from patchline.pipeline.web.gate import Guarded, Limited
 from patchline.pipeline.web.request_headers import App
@@ -76,8 +80,7 @@ def serve(
     Raises:
         OrchestrationError: if the database cannot be used.
     """
-    os.environ["PREFECT__SERVER_FINAL"] = "1"
-    os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"  # done here, under a lock
+    _import_server()
     prefect_database.upgrade()
     from prefect.server.api.server import create_app
     from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, temporary_settings
@@ -90,6 +93,13 @@ def serve(
         guarded = Guarded(app, port, health="/api/health", home=home)
         collect_in_own_thread()
         gate.serve(guarded, secret, log_level, lifespan="on", listening=listening)
+
+
+def _import_server() -> None:
+    """Import Prefect's server, which takes seconds and touches no file."""
+    os.environ["PREFECT__SERVER_FINAL"] = "1"
+    os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"  # done here, under a lock
+    importlib.import_module("prefect.server.api.server")
 
 
 def _connections() -> int:
@@ -111,6 +121,12 @@ _BACKLOG = 512
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before the server is started again, doubled each time."""
 _VARIABLE = "PATCHLINE_SERVER_SECRET"
+_WITHOUT_BLOCK_TYPES = {
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "0",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0",
+}
+"""A new database would get a hundred block types, for forms of the UI, before the server answers.
+Nor does it note that a database has them: the server of `patchline up` registers them."""
 
 
 class TemporaryServer:
@@ -131,11 +147,17 @@ class TemporaryServer:
         self._folder = _own_folder()
         self._environment = {
             **prefect_settings.own_server_environment(),
-            **prefect_database.environment(),
+            **prefect_database.address_environment(),
             "PREFECT_UI_ENABLED": "0",
             "PREFECT__SERVER_EPHEMERAL": "1",
+            **_WITHOUT_BLOCK_TYPES,
             _VARIABLE: secret,
         }
+        self._make_key: Callable[[], dict[str, str]] = (
+            dict if prefect_database.is_chosen() else prefect_database.own_key
+        )
+        self._first_line = b""
+        """Sent to the process to begin: the variable with the key of its database."""
         self._say = say
         self._last_line = "nothing"
         self._was_well = False
@@ -145,12 +167,24 @@ class TemporaryServer:
         self._process = self._started()
         threading.Thread(target=self._keep_running, daemon=True).start()
 
+    def use_database(self) -> None:
+        """Let the process use its database; until then, it imports and leaves no file.
+
+        Raises:
+            StorageError: if the folder of the database may not be written.
+        """
+        if not self._first_line:
+            self._first_line = json.dumps(self._make_key()).encode() + b"\n"
+            self._begin()
+
     def wait(self) -> None:
         """Wait until the server answers.
 
         Raises:
             RunError: if it ends, or does not answer within four minutes.
+            StorageError: if the folder of the database may not be written.
         """
+        self.use_database()
         self._was_well = wait_until(self._answers, 0.05, _START_SECONDS)
         if not self._was_well:
             raise RunError(
@@ -179,6 +213,7 @@ class TemporaryServer:
         process = subprocess.Popen(
             [
                 sys.executable,
+                *("-X", "patchline-worker"),  # no collection of garbage while it imports
                 "-P",
                 "-m",
                 "patchline.flows.prefect_api.temporary_server",
@@ -195,6 +230,11 @@ class TemporaryServer:
         threading.Thread(target=self._read_errors, args=(process,), daemon=True).start()
         return process
 
+    def _begin(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            if self._process.stdin:
+                os.write(self._process.stdin.fileno(), self._first_line)
+
     def _keep_running(self) -> None:
         """Start the server again when it dies; not before it has answered once: see `wait`."""
         pause = _FIRST_PAUSE
@@ -207,6 +247,7 @@ class TemporaryServer:
                     return
                 stop_group(self._process)  # what its leader left behind
                 self._process = self._started()
+                self._begin()
             pause = min(2 * pause, _LONGEST_PAUSE)
             if self._say:
                 self._say(
@@ -226,8 +267,19 @@ def _own_folder() -> Path:
     return folder
 
 
+def _follow_owner(sent: queue.SimpleQueue[bytes]) -> None:
+    """Pass on the line by which the owner lets this process begin, and end with the owner."""
+    with contextlib.suppress(OSError):
+        while line := os.read(0, 4096):
+            sent.put(line)
+    os._exit(0)
+
+
 def _serve(listening: socket.socket) -> None:
-    at_end_of_input(lambda: os._exit(0))
+    sent: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_follow_owner, args=(sent,), daemon=True).start()
+    _import_server()
+    os.environ.update(json.loads(sent.get()))
     port, secret = listening.getsockname()[1], os.environ.pop(_VARIABLE)
     serve(port, secret, "error", home=None, listening=listening)
 

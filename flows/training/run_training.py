@@ -7,6 +7,7 @@ functions, after the first message.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training.chosen_launcher import use_chosen_launcher
 from patchline.pipeline import local_services
+from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
 from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.terminal_words import counted
@@ -70,16 +72,21 @@ def begin(
         resources = resources_of(config.training)
         launcher.prepare(MODULE, resources)  # its imports take as long as those of this process
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
-        from patchline.pipeline.stages import engine
-        from patchline.pipeline.stages.lines import line_of
+        from patchline.flows import prefect_session
 
-        if check:
-            check()
-        for sentence in engine.check(line_of(config).stages, config, WORKSPACE.resolve()):
-            display().note(sentence)
-        # A cluster that cannot be used is an error before anything starts.
-        launcher.slots(resources)
-        return _in_prefect(call_flow)
+        with prefect_session.server():  # which imports meanwhile
+            from patchline.pipeline.stages import engine
+            from patchline.pipeline.stages.lines import line_of
+
+            if check:
+                check()
+            line = line_of(config)
+            for sentence in engine.check(line.stages, config, WORKSPACE.resolve()):
+                display().note(sentence)
+            # A cluster that cannot be used is an error before anything starts.
+            launcher.slots(resources)
+            engine.prewarm_at_start(line.before_run, config)
+            return _in_prefect(call_flow)
 
 
 def resume_training(reference: str, processes: int | None = None) -> RunSummary:
@@ -122,29 +129,36 @@ def resume(interrupted: InterruptedRun, call_flow: Callable[[], Summary]) -> Sum
     use_plugin_files(list(dict.fromkeys(files)))
     with worker_start.allow_prepared_workers(), use_chosen_launcher(config.launcher) as launcher:
         launcher.prepare(MODULE, resources_of(config.training))
-        return _in_prefect(call_flow)
+        from patchline.flows import prefect_session
+
+        with prefect_session.server():
+            return _in_prefect(call_flow)
 
 
 def _in_prefect(call_flow: Callable[[], Summary]) -> Summary:
-    """Call a flow, on a temporary Prefect server unless another one is configured."""
+    """Call a flow, on the Prefect server of the enclosing block."""
     up = local_services.find_running() is not None
     display().stage(f"{'Connecting to' if up else 'Starting'} Prefect and MLflow")
+    from prefect import tags
+
     from patchline.flows import prefect_session
 
-    with prefect_session.server():
-        from prefect import tags
+    prefect_session.use_database()
+    from patchline.flows.closing import close_runs
+    from patchline.flows.training import training_flow  # noqa: F401 - while the server starts
+    from patchline.pipeline.workspace.tracking import tracking_store
 
-        from patchline.flows.closing import close_runs
-        from patchline.flows.training import training_flow  # noqa: F401 - while the server starts
-
-        with prefect_session.ready():
-            _say_where_runs_are_tracked()
-            for sentence in close_runs.close_abandoned_runs():
-                display().note(sentence)
-            with live_runs.owner(WORKSPACE.resolve()) as owner, tags(owner):
-                summary = call_flow()
-        _shrink_cache()
-        return summary
+    with contextlib.suppress(PipelineError):  # whoever uses the store next tells the reason
+        if tracking_store.sqlite_file():
+            tracking_store.client()  # which imports MLflow, too
+    with prefect_session.ready():
+        _say_where_runs_are_tracked()
+        for sentence in close_runs.close_abandoned_runs():
+            display().note(sentence)
+        with live_runs.owner(WORKSPACE.resolve()) as owner, tags(owner):
+            summary = call_flow()
+    _shrink_cache()
+    return summary
 
 
 def enter_workspace() -> None:

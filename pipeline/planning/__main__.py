@@ -9,8 +9,8 @@ from patchline.pipeline.planning.measuring_job import MEASURING
 
 
 def _get_ready() -> str:
-    """Import what most candidates need."""
-    importlib.import_module("albumentations")
+    """Import what torch itself imports for the first optimizer."""
+    importlib.import_module("torch._dynamo")
     return "{}"
 
 

@@ -175,6 +175,9 @@ _MEAN, _STD = 0.45, 0.25
 
 def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     """Measure the candidates in their order until the budget is used; the first one always."""
+    for candidate in job.candidates:
+        if not candidate.features_only:  # what some augmentations import takes seconds
+            SeededAugmentation(candidate.config.augmentation, _image(candidate), 0)
     began, speeds, others = time.monotonic(), [], _other_programs()
     ends = began + (math.inf if job.most_seconds is None else job.most_seconds)
     _choose_threads(job, job.candidates[0], ends)

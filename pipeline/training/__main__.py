@@ -76,8 +76,11 @@ def _between_both(job: TrainingJob, trained: TrainResult) -> FrozenModel:
 
 
 def _get_ready() -> str:
-    """Import what most training runs need, and describe this machine."""
-    for module in ("albumentations", "patchline.pipeline.training.parts.last_blocks"):
+    """Import what most training runs need, and describe this machine.
+
+    The first optimizer of torch imports `torch._dynamo`.
+    """
+    for module in ("torch._dynamo", "patchline.pipeline.training.parts.last_blocks"):
         importlib.import_module(module)
     return detect_machine().model_dump_json()
 

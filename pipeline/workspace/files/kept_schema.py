@@ -56,6 +56,22 @@ class KeptSchema:
             connection.executescript(sql)  # one transaction
         return True
 
+    def is_in(self, database: Path) -> bool:
+        """Return whether a database has had all migrations of the installed version.
+
+        It can also be written, and nobody else writes to it at the moment.
+
+        Args:
+            database: the file of the database.
+        """
+        errors = (OSError, sqlite3.Error, ValueError)
+        with suppress(*errors), closing(sqlite3.connect(database)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            [(version,)] = connection.execute("SELECT version_num FROM alembic_version")
+            sql = self.file.read_text(encoding="utf-8")
+            return f"INSERT INTO \"alembic_version\" VALUES('{version}');" in sql
+        return False
+
     def keep(self, database: Path) -> None:
         """Keep what creates a database that is new and empty; an environment may be read-only."""
         with suppress(StorageError, OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import sys
 from contextlib import closing
@@ -59,6 +60,11 @@ def test_only_a_new_database_of_the_same_prefect_is_created(
         database.execute("CREATE TABLE own (id)")
     assert not KEPT_SCHEMA.create(used)
     assert "flow_run" not in kept_schema.schema_of(used)
+    assert not KEPT_SCHEMA.is_in(used)
+    assert KEPT_SCHEMA.is_in(empty_prefect)
+    with closing(sqlite3.connect(shutil.copy(empty_prefect, tmp_path))) as newer, newer:
+        newer.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+    assert not KEPT_SCHEMA.is_in(tmp_path / empty_prefect.name)
     monkeypatch.setattr(metadata, "version", lambda _: "0.1")
     assert not KEPT_SCHEMA.create(tmp_path / "other.db")
     assert not (tmp_path / "other.db").exists()
