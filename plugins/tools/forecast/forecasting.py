@@ -136,9 +136,9 @@ class Forecast(FrozenModel):
     forecast: tuple[LabelledPoint, ...]
     """With twice the labels, and with those of the inbox; empty if there are too few to tell."""
     classes: tuple[ClassGain, ...] = ()
-    """The classes whose gain can be told, the largest gain for each label first."""
+    """The classes whose gain is certain enough, the largest gain for each label first."""
     further: FurtherLabels | None = None
-    """None if it cannot be told, or is more than three times the labels that there are."""
+    """None if there is no forecast, or it is more than three times the labels that there are."""
     inbox_images: int | None = None
     """Number of images of the inbox; None without one."""
     inbox_labels: int | None = None
@@ -385,7 +385,7 @@ class Measured(NamedTuple):
         return fit_learning_curve(self.fits, self.seed)
 
     def class_gains(self) -> Iterator[ClassGain]:
-        """Yield what twice the labels would bring for each class, where that can be told."""
+        """Yield what twice the labels would bring for each class, where that is certain enough."""
         largest = int(self.fits.sizes_S[-1])
         for name, labels in self.images.items():
             rows = np.flatnonzero(self.tested["label"] == name)
@@ -495,7 +495,7 @@ def write_page(result: Forecast, curve: LearningCurve | None, file: Path) -> Non
 
     Args:
         result: the forecast.
-        curve: the learning curve; it is drawn if the forecast can be told.
+        curve: the learning curve; it is drawn if there is a forecast.
         file: the HTML file.
     """
     picture = vector_graphic(learning_curve_picture(result, curve if result.forecast else None))

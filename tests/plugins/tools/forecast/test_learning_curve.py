@@ -56,8 +56,9 @@ def test_no_curve_that_scipy_finds_fits_better(has_offset: bool) -> None:
 
         def residuals(law: np.ndarray, errors_S: np.ndarray = errors_S) -> np.ndarray:
             slope, exponent, offset = law
-            curve_S: np.ndarray = slope * RATIOS**-exponent + offset - errors_S
-            return np.sqrt(weights_S) * curve_S
+            curve_S = slope * RATIOS**-exponent + offset
+            weighted_S: np.ndarray = np.sqrt(weights_S) * (curve_S - errors_S)
+            return weighted_S
 
         bounds = ([0, 0, 0], [1, 2, most])
         starts = ([0.2, exponent, most / 10] for exponent in (0.1, 0.4, 1.5))
