@@ -8,8 +8,9 @@
     model.predict(["rose.jpg", "tulip.jpg"])
 
 Each function does what the command of the same name does, in the working directory: the same
-stages, tracking, defaults and files. Errors are exceptions below `PipelineError`, with the sentence
-that the command prints. Importing this package imports nothing: names come when they are used.
+stages, tracking, defaults and files. Installed tools may add functions. Errors are exceptions
+below `PipelineError`, with the sentence that the command prints. Importing this package imports
+nothing: names come when they are used.
 
 The folders `pipeline`, `flows` and `plugins` of the checkout are `patchline.pipeline`,
 `patchline.flows` and `patchline.plugins`, so that they collide with nobody's packages.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import gc
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 # See `patchline.pipeline.workers.worker_start`.
@@ -118,10 +120,14 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name when somebody uses it."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    """Import a name when somebody uses it: one of those above, or a function of a tool."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
+        function = import_module("patchline.python_api").find_tool_function(name)
+        if function is not None:
+            return function
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -848,7 +848,7 @@ class ToolPlugin(_Plugin):
     events: tuple[ToolEvent, ...] = ()
     services: tuple[ToolService, ...] = ()
     python: Mapping[str, str] = field(default_factory=dict)
-    """`package.module:function` of what `patchline.python_api` calls, by its name there."""
+    """`package.module:function` of what `patchline.NAME` calls in Python, by this name."""
     paper: str = ""
     config_class: type[PluginConfig] = PluginConfig
     """Without settings: a tool's are the flags of its commands."""

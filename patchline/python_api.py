@@ -6,8 +6,9 @@ tracking, defaults and files. What is heavy is imported when a function is calle
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -21,7 +22,7 @@ from patchline.flows.python_api.session import (
     session,
     use_plugins,
 )
-from patchline.pipeline.plugin_system.tools import tool_function
+from patchline.pipeline.plugin_system.tools import tool_function, tools
 from patchline.pipeline.registry.browsing.notebook import (
     DataReport,
     Decision,
@@ -349,3 +350,21 @@ def models(name: str | None = None) -> pd.DataFrame:
         from patchline.flows.python_api.version_table import version_table
 
         return version_table(name)
+
+
+def find_tool_function(name: str) -> Callable[..., Any] | None:
+    """Return what an installed tool offers as `patchline.NAME`; None if no tool does.
+
+    Raises:
+        PluginError: if it cannot be imported.
+    """
+    if not any(name in tool.plugin.python for tool in tools().usable):
+        return None
+    function = tool_function(name)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with session(writes=f"patchline.{name}()"), show_progress():
+            return function(*arguments, **named)
+
+    return call

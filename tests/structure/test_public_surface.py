@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import patchline
 from patchline import plugin_api
+from patchline.python_api import find_tool_function
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -147,6 +149,14 @@ def test_the_python_api_exports_exactly_these_names() -> None:
     for name in patchline.__all__:
         assert hasattr(patchline, name)
     assert not hasattr(patchline, "trian")
+
+
+def test_a_tool_adds_its_functions_to_the_python_api() -> None:
+    """They are found by their name in the registry of tools; other names are no attributes."""
+    function: Any = find_tool_function("explain")
+    assert function.__name__ == "explain_images"
+    assert find_tool_function("trian") is None
+    assert getattr(patchline, "trian", None) is None
 
 
 def test_the_top_level_holds_what_the_readme_says() -> None:

@@ -1,0 +1,1 @@
+"""What more labels would bring, from fits on nested shares of the training images."""
