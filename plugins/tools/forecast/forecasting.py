@@ -31,7 +31,6 @@ from patchline.pipeline.evaluation.metrics.intervals import MetricEstimate
 from patchline.pipeline.evaluation.plots import BLUE, GREY, ORANGE, new_figure, plain_axes
 from patchline.pipeline.evaluation.predictions import image_groups
 from patchline.pipeline.frozen_model import FrozenModel
-from patchline.pipeline.markdown import escaped, render_markdown
 from patchline.pipeline.packaging.prediction.image_files import check_images, find_images
 from patchline.pipeline.registry.browsing.pages import NOTE_TAG
 from patchline.pipeline.stages import engine
@@ -40,6 +39,7 @@ from patchline.pipeline.stages.initial_weights import ChooseWeights, FindWeights
 from patchline.pipeline.stages.plan import PlanTraining
 from patchline.pipeline.stages.read import Read
 from patchline.pipeline.stages.stage import Context
+from patchline.pipeline.templates import escaped, render_markdown
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.machine import resources_of
