@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,63 +61,25 @@ class StoredVersion(NamedTuple):
     tags: dict[str, str]
 
 
-class Registry(ABC):
-    """What commands ask the registry."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Return the names of the registered models, in alphabetical order."""
-
-    @abstractmethod
-    def model(self, name: str) -> StoredModel | None:
-        """Return a model; None if there is none."""
-
-    @abstractmethod
-    def versions(self, name: str) -> list[StoredVersion]:
-        """Return the versions of a model, the newest first."""
-
-    @abstractmethod
-    def place_of(self, name: str, version: str) -> str | None:
-        """Return where the files of a version are; None if there is no such version."""
-
-    @abstractmethod
-    def test_metrics(self, run_id: str) -> dict[str, float]:
-        """Return the test metrics of a run; nothing if it was deleted."""
-
-
-def open_registry() -> Registry:
-    """Return the registry, after it has answered.
-
-    Raises:
-        TrackingError: if the store does not answer.
-        StorageError: if its SQLite file may not be written.
-    """
-    if not _MLFLOW_DECIDES & os.environ.keys():
-        with contextlib.suppress(PipelineError, ImportError):  # MLflow's client tells the reason
-            tables = open_tables(use_store())
-            if tables is not None:
-                read = _RegistryTables(tables)
-                read.names()
-                return read
-    return _MlflowRegistry(client())
-
-
-class _RegistryTables(Registry):
+class _RegistryTables:
     """The tables of MLflow's registry."""
 
     def __init__(self, tables: Tables) -> None:
         self._rows = tables.rows
 
     def names(self) -> list[str]:
+        """Return the names of the registered models, in alphabetical order."""
         return sorted(name for (name,) in self._rows(_NAMES))
 
     def model(self, name: str) -> StoredModel | None:
+        """Return a model; None if there is none."""
         if name not in self.names():
             return None
         aliases = {alias: str(version) for alias, version in self._rows(_ALIASES, name)}
         return StoredModel(aliases, dict(self._rows(_TAGS, name)))
 
     def versions(self, name: str) -> list[StoredVersion]:
+        """Return the versions of a model, the newest first."""
         tags: dict[int, dict[str, str]] = defaultdict(dict)
         for version, key, value in self._rows(_VERSION_TAGS, name):
             tags[version][key] = value
@@ -128,18 +89,20 @@ class _RegistryTables(Registry):
         ]
 
     def place_of(self, name: str, version: str) -> str | None:
+        """Return where the files of a version are; None if there is no such version."""
         rows = self._rows(_VERSIONS, name)
         found = (place or source for each, _, source, place, _ in rows if each == int(version))
         return next(found, None)
 
     def test_metrics(self, run_id: str) -> dict[str, float]:
+        """Return the test metrics of a run; nothing if it was deleted."""
         rows = self._rows(_METRICS, run_id)
         metrics = {key: math.nan if is_nan else value for key, value, is_nan in rows}
         return {key: value for key, value in metrics.items() if key.startswith(_TEST)}
 
 
-class _MlflowRegistry(Registry):
-    """MLflow's client."""
+class _MlflowRegistry:
+    """The same, asked of MLflow's client."""
 
     def __init__(self, store: MlflowClient) -> None:
         self._store = store
@@ -179,3 +142,24 @@ class _MlflowRegistry(Registry):
             metrics = self._store.get_run(run_id).data.metrics
             return {key: value for key, value in metrics.items() if key.startswith(_TEST)}
         return {}
+
+
+Registry = _RegistryTables | _MlflowRegistry
+"""What commands ask the registry."""
+
+
+def open_registry() -> Registry:
+    """Return the registry, after it has answered.
+
+    Raises:
+        TrackingError: if the store does not answer.
+        StorageError: if its SQLite file may not be written.
+    """
+    if not _MLFLOW_DECIDES & os.environ.keys():
+        with contextlib.suppress(PipelineError, ImportError):  # MLflow's client tells the reason
+            tables = open_tables(use_store())
+            if tables is not None:
+                read = _RegistryTables(tables)
+                read.names()
+                return read
+    return _MlflowRegistry(client())
