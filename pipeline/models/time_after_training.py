@@ -27,10 +27,15 @@ PREDICTING_IS_FASTER = 3
 _HALF_IS_FASTER = 1.6
 """bfloat16 than float32, in which images are predicted; measured on two cores with AMX."""
 
+_SLOWEST = 3.0
+
 
 def slowdown() -> float:
-    """Return how many times longer fixed work takes because of other programs, at least 1."""
-    return max(1.0, psutil.getloadavg()[0] / default_threads())
+    """Return how many times longer fixed work takes because of other programs, 1 to 3.
+
+    The load counts programs of low priority, too, which hardly slow others down.
+    """
+    return min(_SLOWEST, max(1.0, psutil.getloadavg()[0] / default_threads()))
 
 
 def fixed_seconds() -> float:
