@@ -8,8 +8,8 @@ an environment with `ultralytics` and `timm`; FILE is timm's own `train.py`, whi
 not contain. Each side starts from random weights, gets its own defaults for the rest, one seed, and
 nobody else's processes beside it. Ultralytics is `yolo11n-cls` with its own time limit. timm is
 ViT-Tiny in bfloat16. It has no time limit, so a tenth of an epoch is timed, and the schedule gets
-the number of epochs that comes closest to the minutes. The minutes are those of training and
-validation; reading the data before comes on top, for every side.
+the number of epochs that comes closest to the minutes. The minutes of the others are those of
+training and validation; Patchline's time limit is that of the whole command.
 
 The accuracy is that on test/, of the weights that each side keeps. Patchline holds validation
 images back from train/; the others choose their best epoch on test/ itself, which favours them.
