@@ -86,25 +86,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 pytest_plugins = ["tests.made.servers"]
 _TOGETHER = {
-    "tests/flows/services/test_services.py": "servers",
-    "tests/flows/services/test_doors.py": "servers",
-    "tests/flows/services/test_down.py": "servers",
-    "tests/flows/services/test_tried_stores.py": "team stores",
-    "tests/flows/services/test_team_stores.py": "team stores",
-    "tests/plugins/tools/monitor/test_monitor_flow.py": "event server",
-    "tests/plugins/tools/test_tools.py": "event server",
-    "tests/flows/new_data/test_data_watch.py": "event server",
-    "tests/flows/notifications/test_webhooks.py": "event server",
-    "tests/flows/schedules/test_missed_runs.py": "event server",
-    "tests/flows/schedules/test_prediction_flow.py": "event server",
-    "tests/flows/schedules/test_same_path.py": "event server",
-    "tests/flows/schedules/test_schedules.py": "event server",
-    "tests/flows/schedules/test_work_pools.py": "event server",
-    "tests/flows/approval/test_approval.py": "plain server",
-    "tests/flows/closing/test_close_runs.py": "plain server",
-    "tests/flows/training/test_prefect_progress.py": "plain server",
-    "tests/flows/training/test_reuse.py": "plain server",
-    "tests/flows/test_wrong_input.py": "plain server",
+    f"tests/{module}.py": group
+    for group, modules in {
+        "servers": """
+            flows/services/test_services flows/services/test_doors flows/services/test_down
+        """,
+        "team stores": """
+            flows/services/test_tried_stores flows/services/test_team_stores
+            plugins/tools/sweep/test_study_database
+        """,
+        "Prefect server": """
+            flows/approval/test_approval flows/closing/test_close_runs
+            flows/new_data/test_data_watch flows/notifications/test_webhooks
+            flows/schedules/test_missed_runs flows/schedules/test_prediction_flow
+            flows/schedules/test_same_path flows/schedules/test_schedules
+            flows/schedules/test_work_pools flows/test_wrong_input
+            flows/training/test_prefect_progress flows/training/test_reuse
+            plugins/tools/monitor/test_monitor_flow plugins/tools/test_tools
+        """,
+    }.items()
+    for module in modules.split()
 }
 """Modules that share a fixture of the session which takes seconds: one process runs them all."""
 
@@ -216,6 +217,12 @@ def write_photos(root: Path, classes: int = 3, images: int = 20, side: int = 32)
     return root
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files below a folder, by their paths in it."""
+    files = (each for each in folder.rglob("*") if each.is_file())
+    return {each.relative_to(folder).as_posix(): each.read_bytes() for each in files}
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Return a folder of 60 small RGB images in 3 classes: across, down, rising."""
@@ -236,12 +243,17 @@ class Finished:
         return json.loads(self.out)
 
 
+def _words(command: str | Path, *arguments: str | Path) -> list[str]:
+    """Return the words of a command line: its first argument may be several."""
+    return [*str(command).split(), *map(str, arguments)]
+
+
 def patchline(
     *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300
 ) -> Finished:
     """Run the command `patchline` as a user would, in a process of its own."""
     done = subprocess.run(
-        [str(PATCHLINE), *(str(argument) for argument in arguments)],
+        [str(PATCHLINE), *_words(*arguments)],
         cwd=cwd,
         env={**os.environ, **(env or {})},
         capture_output=True,
@@ -269,7 +281,7 @@ def patchline_here(
     ):
         os.environ.update(env or {})
         try:
-            code = run_command_line([str(argument) for argument in arguments])
+            code = run_command_line(_words(*arguments))
         finally:
             os.environ.clear()
             os.environ.update(before)

@@ -10,6 +10,7 @@ import pytest
 
 from patchline.pipeline.workspace.files import workspace_folder, workspace_identity
 from patchline.plugins.stores import folder as folder_store
+from tests.conftest import contents
 from tests.made.servers import Command
 
 
@@ -35,10 +36,6 @@ def moved(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return new
 
 
-def _everything(folder: Path) -> dict[str, bytes]:
-    return {str(each): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
-
-
 @pytest.fixture
 def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return what makes the workspace one that may not be written."""
@@ -50,13 +47,13 @@ def test_help_and_version_leave_every_file_alone(
     words: str, moved: Path, run_here: Command, read_only: Callable[[], None]
 ) -> None:
     """They need no workspace, wherever it was moved, and whether it may be written or not."""
-    before = _everything(moved)
-    code, _, err = run_here(*words.split())
+    before = contents(moved)
+    code, _, err = run_here(words)
     assert (code, "was moved" in err) == (0, False), err
     read_only()
-    code, _, err = run_here(*words.split())
+    code, _, err = run_here(words)
     assert (code, "is read-only" in err) == (0, False), err
-    assert _everything(moved) == before
+    assert contents(moved) == before
 
 
 @pytest.mark.parametrize("option", ["--plugin ../plug.py", "--plugin=../plug.py"])
@@ -68,12 +65,12 @@ def test_an_option_does_not_hide_the_command(
     `promote NAME --version 1` writes, though `--version` alone does not.
     """
     before = workspace_identity.read(moved / ".patchline")
-    assert "was moved" not in run_here(*option.split(), "down")[2]
+    assert "was moved" not in run_here(option, "down")[2]
     assert workspace_identity.read(moved / ".patchline") == before
     read_only()
-    assert "`patchline run` writes to it" in run_here(*option.split(), "run", "photos")[2]
-    assert "writes to it" not in run_here(*option.split(), "models")[2]
-    code, _, err = run_here("promote", "roses", "--version", "1")
+    assert "`patchline run` writes to it" in run_here(option, "run", "photos")[2]
+    assert "writes to it" not in run_here(option, "models")[2]
+    code, _, err = run_here("promote roses --version 1")
     assert (code, f"{moved} may not be written, and `patchline promote` writes" in err) == (1, True)
 
 
@@ -81,10 +78,10 @@ def test_a_moved_workspace_that_may_not_be_written_says_where_its_files_are(
     moved: Path, run_here: Command, read_only: Callable[[], None]
 ) -> None:
     """Its store names files in the old folder; what does not read the store works."""
-    before = _everything(moved)
+    before = contents(moved)
     read_only()
     code, _, err = run_here("models")
     old = moved.with_name("old")
     assert (code, f"{moved} was last used in {old}, where its runs" in err) == (1, True), err
-    assert run_here("plugins", "list")[0] == 0
-    assert _everything(moved) == before
+    assert run_here("plugins list")[0] == 0
+    assert contents(moved) == before

@@ -23,9 +23,10 @@ class Command:
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture
 
-    def __call__(self, *arguments: str | Path) -> tuple[int, str, str]:
-        """Return exit code, standard output and standard error."""
-        code = run_command_line([str(argument) for argument in arguments])
+    def __call__(self, command: str | Path = "", *arguments: str | Path) -> tuple[int, str, str]:
+        """Return exit code, standard output and standard error; the first argument is words."""
+        self._capture.readouterr()  # is of what came before
+        code = run_command_line([*str(command).split(), *map(str, arguments)])
         printed = self._capture.readouterr()
         return code, printed.out, printed.err
 
@@ -39,10 +40,12 @@ class Command:
         """Return what a command that succeeds answers with `--json`."""
         return json.loads(self.out(*arguments, "--json"))
 
-    def refusal(self, *arguments: str | Path) -> str:
-        """Return the standard error of a command that ends with exit code 2."""
-        code, _, err = self(*arguments)
-        assert code == 2, err
+    def refusal(self, *arguments: str | Path, code: int = 2) -> str:
+        """Return the standard error of a command that fails: it has one sentence and no trace."""
+        found, out, err = self(*arguments)
+        assert (found, out) == (code, ""), err
+        assert [line.startswith("Error: ") for line in err.splitlines()].count(True) == 1, err
+        assert "Traceback" not in err
         return err
 
 
@@ -61,25 +64,26 @@ def command(store: Path, monkeypatch: pytest.MonkeyPatch, run_here: Command) -> 
 
 
 @pytest.fixture(scope="session")
-def plain_server(
+def lasting_server(
     tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path
 ) -> Iterator[LastingServer]:
-    """Return a server for all tests that need no more than one; no runner is known to it."""
+    """Return a server for all tests, which writes events at once; no runner is known to it."""
     from tests.flows.lasting_server import LastingServer
 
-    server = LastingServer(tmp_path_factory.mktemp("prefect_server"), empty_prefect)
+    flush = {"PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "0.2"}
+    server = LastingServer(tmp_path_factory.mktemp("prefect_server"), empty_prefect, **flush)
     yield server
     server.stop()
 
 
 @pytest.fixture(scope="module")
-def prefect_server(plain_server: LastingServer) -> Iterator[str]:
+def prefect_server(lasting_server: LastingServer) -> Iterator[str]:
     """Let this process use that server while a module's tests run; return its API's address."""
     from prefect.logging.handlers import APILogHandler
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: plain_server.url()}):
-        yield plain_server.url()
+    with temporary_settings({PREFECT_API_URL: lasting_server.url()}):
+        yield lasting_server.url()
         APILogHandler().flush()
 
 
@@ -89,20 +93,26 @@ def shared_prefect(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PREFECT_API_URL", prefect_server)
 
 
-@pytest.fixture(scope="session")
-def event_server(
-    tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path
-) -> Iterator[LastingServer]:
-    """Return a server that writes events at once, for all tests that need them.
+@pytest.fixture
+def event_api(lasting_server: LastingServer) -> Iterator[str]:
+    """Let this process use that server while a test runs; return its API's address.
 
-    Automations and deployments of other tests stay away from it.
+    A test leaves no deployment there: commands read those of all folders, with their long schemas.
     """
-    from tests.flows.lasting_server import LastingServer
+    from prefect.client.orchestration import get_client
+    from prefect.logging.handlers import APILogHandler
+    from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    flush = {"PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL": "0.2"}
-    server = LastingServer(tmp_path_factory.mktemp("event_server"), empty_prefect, **flush)
-    yield server
-    server.stop()
+    from patchline.flows.notifications import events
+
+    with temporary_settings({PREFECT_API_URL: lasting_server.url()}):
+        yield lasting_server.url()
+        events.flush()
+        APILogHandler().flush()
+        with get_client(sync_client=True) as opened:
+            for each in opened.read_deployments():
+                opened.delete_resource_owned_automations(f"prefect.deployment.{each.id}")
+                opened.delete_deployment(each.id)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def work() -> None:
     on_cancellation=[close_runs.on_cancellation],
 )
 def like_training(what: str) -> None:
-    """Open a run with a model, and say so; then work, or end and linger; or only begin."""
+    """Open a run with a model, and say so; then work, or end and linger in a run that has begun."""
     workspace = Path(".patchline").resolve()
     if what == "begins":
         sys.stdout.write(f"at work {flow_run.id} -\n")
@@ -46,7 +46,7 @@ def like_training(what: str) -> None:
                 work()
     if what == "lingers":
         _say(run)
-        time.sleep(600)
+        like_training("begins")
 
 
 @flow(name="Train when new")

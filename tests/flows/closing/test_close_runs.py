@@ -46,13 +46,10 @@ def _prefect(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def _at_work(
-    what: str = "works", folder: Path | None = None
-) -> Iterator[tuple[subprocess.Popen[str], UUID, str]]:
+def _at_work(what: str = "works") -> Iterator[tuple[subprocess.Popen[str], UUID, str]]:
     """Run a flow in a process of its own; yield this, its flow run and its MLflow run."""
     process = subprocess.Popen(
         [sys.executable, "-P", _PROGRAM, what],
-        cwd=folder,
         env={**os.environ, "PREFECT_LOGGING_LEVEL": "ERROR"},
         stdout=subprocess.PIPE,
         text=True,
@@ -134,38 +131,32 @@ def test_a_run_without_a_runner_can_be_cancelled_in_prefect(client: SyncPrefectC
     assert _live() == []
 
 
-def test_work_that_was_done_counts_as_done(client: SyncPrefectClient) -> None:
-    """SIGKILL after the MLflow run has FINISHED leaves a Completed flow run, not a crashed one.
-
-    A runner that saw only the exit code may have called it crashed.
-    """
-    with _at_work("lingers") as (process, flow_run_id, run_id):
-        assert close_runs.close_abandoned_runs() == []
-        _kill(process)
-        client.set_flow_run_state(flow_run_id, Crashed(), force=True)
-        close_runs.close_abandoned_runs()
-    assert (_state(client, flow_run_id)[0], _status(run_id)) == ("Completed", "FINISHED")
-    assert _live() == []
-
-
-def test_a_run_that_was_killed_before_its_record_is_closed_by_its_own_folder(
+def test_a_killed_process_is_closed_by_its_own_folder_and_what_was_done_counts(
     client: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tag names its owner from the first moment; while that one lives nothing happens."""
-    other = tmp_path / "other"
-    other.mkdir()
-    with _at_work("begins", folder=other) as (process, flow_run_id, _):
-        for folder in (tmp_path, other):
+    """SIGKILL after the MLflow run has FINISHED leaves a Completed flow run, not a crashed one.
+
+    A runner that saw only the exit code may have called it crashed. The tag of a run that was
+    killed before its record names its owner; while that one lives nothing happens.
+    """
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with _at_work("lingers") as (process, done, run_id):
+        assert process.stdout
+        begun = UUID(process.stdout.readline().split()[2])
+        for folder in (tmp_path, elsewhere):
             monkeypatch.chdir(folder)
             assert close_runs.close_abandoned_runs() == []
         _kill(process)
-        monkeypatch.chdir(tmp_path)
+        client.set_flow_run_state(done, Crashed(), force=True)
         assert close_runs.close_abandoned_runs() == []
-        assert (_state(client, flow_run_id)[0], _live()) == ("Running", [])
-        monkeypatch.chdir(other)
+        assert (_state(client, begun)[0], _live()) == ("Running", [])
+        monkeypatch.chdir(tmp_path)
         close_runs.close_abandoned_runs()
-    name, message = _state(client, flow_run_id)
+    assert (_state(client, done)[0], _status(run_id)) == ("Completed", "FINISHED")
+    name, message = _state(client, begun)
     assert (name, "start it again" in message) == ("Crashed", True)
+    assert _live() == []
 
 
 @pytest.mark.slow

@@ -17,12 +17,14 @@ from tests.pipeline.registry.made_versions import CLASSES
 
 
 @contextmanager
-def entered_store(folder: Path, empty_store: Path) -> Iterator[None]:
-    """Work in a folder with a new store."""
+def entered_store(folder: Path, empty_store: Path, **variables: str) -> Iterator[None]:
+    """Work in a folder with a new store, and with these variables."""
     shutil.copy(empty_store, folder / "mlflow.db")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        variables["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
+        for name, value in variables.items():
+            patch.setenv(name, value)
         yield
 
 

@@ -28,7 +28,7 @@ def test_help_has_the_settings_of_plugins_and_no_default_that_says_nothing(
 ) -> None:
     """Help may be asked for wherever that is; what only runs record is left out."""
     monkeypatch.setenv("COLUMNS", "400")
-    shown = run_here.out(*asked.split())
+    shown = run_here.out(asked)
     assert ".empty-" not in shown  # lists need no second flag
     for nothing in ("False", "()", "{}", "[]", "None", "null", ""):
         assert f"[default: {nothing}]" not in shown

@@ -22,7 +22,7 @@ def test_findings_are_named_for_people_and_programs(run_here: Command, tmp_path:
     (folder / "across/x.png").write_bytes(damaged)
     (folder / "across/y.png").write_bytes(whole[: len(whole) // 2])
     (folder / "across/notes.txt").write_text("of the photographer", "utf-8")
-    out = run_here.out("data", "inspect", folder)
+    out = run_here.out("data inspect", folder)
     for words in (
         "photos: 37 images in 3 classes; 1 unreadable file; 1 truncated image; 1 other file Short",
         *("label_conflict", "down/line\\nend.png", "inspection.html"),
@@ -30,7 +30,7 @@ def test_findings_are_named_for_people_and_programs(run_here: Command, tmp_path:
     ):
         assert words in " ".join(out.split())
     assert "--check-labels" not in out
-    answer = run_here.json("data", "inspect", folder, "--out", "report")
+    answer = run_here.json("data inspect", folder, "--out", "report")
     assert answer["images"] == sum(answer["splits"].values()) == 37
     assert answer["classes"] == {"across": 12, "down": 13, "rising": 12}
     assert answer["sizes"]["median"] == 32
@@ -56,7 +56,7 @@ def test_a_model_finds_wrong_labels(
         said = model.predict(sorted((folder / label).glob("*.png")))
         surest = said[said["label"] == label]["probability"].idxmax()
         Path(str(surest)).rename(folder / wrong / "wrong.png")
-    inspected = ("data", "inspect", str(folder))
+    inspected = ("data inspect", str(folder))
     out = run_here.out(*inspected)
     assert "Likely label errors:  add --check-labels photos\n" in out
     checked = (*inspected, "--check-labels", "photos")
@@ -96,31 +96,22 @@ def test_folds_judge_images_that_they_were_not_trained_on(tmp_path: Path) -> Non
     assert str(wrong.relative_to(folder)) in errors.files[:3]
 
 
-def test_a_preset_adds_the_plan(tmp_path: Path) -> None:
-    """The plan stands in the result and on the page, and names the data that it is for."""
-    folder = write_photos(tmp_path / "photos", images=8)
-    found = patchline.inspect_data(folder, preset="quick", out=tmp_path / "report")
-    assert found.plan[0].startswith("model: ")
-    assert any("training images of 32 pixels in 3 classes" in line for line in found.plan)
-    assert "Suggested plan" in found.path.read_text("utf-8")
-
-
 def test_it_names_what_changed(run_here: Command, tmp_path: Path) -> None:
     """A moved class label and a deleted file are in the JSON object and in the words."""
     before = write_photos(tmp_path / "before", classes=2, images=4)
     after = Path(shutil.copytree(before, tmp_path / "after"))
     (after / "across/000.png").rename(after / "down/odd.png")
     (after / "across/001.png").unlink()
-    answer = run_here.json("data", "diff", before, after)
+    answer = run_here.json("data diff", before, after)
     assert not answer["same"]
     assert answer["removed"] == ["across/001.png"]
     assert [each["path"] for each in answer["relabelled"]] == ["down/odd.png"]
-    out = run_here.out("data", "diff", before, after)
+    out = run_here.out("data diff", before, after)
     assert "down/odd.png (across -> down)" in out
-    assert "no-such-run" in run_here.refusal("data", "diff", before, "no-such-run")
+    assert "no-such-run" in run_here.refusal("data diff", before, "no-such-run")
     flag = ("--data.label-column", "b")
     assert "--data.label-column has no effect" in run_here.refusal(
-        "data", "diff", before, after, *flag
+        "data diff", before, after, *flag
     )
 
 
@@ -134,7 +125,7 @@ def test_it_writes_a_picture_and_prints_its_path(run_here: Command, tmp_path: Pa
     JSON has every setting, also those that depend on the data.
     """
     photos = write_photos(tmp_path / "photos", images=8, side=32)
-    standard = ("data", "preview", str(photos), "--augmentation.name", "standard", *NONE)
+    standard = ("data preview", str(photos), "--augmentation.name", "standard", *NONE)
     columns = ("--training.cutmix", "1", "--images", "4", "--epochs", "3", "--picture", "seen.png")
     assert run_here.out(*standard, *columns) == "seen.png\n"
     with Image.open("seen.png") as picture:
@@ -159,4 +150,4 @@ def test_it_writes_a_picture_and_prints_its_path(run_here: Command, tmp_path: Pa
 )
 def test_wrong_input_is_one_sentence(run_here: Command, arguments: list[str], words: str) -> None:
     """Numbers that make no picture, a missing file and a misspelt name exit with code 2."""
-    assert words in run_here.refusal("data", "preview", *arguments)
+    assert words in run_here.refusal("data preview", *arguments)

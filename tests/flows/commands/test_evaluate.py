@@ -32,7 +32,7 @@ def test_images_that_the_model_has_seen_are_left_out(command: Command) -> None:
 
     Where corrupted images are asked for, page, answer and MLflow have the accuracy on them.
     """
-    answer = command.json("evaluate", "stripes", "photos", "--evaluation.corruptions", "4")
+    answer = command.json("evaluate stripes photos --evaluation.corruptions 4")
     assert answer["images"] == answer["metrics"]["all/accuracy"]["n"] == 24
     assert any("12 of 36 images were left out" in note for note in answer["notes"])
     run = client().get_run(answer["run_id"])
@@ -67,36 +67,24 @@ def test_a_package_of_another_workspace_knows_what_it_has_seen(
 
     copy = Path(download_artifacts("models:/stripes/1", dst_path=str(tmp_path / "copy")))
     mlflow.register_model(copy.as_uri(), "copied")
-    answer = command.json("evaluate", "copied/1", "photos")
+    answer = command.json("evaluate copied/1 photos")
     assert (answer["images"], answer["provenance"]["state"]) == (24, "known")
     assert answer["robustness"] is None
     weights = copy / "artifacts" / "model.safetensors"
     save_file(load_file(weights), weights)  # as a tool does that knows nothing of the record
-    err = command.refusal("evaluate", "copied/1", "photos")
+    err = command.refusal("evaluate copied/1 photos")
     assert "has no record of the images that its weights have seen" in err
-    answer = command.json("evaluate", "copied/1", "photos", "--seen-images")
+    answer = command.json("evaluate copied/1 photos --seen-images")
     assert (answer["images"], answer["provenance"]["state"]) == (36, "unknown")
 
 
 def test_seen_images_are_marked_and_the_predictions_are_those_of_predict(
-    command: Command, tmp_path: Path
+    command: Command, store: Path
 ) -> None:
-    """The report calls them optimistic; an image's probability is the same in both commands."""
-    given = ("--seen-images", "--out", str(tmp_path / "out"))
-    out = command.out("evaluate", "stripes@champion", "photos", *given)
-    assert "36 images" in out
-    assert "the metrics are optimistic" in out
-    assert "the metrics are optimistic" in (tmp_path / "out/report.html").read_text("utf-8")
-    table = pd.read_parquet(tmp_path / "out/predictions.parquet")
-    files = [f"photos/{path}" for path in table["path"]]
-    answers = command.json("predict", "stripes", *files)["predictions"]
-    assert [answer["label"] for answer in answers] == list(table["predicted"])
-    found = [answer["probability"] for answer in answers]
-    assert found == pytest.approx(list(table["probability"]), abs=1e-5)
+    """The report calls them optimistic; an image's probability is the same in both commands.
 
-
-def test_the_columns_of_a_table_can_be_chosen(command: Command, store: Path) -> None:
-    """Where two columns could be labels, the flag decides; another one may make slices."""
+    Where two columns of a table could be labels, the flag decides; another one may make slices.
+    """
     files = sorted((store / "photos").rglob("*.png"))
     table = pd.DataFrame(
         {
@@ -105,16 +93,30 @@ def test_the_columns_of_a_table_can_be_chosen(command: Command, store: Path) -> 
             "species": [file.parent.name for file in files],
         }
     )
-    table.to_csv(store / "known.csv", index=False)
+    table.to_csv("known.csv", index=False)
     columns = ("--data.image-column", "file", "--data.label-column", "species")
-    species = ("evaluate", "stripes", "known.csv", *columns, "--evaluation.slices")
-    command.out(*species, "column:color", "--out", "sliced")
-    report = json.loads((store / "sliced/report.json").read_text("utf-8"))
-    parts = {(part["column"], part["value"]): part["images"] for part in report["slices"]}
-    assert parts == {("column:color", "cold"): 12, ("column:color", "warm"): 12}
-    assert "By column:color" in (store / "sliced/report.html").read_text("utf-8")
-    assert "column:color" in pd.read_parquet(store / "sliced/predictions.parquet")
-    assert "choose from: column:color" in command.refusal(*species, "column:site")
+    species = ("evaluate stripes@champion known.csv --seen-images", *columns)
+    out = command.out(*species, "--evaluation.slices=column:color", "--out", "sliced")
+    report, page = (
+        Path("sliced/report").with_suffix(each).read_text() for each in (".json", ".html")
+    )
+    assert "36 images" in out
+    for text in (out, page):
+        assert "the metrics are optimistic" in text
+    parts = {
+        (each["column"], each["value"]): each["images"] for each in json.loads(report)["slices"]
+    }
+    assert parts == {("column:color", "cold"): 18, ("column:color", "warm"): 18}
+    assert "By column:color" in page
+    found = pd.read_parquet("sliced/predictions.parquet")
+    assert "column:color" in found
+    images = [next(file for file in table["file"] if file.endswith(path)) for path in found["path"]]
+    answers = command.json("predict stripes", *images)["predictions"]
+    assert [answer["label"] for answer in answers] == list(found["predicted"])
+    probabilities = [answer["probability"] for answer in answers]
+    assert probabilities == pytest.approx(list(found["probability"]), abs=1e-5)
+    wrong = (*species, "--evaluation.slices=column:site")
+    assert "choose from: column:color" in command.refusal(*wrong)
 
 
 def test_other_classes_and_damaged_images_are_named_one_by_one(
@@ -124,10 +126,10 @@ def test_other_classes_and_damaged_images_are_named_one_by_one(
     other = write_photos(tmp_path / "other", classes=4, images=3, side=24)
     (other / "rising").rename(other / "up")
     (other / "up" / "broken.png").write_bytes(b"\x89PNG but not really")
-    err = command.refusal("evaluate", "stripes", other)
+    err = command.refusal("evaluate stripes", other)
     assert "Only in the data: across (3 images), falling (3 images)." in err
     assert "Only in the model: rising." in err
-    answer = command.json("evaluate", "stripes", other, "--common-classes")
+    answer = command.json("evaluate stripes", other, "--common-classes")
     assert answer["images"] == 6
     for words in ("6 images were left out because the model does not have", "broken.png"):
         assert words in str(answer["notes"])
@@ -145,6 +147,6 @@ def test_what_cannot_be_evaluated_is_said(command: Command, tmp_path: Path) -> N
         (("photos", "--split", "test"), "it has no split 'test'. Set --split to all"),
         (("photos", "--data.label-column", "species"), "label_column"),
     ):
-        assert words in command.refusal("evaluate", "stripes", *arguments)
+        assert words in command.refusal("evaluate stripes", *arguments)
     experiments = [each.experiment_id for each in client().search_experiments()]
     assert not client().search_runs(experiments, "attributes.status = 'FAILED'")

@@ -39,29 +39,27 @@ def table(tmp_path: Path, own_store: None) -> str:  # noqa: ARG001 - it makes th
 @pytest.mark.usefixtures("table")
 def test_a_line_names_the_labels_and_those_below_their_thresholds(run_here: Command) -> None:
     """What is not known of the model is said once; prediction sets only if they are asked for."""
-    _, out, err = run_here("predict", "shapes/1", "photos")
-    answers = run_here.json("predict", "shapes/1", "photos")["predictions"]
+    _, out, err = run_here("predict shapes/1 photos")
+    answers = run_here.json("predict shapes/1 photos")["predictions"]
     for line, answer in zip(out.splitlines(), answers, strict=True):
         given = "  ".join(f"{e['label']} {e['probability']:.1%}" for e in answer["labels"])
         assert line.startswith(f"{answer['image']}  {given or 'no label'}")
         assert "up" in line.partition("(below its threshold: ")[2]
     assert "Calibration: it is not recorded" in err
     assert "Prediction sets" not in err
-    code, _, err = run_here("predict", "shapes/1", "photos", "--coverage", "0.9")
+    code, _, err = run_here("predict shapes/1 photos --coverage 0.9")
     assert (code, "models with one label for each image" in err) == (0, True)
 
 
 def test_the_task_of_the_model_tells_what_several_rows_mean(table: str, run_here: Command) -> None:
     """Where the registry does not know it, the user is asked, and can answer."""
-    task = ("--data.task", MULTI_LABEL)
-    for version, given in (("1", ()), ("2", task)):
-        evaluated = ("evaluate", f"shapes/{version}", table, "--seen-images", *given)
-        assert run_here.json(*evaluated)["metrics"]["all/mAP"]["n"] == 12
-    for version, given, words in (
-        ("2", (), "several rows with different labels"),
-        ("1", ("--data.task", "single_label"), "Leave --data.task out."),
-        ("2", ("--data.task", "single_label"), "Leave --data.task out."),
+    given = (table, "--seen-images")
+    answer = run_here.json("evaluate shapes/2", *given, "--data.task", MULTI_LABEL)
+    assert answer["metrics"]["all/mAP"]["n"] == 12
+    for version, flag, words in (
+        ("1", "--split=test", "it has no split 'test'"),  # that is, the labels are understood
+        ("2", "--split=all", "several rows with different labels"),
+        ("1", "--data.task=single_label", "Leave --data.task out."),
+        ("2", "--data.task=single_label", "Leave --data.task out."),
     ):
-        assert words in run_here.refusal(
-            "evaluate", f"shapes/{version}", table, "--seen-images", *given
-        )
+        assert words in run_here.refusal("evaluate", f"shapes/{version}", *given, flag)

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from patchline.flows.command_line import run_command_line
 from patchline.pipeline import config_files
 from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.errors import ConfigError
 from patchline.pipeline.plugin_system.plugin_loader import list_installed
 from patchline.pipeline.plugin_system.plugin_settings import name_patch_embedding
 from tests.conftest import write_photos
+from tests.made.servers import Command
 
-Output = pytest.CaptureFixture[str]
 OWN = {
     "vit": "conv",
     "simple_vit": "conv",
@@ -36,12 +35,9 @@ def photos(tmp_path: Path) -> Path:
     return write_photos(tmp_path / "photos", classes=2, images=4, side=16)
 
 
-def _planned(output: Output, *arguments: str | Path) -> Any:
+def _planned(run_here: Command, *arguments: str | Path) -> Any:
     """Return the resolved settings that `run --preset none --dry-run` prints."""
-    code = run_command_line(["run", *map(str, arguments), "--preset", "none", "--dry-run"])
-    answer = output.readouterr()
-    assert code == 0, answer.err
-    return yaml.safe_load(answer.out)
+    return yaml.safe_load(run_here.out("run", *arguments, "--preset", "none", "--dry-run"))
 
 
 def _embedding(settings: dict[str, Any]) -> dict[str, Any]:
@@ -76,62 +72,49 @@ def test_settings_of_the_own_embedding_need_no_name() -> None:
             _embedding({"model": {"name": "cct", "patch_embedding": wrong}})
 
 
-def test_a_resolved_config_keeps_its_embedding(photos: Path, capsys: Output) -> None:
+def test_a_resolved_config_keeps_its_embedding(photos: Path, run_here: Command) -> None:
     """A plan with conv, run again with another model, keeps conv and its settings."""
-    flags = ("--model.patch-embedding.patch-size", "8")
-    first = _planned(capsys, photos, *flags)
+    first = _planned(run_here, photos, "--model.patch-embedding.patch-size", "8")
     conv = {"name": "conv", "patch_size": 8}
     assert first["model"]["patch_embedding"] == conv
     assert (first["name"], first["data"]["image_size"]) == ("photos", 16)
     assert not Path("mlflow.db").exists()  # nothing is trained
-    Path("plan.yaml").write_text(yaml.safe_dump(first), encoding="utf-8")
-    Path("own.yaml").write_text("model: {patch_embedding: {patch_size: 8}}", encoding="utf-8")
-    named = ("--config", "own.yaml", "--model.patch-embedding.name", "conv")
-    assert _planned(capsys, photos, *named)["model"]["patch_embedding"] == conv
-    none = _planned(capsys, photos, "--model.name", "torchvision", "--data.image-size", "64")
-    assert none["model"]["patch_embedding"] == {"name": "none"}
-    for same in ((), ("--model.patch-embedding.name", "conv")):
-        assert _planned(capsys, "--config", "plan.yaml", *same) == first
-    other = _planned(capsys, "--config", "plan.yaml", "--model.name", "cct")["model"]
-    assert (other["name"], other["patch_embedding"]) == ("cct", conv)
+    plan, own = Path("plan.yaml"), Path("own.yaml")
+    plan.write_text(yaml.safe_dump(first))
+    own.write_text("model: {patch_embedding: {patch_size: 8}}")
+    assert _planned(run_here, "--config", plan) == first
+    for file, model in ((own, {"patch_embedding": {"name": "conv"}}), (plan, {"name": "cct"})):
+        config = config_files.build_config(str(photos), file=file, flags={"model": model})
+        assert config.model.patch_embedding.model_dump() == conv
     back = ("--model.name", "cct", "--model.patch-embedding.name", "auto")
-    own = _planned(capsys, "--config", "plan.yaml", *back)["model"]["patch_embedding"]
-    assert own["name"] == "cct"
-    assert None not in own.values()
+    found = _planned(run_here, "--config", plan, *back)["model"]["patch_embedding"]
+    assert found["name"] == "cct"
+    assert None not in found.values()
 
 
 @pytest.mark.parametrize(
-    ("model", "flags", "words"),
+    ("model", "flag", "value", "words"),
     [
-        ("torchvision", ["--model.patch-embedding.name", "conv"], ["no patch embedding"]),
-        ("torchvision", ["--model.patch-embedding.patch-size", "4"], ["patch-size"]),
-        ("torchvision", ["--config", "{patch_size: 4}"], ["embedding.patch_size", "Omit it"]),
-        ("vit", ["--model.patch-embedding.patch-size", "5"], ["patch_size 5", "16x16", "4, 8"]),
-        ("cct", ["--model.patch-embedding.num-layers", "0"],
-         ["patch_embedding.num_layers", "from 1 to"]),
+        ("torchvision", "patch-size", 4, ["patch-size"]),
+        ("vit", "patch-size", 5, ["patch_size 5", "16x16", "4, 8"]),
+        ("cct", "num-layers", 0, ["patch_embedding.num_layers", "from 1 to"]),
     ],
-)  # fmt: skip
-def test_a_wrong_embedding_or_value_is_explained_whatever_feeds_the_model(
-    photos: Path, capsys: Output, model: str, flags: list[str], words: list[str]
+)
+def test_a_wrong_value_is_explained_whatever_feeds_the_model(
+    photos: Path, run_here: Command, model: str, flag: str, value: int, words: list[str]
 ) -> None:
-    """From a flag or a file, the answer is one sentence and exit code 2."""
-    if flags[0] == "--config":
-        Path("a.yaml").write_text(f"model: {{patch_embedding: {flags[1]}}}", encoding="utf-8")
-        flags = ["--config", "a.yaml"]
-    run = ["run", str(photos), "--preset", "none", "--dry-run", "--model.name", model, *flags]
-    code = run_command_line(run)
-    answer = capsys.readouterr()
-    assert (code, answer.out) == (2, "")
-    [sentence] = [line for line in answer.err.splitlines() if line.startswith("Error: ")]
+    """The answer is one sentence and exit code 2; `test_adapters.py` has what takes none."""
+    run = f"run {photos} --preset none --dry-run --model.name {model}"
+    given = f"--model.patch-embedding.{flag} {value}"
+    sentence = run_here.refusal(f"{run} {given}")
     for word in words:
         assert word in sentence
 
 
 @pytest.mark.parametrize("model", ["vit", "torchvision"])
-def test_the_schema_has_the_embedding_of_the_model(capsys: Output, model: str) -> None:
+def test_the_schema_has_the_embedding_of_the_model(run_here: Command, model: str) -> None:
     """`run --schema` describes every setting; the default embedding is the model's own."""
-    assert run_command_line(["run", "--schema", "--model.name", model]) == 0
-    schema = json.loads(capsys.readouterr().out)
+    schema = json.loads(run_here.out("run --schema --model.name", model))
     assert schema["additionalProperties"] is False
     for section in schema["$defs"].values():
         for name, setting in section.get("properties", {}).items():

@@ -18,7 +18,7 @@ from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.plugin_loader import KINDS
 from patchline.plugin_api import API_VERSION
 from patchline.plugin_checks import checks_of
-from tests.conftest import Finished, patchline_here, write_photos
+from tests.conftest import contents, patchline_here, write_photos
 from tests.made.servers import Command
 
 _SOUND = '''"""Eight patches a side."""
@@ -145,24 +145,17 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(site))
 
 
-def _refused(done: Finished, sentence: str) -> None:
-    """Check for exit code 2, and for the sentence as the only error, without a trace."""
-    assert (done.code, done.out) == (2, ""), done.err
-    errors = [line for line in done.err.splitlines() if line.startswith("Error: ")]
-    assert errors == [f"Error: {sentence}"]
-    assert "Traceback" not in done.err
-
-
 def _sentence(name: str) -> str:
+    """Return the line that explains a broken plugin."""
     [(_, _, sentence, _)] = [each for each in BROKEN if each[0] == name]
-    return f"The patch_embedding plugin '{name}' of guest-{name} 1.0 {sentence}"
+    return f"The patch_embedding plugin '{name}' of guest-{name} 1.0 {sentence}\n"
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("name", [name for name, *_ in BROKEN])
 def test_a_broken_plugin_that_is_asked_for_is_explained(run_here: Command, name: str) -> None:
     """`plugins show` names plugin, distribution, reason and remedy in one sentence."""
-    _refused(Finished(*run_here("plugins", "show", name)), _sentence(name))
+    assert f"Error: {_sentence(name)}" in run_here.refusal("plugins show", name)
 
 
 @pytest.mark.usefixtures("installed")
@@ -172,30 +165,29 @@ def test_others_are_not_hurt(run_here: Command, tmp_path: Path) -> None:
     What can be imported is checked, with exit code 1; for the rest, and a run, there is nothing to
     begin.
     """
-    _refused(
-        Finished(*run_here("plugins", "show", "wanted")),
+    assert (
         "The patch_embedding name 'wanted' is taken by first-rival and second-rival. Uninstall "
-        "one of them, or rename its entry point.",
-    )
-    assert run_here.json("plugins", "show", "sound")["tokens"] == 28 * 28
-    code, out, err = run_here("plugins", "check", "failing")
+        "one of them, or rename its entry point."
+    ) in run_here.refusal("plugins show wanted")
+    assert run_here.json("plugins show sound")["tokens"] == 28 * 28
+    code, out, err = run_here("plugins check failing")
     assert (code, err) == (1, "")
     [line] = [line for line in out.splitlines() if "returns_patch_tokens" in line]
     assert " failed " in line
     assert line.endswith("It raised ValueError: no such width")
-    _refused(Finished(*run_here("plugins", "check", "lacking")), _sentence("lacking"))
-    run = ("run", "photos", "--preset", "none", "--model.patch-embedding.name", "lacking")
-    _refused(Finished(*run_here(*run)), _sentence("lacking"))
+    run = "run photos --preset none --model.patch-embedding.name lacking"
+    for command in ("plugins check lacking", run):
+        assert _sentence("lacking") in run_here.refusal(command)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("installed")
 def test_the_settings_of_a_broken_plugin_are_said_to_be_unknown(run_here: Command) -> None:
     """The search finds those of all others."""
-    code, out, err = run_here("settings", "depth")
+    code, out, err = run_here("settings depth")
     assert code == 0
     assert "--model.depth" in out
-    assert f"The settings of the plugin lacking are not known: {_sentence('lacking')}\n" in err
+    assert f"The settings of the plugin lacking are not known: {_sentence('lacking')}" in err
 
 
 @pytest.mark.usefixtures("installed")
@@ -204,7 +196,7 @@ def test_the_list_has_them_all_and_marks_what_it_can_know(run_here: Command) -> 
 
     Kinds are headings; names stand below in alphabetical order, with owner and summary.
     """
-    plugins = run_here.json("plugins", "list")["plugins"]
+    plugins = run_here.json("plugins list")["plugins"]
     keys = {"kind", "name", "distribution", "version", "summary", "error"}
     assert all(set(plugin) == keys for plugin in plugins)
     errors = {p["name"]: p["error"] or "" for p in plugins if p["distribution"] != "patchline"}
@@ -215,7 +207,7 @@ def test_the_list_has_them_all_and_marks_what_it_can_know(run_here: Command) -> 
         assert listed in errors[name]
         assert bool(listed) == bool(errors[name])
     assert not [p for p in plugins if p["distribution"] == "patchline" and p["error"]]
-    blocks = [block.splitlines() for block in run_here.out("plugins", "list").strip().split("\n\n")]
+    blocks = [block.splitlines() for block in run_here.out("plugins list").strip().split("\n\n")]
     assert [block[0] for block in blocks] == list(KINDS)
     for heading, *lines in blocks:
         under = [plugin for plugin in plugins if plugin["kind"] == heading]
@@ -234,8 +226,8 @@ def test_a_run_with_a_broken_plugin_ends_in_its_sentence(
     """Exit code 2, no trace, and nothing is left that claims to run."""
     monkeypatch.setenv("PYTHONPATH", str(site))  # of the training process
     write_photos(tmp_path / "photos", images=8)
-    run = ("run", "photos", "--preset", "none", "--model.patch-embedding.name", "failing")
-    _refused(Finished(*run_here(*run)), _sentence("failing"))
+    run = "run photos --preset none --model.patch-embedding.name failing"
+    assert _sentence("failing") in run_here.refusal(run)
     with sqlite3.connect(tmp_path / "mlflow.db") as connection:
         assert not list(connection.execute("SELECT name FROM runs WHERE status = 'RUNNING'"))
 
@@ -283,7 +275,7 @@ def _figures(image_size: int, **choice: Any) -> dict[str, Any]:
 
 def test_the_text_has_settings_and_figures(run_here: Command) -> None:
     """It prints summary, paper, settings with what was given, and every figure."""
-    out = run_here.out("plugins", "show", "vit", "--model.size", "ti", *SMALL)
+    out = run_here.out("plugins show vit --model.size ti", *SMALL)
     assert out.startswith("model vit (patchline ")
     assert "arXiv 2010.11929" in out
     assert re.search(r'\n  size +Dimensions: .* \[default "micro", set to "ti"\]\n', out)
@@ -313,7 +305,7 @@ def test_settings_are_the_flags_of_run(
     run_here: Command, arguments: list[str], image_size: int, choice: dict[str, Any]
 ) -> None:
     """The figures are those of the model that the flags describe; the image is 224 by default."""
-    shown = run_here.json("plugins", "show", *arguments)
+    shown = run_here.json("plugins show", *arguments)
     assert set(shown) == {"kind", "name", "image_size", "settings", *ModelCost.model_fields}
     figures = {"image_size": image_size, **_figures(image_size, **choice)}
     assert {key: shown[key] for key in figures} == figures
@@ -327,10 +319,10 @@ def test_other_kinds_show_settings_and_no_costs(run_here: Command) -> None:
         "light",
         "--augmentation.shift=0.2",
     )
-    shown = run_here.json("plugins", "show", *light)
+    shown = run_here.json("plugins show", *light)
     assert set(shown) == {"kind", "name", "settings"}
     assert "shift" in shown["settings"]["properties"]
-    text = run_here.out("plugins", "show", *light)
+    text = run_here.out("plugins show", *light)
     assert "parameters" not in text
     assert "[default 0.12, set to 0.2]" in text
 
@@ -341,25 +333,27 @@ def test_a_model_from_a_file_is_fed_by_what_it_declares(tmp_path: Path, run_here
     A forward pass that raises is the plugin's fault: one sentence names it.
     """
     (tmp_path / "flat.py").write_text(MODEL, encoding="utf-8")
-    arguments = ("flat", "--plugin", "flat.py", *SMALL, "--model.width=16")
-    shown = run_here.json("plugins", "show", *arguments)
+    file = ("--plugin", "flat.py")
+    listed = run_here.json("plugins list", *file)["plugins"]
+    assert ("flat", "A linear model") in {(each["name"], each["summary"]) for each in listed}
+    wrong = run_here.refusal("run", *file, "--model.name", "flat", "--model.widht", "3")
+    assert "--model.width" in wrong
+    shown = run_here.json("plugins show flat", *file, *SMALL, "--model.width=16")
     assert shown["parameters_without_head"] == (3 * 4 * 4 + 1) * 16
     assert shown["parameters"] == (3 * 4 * 4 + 1) * 16 + 1000 * 17
     assert shown["macs"] == 64 * 48 * 16 + 1000 * 16
     assert set(shown["settings"]["properties"]) == {"width"}
     broken = MODEL.replace("return self.head(", "return self.head(images_BCHW) * self.head(")
     (tmp_path / "flawed.py").write_text(broken, encoding="utf-8")
-    code, out, err = run_here("plugins", "show", "flawed", "--plugin", "flawed.py", *SMALL)
-    assert (code != 0, out) == (True, "")
-    [sentence] = [line for line in err.splitlines() if line.startswith("Error: ")]
-    assert sentence.startswith("Error: The model plugin 'flawed'")
+    shown = run_here.refusal("plugins show flawed --plugin flawed.py", *SMALL)
+    assert "Error: The model plugin 'flawed'" in shown
 
 
 def test_a_picture_is_written_beside_the_answer(run_here: Command) -> None:
     """`--picture` writes the file and says so on standard error; the answer stays one object."""
     Image.new("RGB", (300, 240), (200, 120, 40)).save("photo.png")
     pictured = ("--photo", "photo.png", "--picture", "x.png", "--json")
-    code, out, err = run_here("plugins", "show", "conv", *SMALL, *pictured)
+    code, out, err = run_here("plugins show conv", *SMALL, *pictured)
     assert (code, err) == (0, "Picture: x.png\n")
     assert json.loads(out)["tokens"] == 64
     with Image.open("x.png") as picture:
@@ -373,14 +367,14 @@ def test_learning_rates_are_those_of_the_schedule(run_here: Command, tmp_path: P
     """
     linear = ("schedule", "linear", "--optimizer.warmup-fraction", "0")
     peak = ("--optimizer.learning-rate", "0.5")
-    rates = run_here.json("plugins", "show", *linear, *peak)["learning_rates"]
+    rates = run_here.json("plugins show", *linear, *peak)["learning_rates"]
     expected = [0.5 * (1 - (point + 0.5) / len(rates)) for point in range(len(rates))]
     assert rates == pytest.approx(expected)
-    out = run_here.out("plugins", "show", "schedule", "wsd", "--picture", "rates.svg")
+    out = run_here.out("plugins show schedule wsd --picture rates.svg")
     assert "optimizer adamw, schedule wsd" in out
     assert "└──" in out
     assert "<svg" in (tmp_path / "rates.svg").read_text(encoding="utf-8")
-    rates = run_here.json("plugins", "show", "optimizer", "schedule_free")["learning_rates"]
+    rates = run_here.json("plugins show optimizer schedule_free")["learning_rates"]
     assert rates[0] < rates[10] == rates[-1]
 
 
@@ -438,7 +432,7 @@ def test_a_plugin_from_a_file_that_breaks_a_rule(tmp_path: Path) -> None:
     error.
     """
     (tmp_path / "one_class.py").write_text(FAULTY, encoding="utf-8")
-    arguments = ("plugins", "check", "one_class", "--plugin", "one_class.py")
+    arguments = ("plugins check one_class --plugin one_class.py",)
     done = patchline_here(*arguments, "--data.options.label", "spot", cwd=tmp_path)
     assert done.code == 1
     assert "data_source one_class (" in done.out
@@ -460,7 +454,7 @@ def test_a_plugin_from_a_file_that_breaks_a_rule(tmp_path: Path) -> None:
 
 def test_a_declared_exception_is_shown_with_its_reason(tmp_path: Path) -> None:
     """What a plugin cannot do by design is no failure."""
-    done = patchline_here("plugins", "check", "none", "--json", cwd=tmp_path)
+    done = patchline_here("plugins check none --json", cwd=tmp_path)
     assert (done.code, done.json["passed"]) == (0, True)
     [excepted] = [check for check in done.json["checks"] if check["status"] == "excepted"]
     assert excepted["name"] == "changes_something"
@@ -482,11 +476,10 @@ def test_files_and_next_commands_are_told(run_here: Command, tmp_path: Path) -> 
     """`--json` has the files that exist; for people, a place with a space is quoted."""
     for kind in KINDS:
         (tmp_path / kind).mkdir()
-        answer = run_here.json("plugins", "new", kind, "mine", "--into", kind)
+        answer = run_here.json("plugins new", kind, "mine", "--into", kind)
         folder = f"{kind}/patchline-mine"
         assert (answer["kind"], answer["name"], answer["folder"]) == (kind, "mine", folder)
-        files = {file for file in (tmp_path / folder).rglob("*") if file.is_file()}
-        assert {tmp_path / folder / file for file in answer["files"]} == files
+        assert set(answer["files"]) == contents(tmp_path / folder).keys()
         assert answer["next"] == [
             f"pip install -e {folder}",
             f"patchline plugins check {kind} mine",
@@ -494,7 +487,7 @@ def test_files_and_next_commands_are_told(run_here: Command, tmp_path: Path) -> 
             f"python -m pytest {folder}",
         ]
     (tmp_path / "my plugins").mkdir()
-    out = run_here.out("plugins", "new", "patch_embedding", "my_stem", "--into", "my plugins")
+    out = run_here.out("plugins new patch_embedding my_stem --into", "my plugins")
     assert "  tests/" in out
     assert "  pip install -e 'my plugins/patchline-my-stem'\n" in out
 
@@ -505,10 +498,10 @@ def test_images_lie_in_a_new_store(
     """Its file alone is enough, for the images and for a workspace."""
     monkeypatch.setenv("SHARED_DISK", str(tmp_path / "disk"))
     shutil.copytree(photos, tmp_path / "disk/photos")
-    written = tmp_path / run_here.json("plugins", "new", "store", "hub")["folder"]
+    written = tmp_path / run_here.json("plugins new store hub")["folder"]
     shutil.copy(written / "patchline_hub/plugin.py", tmp_path / "hub.py")
     own = ("--plugin", "hub.py", "--workspace", "hub://team")
-    found = run_here.json("data", "inspect", "hub://photos", *own)
+    found = run_here.json("data inspect hub://photos", *own)
     assert found["images"] == 60
     assert list((tmp_path / "disk/team").rglob("patchline.json"))
 
@@ -555,10 +548,7 @@ def test_what_is_wrong_is_answered_in_a_sentence(
     (tmp_path / "file").write_text("x", encoding="utf-8")
     (tmp_path / "full/patchline-mine").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    code, out, err = run_here("plugins", *arguments.split())
-    assert (code, out) == (2, ""), err
-    [sentence] = err.splitlines()
-    assert sentence.startswith("Error: ")
+    [sentence] = run_here.refusal(f"plugins {arguments}").splitlines()
     assert sentence.endswith((".", "?"))
     for word in words:
         assert word in sentence

@@ -134,19 +134,19 @@ def test_an_interrupted_command_goes_on(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("photos", "--out", "out.txt"), "must end in .csv or .parquet"),
-        (("photos", "--out", "out.csv", "--top-k", "0"), "--top-k is 0"),
-        (("photos", "--out", "empty.csv"), "is a folder"),
-        (("none", "--out", "out.csv"), "There is no file or folder none"),
-        (("empty.csv", "--out", "out.csv"), "The folder empty.csv holds no images"),
+        ("photos --out out.txt", "must end in .csv or .parquet"),
+        ("photos --out out.csv --top-k 0", "--top-k is 0"),
+        ("photos --out empty.csv", "is a folder"),
+        ("none --out out.csv", "There is no file or folder none"),
+        ("empty.csv --out out.csv", "The folder empty.csv holds no images"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(
-    predict: Predict, tmp_path: Path, arguments: tuple[str, ...], words: str
+    predict: Predict, tmp_path: Path, arguments: str, words: str
 ) -> None:
     """The exit code is 2, and nothing is left behind."""
     write_photos(tmp_path / "photos", classes=1, images=1)
     (tmp_path / "empty.csv").mkdir()
-    done = predict("pets", *arguments)
+    done = predict("pets", *arguments.split())
     assert (done.code, words in done.err) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.csv", "photos"]

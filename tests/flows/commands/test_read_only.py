@@ -8,16 +8,15 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from patchline.pipeline.workspace.relocation import following
-from tests.conftest import Finished, Run
+from tests.conftest import Finished, Run, contents, write_photos
 from tests.patience import patient
 
 _MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && cd "$0" && exec "$@"'
-_INSPECT = ("data", "inspect", "photos", "--out", "PAGE", "--json")
+_INSPECT = ("data", "inspect", "few", "--out", "PAGE", "--json")
 _COMMANDS = (
     ("models", "--json"),
     ("predict", "photos/1", "PHOTO", "--json"),
@@ -56,6 +55,7 @@ def answers(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Answ
     """Run commands in a workspace that is mounted read-only; none changes a byte of it."""
     folder = tmp_path_factory.mktemp("disk") / "read only?"
     shutil.copytree(finished_run.folder, folder)
+    write_photos(folder / "few", classes=2, images=4, side=16)
     with contextlib.chdir(folder):
         following.follow()
     page = tmp_path_factory.mktemp("elsewhere") / "page"
@@ -70,7 +70,7 @@ def answers(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Answ
         words = [*mounted, *words]
     else:
         subprocess.run(["chmod", "-R", "a-w", str(folder)], check=True)
-    before = _everything(folder)
+    before = contents(folder)
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
     done = subprocess.run(
         words, cwd=folder, env=environment, capture_output=True, text=True, check=False,
@@ -81,16 +81,12 @@ def answers(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Answ
     for _, name, sentence in map(json.loads, lines[-5:-1]):  # the same holds for Python
         assert f"may not be written, and `patchline.{name}()` writes to it" in sentence
     assert json.loads(lines[-1])[0] == 1
-    assert _everything(folder) == before
+    assert contents(folder) == before
     done_each = [Finished(*json.loads(line)) for line in lines[: len(_COMMANDS)]]
     each = dict(zip(_COMMANDS, done_each, strict=True))
     inspected = each[_INSPECT]
     assert (page / "inspection.html").is_file(), inspected.err  # it goes where the user says
     return each
-
-
-def _everything(folder: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_models_are_listed_and_used(answers: Answers) -> None:

@@ -21,7 +21,7 @@ def known() -> list[Setting]:
     """Return all settings, as the command prints them as JSON."""
     from tests.conftest import patchline_here
 
-    listed = json.loads(patchline_here("settings", "--json", cwd=Path()).out)["settings"]
+    listed = json.loads(patchline_here("settings --json", cwd=Path()).out)["settings"]
     return [Setting.model_validate(each) for each in listed]
 
 
@@ -66,8 +66,8 @@ def test_a_setting_is_found_by_what_it_has_to_do_with(
 def test_words_that_no_setting_has_find_nothing(known: list[Setting], run_here: RunHere) -> None:
     """The command says so, and how to ask; of several words, which one."""
     assert search_settings(known, ["xylophone"]) == []
-    assert "No setting has to do with these words." in run_here.out("settings", "xylophone")
-    code, _, err = run_here("settings", "learning", "raet")
+    assert "No setting has to do with these words." in run_here.out("settings xylophone")
+    code, _, err = run_here("settings learning raet")
     assert (code, err) == (0, "No setting has to do with 'raet'. Check the spelling.\n")
 
 

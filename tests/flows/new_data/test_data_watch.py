@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -13,11 +13,9 @@ from uuid import UUID
 import pytest
 from PIL import Image
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.events import emit_event
 from prefect.flow_engine import run_flow
-from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
 
 from patchline.flows.new_data import watch_flow, watched_folders
@@ -29,16 +27,11 @@ from patchline.pipeline.data import ingestion
 from patchline.pipeline.data.config import DataConfig
 from patchline.pipeline.workspace.tracking import tracked_run
 from tests.conftest import draw_photo, write_photos
-from tests.flows.lasting_server import LastingServer
+from tests.flows.schedules.schedule_parts import runs_of
 from tests.made.servers import Command
 from tests.patience import until
 
-
-@pytest.fixture(autouse=True)
-def _server(event_server: LastingServer) -> Iterator[None]:
-    with temporary_settings({PREFECT_API_URL: event_server.url()}):
-        yield
-        events.flush()
+pytestmark = pytest.mark.usefixtures("event_api")
 
 
 @pytest.fixture
@@ -58,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def watch(run_here: Command, folder: Path) -> UUID:
     """Return the deployment of a watch of the folder, made by the command."""
-    return UUID(run_here.json("data", "watch", folder)["deployment_id"])
+    return UUID(run_here.json("data watch", folder)["deployment_id"])
 
 
 class Watched(NamedTuple):
@@ -72,7 +65,7 @@ class Watched(NamedTuple):
         """Return the runs that exist after so many looks at the folder."""
         for _ in range(checks):
             watched_folders.check_folders()
-        return _runs(self.client, self.watch)
+        return runs_of(self.client, self.watch)
 
     def begun(self) -> FlowRun:
         """Look at the folder for the first time; return the run that this starts, ended."""
@@ -85,11 +78,6 @@ class Watched(NamedTuple):
 def watched(client: SyncPrefectClient, watch: UUID, folder: Path) -> Watched:
     """Return a watched folder that nobody has looked at."""
     return Watched(client, watch, folder)
-
-
-def _runs(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
-    wanted = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]))
-    return client.read_flow_runs(flow_run_filter=wanted)
 
 
 def _end(client: SyncPrefectClient, flow_run: FlowRun) -> None:
@@ -105,18 +93,25 @@ def test_each_change_starts_one_run(watched: Watched, run_here: Command) -> None
     """A new watch starts a run, a change starts the next, and nothing starts without a change.
 
     If a start was not remembered, the same start happens again, and is the same run. `schedule
-    pause` keeps a watch from starting, `resume` lets it see what has changed.
+    pause` keeps a watch from starting, `resume` lets it see what has changed. Several changes
+    during a run start one after it.
     """
     first = watched.begun()
     watched_folders.state_file("photos").unlink()
     assert [each.id for each in watched.runs(2)] == [first.id]
     state = json.loads(watched_folders.state_file("photos").read_text("utf-8"))
     assert state["flow_run_id"] == str(first.id)
-    run_here.out("schedule", "pause", "photos")
+    run_here.out("schedule pause photos")
     _add(watched.folder)
     assert len(watched.runs(2)) == 1
-    run_here.out("schedule", "resume", "photos")
-    assert len(watched.runs(2)) == 2
+    run_here.out("schedule resume photos")
+    [second] = [each for each in watched.runs(2) if each.id != first.id]
+    watched.client.set_flow_run_state(second.id, Running(), force=True)
+    for number in range(3):
+        _add(watched.folder, f"{number}.png", number)
+        assert len(watched.runs(1)) == 2
+    _end(watched.client, second)
+    assert len(watched.runs(2)) == 3
 
 
 def test_nothing_is_started_while_the_folder_still_changes(
@@ -142,23 +137,11 @@ def test_other_class_folders_wait_longer_than_more_images(
     monkeypatch.setattr(watched_folders, "NEW_FOLDERS_QUIET_SECONDS", 3600.0)
     shutil.copytree(watched.folder / "across", watched.folder / "rose")
     assert len(watched.runs(2)) == 1
-    out = run_here.out("data", "watch", str(watched.folder))
+    out = run_here.out("data watch", str(watched.folder))
     assert "Waits until nothing in it has changed for 3600 s; 0 s if its subfolders are" in out
-    out = run_here.out("data", "watch", str(watched.folder), "--quiet-seconds", "0")
+    out = run_here.out("data watch", str(watched.folder), "--quiet-seconds", "0")
     assert "has changed for 0 s.\n" in out
     assert len(watched.runs(1)) == 2
-
-
-@pytest.mark.usefixtures("impatient")
-def test_changes_during_a_run_lead_to_one_run_after_it(watched: Watched) -> None:
-    """Several changes during a run start nothing, and then one run."""
-    [first] = watched.runs(1)
-    watched.client.set_flow_run_state(first.id, Running(), force=True)
-    for number in range(3):
-        _add(watched.folder, f"{number}.png", number)
-        assert len(watched.runs(1)) == 1
-    _end(watched.client, first)
-    assert len(watched.runs(2)) == 2
 
 
 @pytest.mark.usefixtures("impatient")
@@ -176,10 +159,13 @@ def test_a_killed_run_is_resumed_and_a_failed_one_is_not(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_folder_that_goes_and_comes_back_is_survived(
-    watched: Watched, caplog: pytest.LogCaptureFixture
+def test_other_settings_are_a_reason_to_look_again_and_an_absence_is_none(
+    watched: Watched, run_here: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said once that the folder is gone, and once that it is back; no run starts of that."""
+    """The same command changes the watch; it is run with the new settings, and not otherwise.
+
+    It is said once that the folder is gone, and once that it is back.
+    """
     watched.begun()
     away = watched.folder.with_name("away")
     with caplog.at_level(logging.WARNING, "patchline.flows.new_data.watched_folders"):
@@ -189,13 +175,7 @@ def test_a_folder_that_goes_and_comes_back_is_survived(
         assert len(watched.runs(1)) == 1
     gone, back = [each.getMessage() for each in caplog.records]
     assert ("No such file" in gone, "can be read again" in back) == (True, True)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_other_settings_are_a_reason_to_look_again(watched: Watched, run_here: Command) -> None:
-    """The same command changes the watch; it is run with the new settings, and not otherwise."""
-    watched.begun()
-    again = ("data", "watch", str(watched.folder))
+    again = ("data watch", str(watched.folder))
     run_here(*again)
     assert len(watched.runs(1)) == 1
     shown = run_here.json(*again, "--min-new-images", "7")
@@ -205,34 +185,24 @@ def test_other_settings_are_a_reason_to_look_again(watched: Watched, run_here: C
     assert run_here.json(*again, "--config", "run.yaml")["min_new_images"] == 5
 
 
-@pytest.mark.parametrize("by", ["watch", "folder", "workspace"])
 def test_an_event_from_outside_starts_a_run(
-    client: SyncPrefectClient, run_here: Command, folder: Path, by: str
+    client: SyncPrefectClient, watch: UUID, folder: Path
 ) -> None:
     """`patchline.data.updated` about the watch, by name or id, or about the folder starts it."""
-    made = run_here.json("data", "watch", folder, "--name", f"by-{by}")
-    watch = UUID(made["deployment_id"])
     identity = folder_labels.of(Path())[folder_labels.ID]
-    resource = {
-        "watch": "patchline.watch.by-watch",
-        "folder": f"patchline.folder.{folder}",
-        "workspace": f"patchline.watch.{identity}.by-workspace",
-    }[by]
+    sent = before = 0
 
-    sent, others = 0, 1
-
-    def has_started_another() -> bool:
+    def has_started_another(resource: str) -> bool:
         nonlocal sent
+        for about in (*["watch.other"] * (1 + sent), resource):
+            emit_event(events.DATA_UPDATED, resource={"prefect.resource.id": f"patchline.{about}"})
         sent += 1
-        for about in (*["patchline.watch.other"] * others, resource):
-            emit_event(events.DATA_UPDATED, resource={"prefect.resource.id": about})
-        return len(_runs(client, watch)) > before
+        return len(runs_of(client, watch)) > before
 
-    before = 0
-    until(has_started_another, "no run", pause=1)  # the server learns of a new trigger a bit later
-    before, others = len(_runs(client, watch)), 1 + sent
-    until(has_started_another, "no further run", pause=1)
-    assert len(_runs(client, watch)) <= sent  # events about another watch start none
+    for resource in ("watch.photos", f"folder.{folder}", f"watch.{identity}.photos"):
+        before = sent  # as many runs as the other resources can have started
+        until(partial(has_started_another, resource), "no run", pause=0.5)
+    assert len(runs_of(client, watch)) <= sent  # events about another watch start none
 
 
 def test_a_run_that_begins_stands_for_those_that_wait(
@@ -242,7 +212,7 @@ def test_a_run_that_begins_stands_for_those_that_wait(
     waiting = [deployments.start(watch) for _ in range(3)]
     client.set_flow_run_state(waiting[0], Running(), force=True)
     watched_folders.cancel_waiting(watch, waiting[0])
-    found = {each.id: each for each in _runs(client, watch)}
+    found = {each.id: each for each in runs_of(client, watch)}
     assert [found[each].state_name for each in waiting] == ["Running", "Cancelled", "Cancelled"]
     message = (found[waiting[1]].state or Completed()).message
     assert str(waiting[0]) in str(message)
@@ -251,20 +221,19 @@ def test_a_run_that_begins_stands_for_those_that_wait(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nowhere",), "There is no folder nowhere."),
-        (("one",), "has only one class"),
-        (("..",), "contains the working directory"),
-        (("photos", "--quiet-seconds", "90000"), "must be from 0 to 86400"),
-        (("photos", "--min-new-images", "0"), "must be at least 1"),
+        ("nowhere", "There is no folder nowhere."),
+        ("one", "has only one class"),
+        ("..", "contains the working directory"),
+        ("photos --quiet-seconds 90000", "must be from 0 to 86400"),
+        ("photos --min-new-images 0", "must be at least 1"),
     ],
 )
 def test_wrong_input_is_one_sentence(
-    run_here: Command, folder: Path, arguments: tuple[str, ...], words: str
+    run_here: Command, folder: Path, arguments: str, words: str
 ) -> None:
     """The folder is checked before a server is asked."""
     shutil.copytree(folder / "across", "one/across")
-    err = run_here.refusal("data", "watch", *arguments)
-    assert (words in err, err.count("\n")) == (True, 1)
+    assert words in run_here.refusal(f"data watch {arguments}")
 
 
 def test_too_little_new_ends_as_skipped(client: SyncPrefectClient, folder: Path) -> None:

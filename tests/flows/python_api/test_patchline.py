@@ -47,7 +47,7 @@ def _in_the_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loaded_model_answers_as_the_command_does(run_here: Command) -> None:
     """Labels and probabilities of files are those of `patchline predict`."""
     files = [str(file) for file in sorted(Path("photos/up").glob("*.png"))]
-    expected = run_here.json("predict", "stripes@champion", *files, "--top-k", "3")
+    expected = run_here.json("predict stripes@champion", *files, "--top-k", "3")
     model = patchline.load("stripes@champion")
     found = model.predict(files)
     for name, answer in zip(files, expected["predictions"], strict=True):
@@ -58,16 +58,19 @@ def test_a_loaded_model_answers_as_the_command_does(run_here: Command) -> None:
     assert model.predict(draw_photo(0, 0))["label"].item() in CLASSES  # needs no file and no list
 
 
-def test_an_inspection_has_findings_a_page_and_a_table(tmp_path: Path) -> None:
-    """The page and the table are where it says."""
-    photos = write_photos(tmp_path / "inspected", images=6)
-    shutil.copy(photos / "down" / "000.png", photos / "across" / "copy.png")
-    found = patchline.inspect_data(photos, out=tmp_path / "report")
-    assert found.images == 19
-    assert "label_conflict" in [finding.kind for finding in found.findings]
+def test_an_inspection_has_findings_a_plan_a_page_and_a_table(tmp_path: Path) -> None:
+    """The page and the table are where it says; the plan names the data that it is for."""
+    photos = write_photos(tmp_path / "inspected", images=8)
+    shutil.copy(photos / "down" / "000.png", photos / "down" / "copy.png")
+    found = patchline.inspect_data(photos, preset="quick", out=tmp_path / "report")
+    assert found.images == 25
+    assert "exact_duplicate" in [finding.kind for finding in found.findings]
+    assert found.plan[0].startswith("model: ")
+    assert any("training images of 32 pixels in 3 classes" in line for line in found.plan)
     assert found.path.parent == found.table.parent == tmp_path / "report"
     assert "srcdoc" in found._repr_html_()
-    assert "across/copy.png" in found.table.read_text(encoding="utf-8")
+    assert "Suggested plan" in found.path.read_text("utf-8")
+    assert "down/copy.png" in found.table.read_text("utf-8")
 
 
 def test_an_evaluation_is_a_report_with_its_metrics() -> None:
@@ -131,7 +134,7 @@ def test_an_error_is_an_exception_with_the_sentence_of_the_command(
     call: Callable[[], object], command: str, run_here: Command
 ) -> None:
     """What the command prints behind `Error:` is the text of the exception."""
-    err = run_here.refusal(*command.split())
+    err = run_here.refusal(command)
     with pytest.raises(patchline.UserError) as caught:
         call()
     assert f"Error: {caught.value}" in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
@@ -74,8 +75,7 @@ def test_a_run_that_is_due_during_another_is_cancelled(
     client.set_flow_run_state(first, Pending())
     client.set_flow_run_state(second, Pending())
     assert client.read_flow_run(second).state_name == "Cancelled"
-    code, _, err = run_here("schedule", "run-now", "often")
-    assert (code, str(first) in err) == (1, True)
+    assert str(first) in run_here.refusal("schedule run-now often", code=1)
     client.set_flow_run_state(first, Running())
     client.set_flow_run_state(first, Completed())
     third = deployments.start(deployment_id)
@@ -117,63 +117,60 @@ def test_a_paused_schedule_starts_nothing_that_was_due(client: SyncPrefectClient
     assert {run.parameters["top_k"] for run in coming} == {2}
 
 
+Kill = Callable[..., tuple[UUID, UUID]]
+
+
 @pytest.fixture
-def killed(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> tuple[UUID, UUID]:
-    """Return a schedule and a run of it that was killed; it may be resumed at once."""
+def kill(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> Kill:
+    """Return what makes a schedule, and a run of it that was killed and may be resumed at once."""
     monkeypatch.setattr(deployments, "_FIRST_PAUSE_SECONDS", 0.0)
-    schedule = every_minute("killed")
-    flow_run_id = deployments.start(schedule)
-    client.set_flow_run_state(flow_run_id, Running(), force=True)
-    client.set_flow_run_state(flow_run_id, Crashed(), force=True)
-    return schedule, flow_run_id
+
+    def killed(name: str = "killed") -> tuple[UUID, UUID]:
+        schedule = every_minute(name)
+        flow_run_id = deployments.start(schedule)
+        client.set_flow_run_state(flow_run_id, Running(), force=True)
+        client.set_flow_run_state(flow_run_id, Crashed(), force=True)
+        return schedule, flow_run_id
+
+    return killed
 
 
-def test_a_killed_run_is_resumed_but_not_for_ever(
-    client: SyncPrefectClient, killed: tuple[UUID, UUID]
-) -> None:
-    """The same run, three times; one that failed by itself would fail again and is left alone."""
-    _, flow_run_id = killed
+def test_a_killed_run_is_resumed_but_not_for_ever(client: SyncPrefectClient, kill: Kill) -> None:
+    """The same run, three times; one that failed by itself would fail again and is left alone.
+
+    When MLflow is started again in the moment that a run begins, the run is not lost.
+    """
+    schedule, flow_run_id = kill()
     for _ in range(deployments.MAX_FAILURES - 1):
         deployments.continue_interrupted()
         assert client.read_flow_run(flow_run_id).state_name == "Resuming"
         client.set_flow_run_state(flow_run_id, Crashed(), force=True)
     deployments.continue_interrupted()
     assert client.read_flow_run(flow_run_id).state_name == "Crashed"
-    wrong = deployments.start(killed[0])
+    wrong = deployments.start(schedule)
     client.set_flow_run_state(wrong, Failed(), force=True)
     deployments.continue_interrupted()
     assert client.read_flow_run(wrong).state_name == "Failed"
-
-
-def test_a_run_that_failed_because_of_a_server_is_resumed(
-    client: SyncPrefectClient, killed: tuple[UUID, UUID]
-) -> None:
-    """When MLflow is started again in the moment that a run begins, the run is not lost."""
-    flow_run_id = deployments.start(killed[0])
+    alone = deployments.start(schedule)
     away = build_failed_state(
         ServerAwayError("The MLflow store cannot be used (it refuses connections).")
     )
-    client.set_flow_run_state(flow_run_id, away.model_copy(update={"data": None}), force=True)
-    assert client.read_flow_run(flow_run_id).state_name == "Server unavailable"
+    client.set_flow_run_state(alone, away.model_copy(update={"data": None}), force=True)
+    assert client.read_flow_run(alone).state_name == "Server unavailable"
     deployments.continue_interrupted()
-    state = client.read_flow_run(flow_run_id).state
+    state = client.read_flow_run(alone).state
     assert state
-    assert state.name == "Resuming"
-    assert "it refuses connections" in str(state.message)
+    assert (state.name, "it refuses connections" in str(state.message)) == ("Resuming", True)
 
 
-@pytest.mark.parametrize("what", ["a later run", "a later one that was cancelled", "a pause"])
-def test_a_killed_run_gives_way(
-    client: SyncPrefectClient, killed: tuple[UUID, UUID], what: str
-) -> None:
+def test_a_killed_run_gives_way(client: SyncPrefectClient, kill: Kill) -> None:
     """To a later run that had its turn, not to one that was cancelled; and to a person's pause."""
-    schedule, flow_run_id = killed
-    if what == "a pause":
-        deployments.set_paused(only_one(), paused=True)
-    else:
-        later = deployments.start(schedule)
-        state: State = Cancelled() if "cancelled" in what else Running()
+    killed = {name: kill(name) for name in ("cancelled", "later", "paused")}
+    ends: tuple[State, ...] = (Cancelled(), Running())
+    for name, state in zip(killed, ends, strict=False):
+        later = deployments.start(killed[name][0])
         client.set_flow_run_state(later, state, force=True)
+    deployments.set_paused(deployments.deployments()[2], paused=True)
     deployments.continue_interrupted()
-    expected = "Resuming" if "cancelled" in what else "Crashed"
-    assert client.read_flow_run(flow_run_id).state_name == expected
+    states = [client.read_flow_run(run).state_name for _, run in killed.values()]
+    assert states == ["Resuming", "Crashed", "Crashed"]

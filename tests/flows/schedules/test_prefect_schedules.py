@@ -6,7 +6,7 @@ import datetime as dt
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefect.client.schemas.schedules import CronSchedule
 
@@ -31,6 +31,7 @@ def _field(low: int, high: int) -> st.SearchStrategy[str]:
     )
 
 
+@settings(max_examples=30)
 @given(st.tuples(*(_field(low, high) for low, high in _NUMBERS)))
 def test_prefect_accepts_every_expression_that_is_accepted_here(fields: tuple[str, ...]) -> None:
     """Numbers, ranges, lists and steps within the ranges pass here and in Prefect."""

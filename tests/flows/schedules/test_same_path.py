@@ -30,10 +30,10 @@ def test_another_workspace_at_the_same_path_has_schedules_of_its_own(
     first = only_one()
     shutil.move(".patchline", tmp_path / "machine-a")
     assert deployments.deployments() == []
-    assert run_here("schedule", "remove", "nightly")[0] == 2
-    listed = run_here("schedule", "list", "--json")
-    assert json.loads(listed[1]) == {"schedules": []}
-    assert "Not listed: nightly. Another workspace" in listed[2]
+    run_here.refusal("schedule remove nightly")
+    _, out, err = run_here("schedule list --json")
+    assert json.loads(out) == {"schedules": []}
+    assert "Not listed: nightly. Another workspace" in err
     every_minute("nightly")
     second = only_one()
     assert (second.id != first.id, second.name != first.name) == (True, True)

@@ -24,7 +24,7 @@ from tests.made.servers import Command
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
-_NIGHTLY = ("schedule", "create", "nightly", "--cron", "0 2 * * *", "--timezone", "Europe/Berlin")
+_NIGHTLY = ("schedule create nightly --cron", "0 2 * * *", "--timezone", "Europe/Berlin")
 
 
 @pytest.fixture
@@ -43,41 +43,59 @@ def config_file(tmp_path: Path) -> Path:
 def test_a_schedule_is_created_listed_paused_resumed_run_and_removed(
     run_here: Command, config_file: Path, client: SyncPrefectClient
 ) -> None:
-    """The whole life of a schedule through the commands, as text and as JSON."""
-    code, out, _ = run_here(*_NIGHTLY, "--config", config_file.name)
-    assert (code, "Created schedule 'nightly'" in out) == (0, True)
-    assert "0 2 * * * Europe/Berlin" in out
-    code, out, _ = run_here("schedule", "list", "--json")
-    [shown] = json.loads(out)["schedules"]
+    """The whole life of a schedule through the commands, as text and as JSON.
+
+    The form in Prefect has the help. A plugin's settings are free there, others are not: Prefect's
+    own reason stands in the sentence.
+    """
+
+    def listed() -> dict[str, Any]:
+        [shown] = run_here.json("schedule list")["schedules"]
+        return dict(shown)
+
+    out = run_here.out(*_NIGHTLY, "--config", config_file.name)
+    for words in ("Created schedule 'nightly'", "0 2 * * * Europe/Berlin"):
+        assert words in out
+    shown = listed()
     assert (shown["name"], shown["kind"], shown["trigger"]) == ("nightly", "train", "0 2 * * *")
     assert (shown["timezone"], shown["paused"], shown["last"]) == ("Europe/Berlin", False, None)
     assert (shown["config_file"], shown["config_changed"]) == (str(config_file), False)
     coming = dt.datetime.fromisoformat(shown["next"])
     assert dt.timedelta() < coming - dt.datetime.now(dt.UTC) <= dt.timedelta(hours=25)
     for _ in range(2):  # to pause what is paused is no error
-        assert run_here("schedule", "pause", "nightly")[0] == 0
-    shown = json.loads(run_here("schedule", "list", "--json")[1])["schedules"][0]
+        run_here.out("schedule pause nightly")
+    shown = listed()
     assert (shown["paused"], shown["next"]) == (True, None)
-    listed = run_here("schedule", "list")[1]
-    assert "paused" in listed
-    assert f"trains on {config_file.parent / 'photos'}, run.yaml" in listed
-    assert run_here("schedule", "resume", "nightly", "--json")[0] == 0
-    assert not deployments.is_paused(only_one())
-    code, out, err = run_here("schedule", "run-now", "nightly", "--json")
+    out = run_here.out("schedule list")
+    for words in ("paused", f"trains on {config_file.parent / 'photos'}, run.yaml"):
+        assert words in out
+    run_here.json("schedule resume nightly")
+    deployment = only_one()
+    assert not deployments.is_paused(deployment)
+    schema = deployment.parameter_openapi_schema or {}
+    epochs = schema["definitions"]["TrainingConfig"]["properties"]["epochs"]
+    assert "Passes over the training split" in epochs["description"]
+    assert epochs["default"] == RunConfig().training.epochs
+    own = {"config": {"model": {"name": "vit", "embed_dim": 96, "depth": 2}}}
+    run = client.read_flow_run(deployments.start(deployment.id, parameters=own))
+    assert run.parameters["config"] == own["config"]
+    with pytest.raises(OrchestrationError, match=r"409.*epoch"):
+        deployments.start(deployment.id, parameters={"config": {"training": {"epoch": 2}}})
+    code, out, err = run_here("schedule run-now nightly --json")
+    assert (code, "patchline up" in err) == (0, True)  # nobody runs it here
     started = json.loads(out)
-    assert code == 0
     assert started["page"].endswith(started["flow_run_id"])
-    assert "patchline up" in err  # nobody runs it here
     states: list[State[Any]] = [Pending(), Running(), Completed()]
     for state in states:
         client.set_flow_run_state(UUID(started["flow_run_id"]), state)
-    [shown] = json.loads(run_here("schedule", "list", "--json")[1])["schedules"]
-    last = shown["last"]
+    last = listed()["last"]
     assert (last["state"], last["flow_run_id"]) == ("Completed", started["flow_run_id"])
     assert dt.datetime.fromisoformat(last["at"]) <= dt.datetime.now(dt.UTC)
-    assert run_here("schedule", "remove", "nightly")[0] == 0
-    assert json.loads(run_here("schedule", "list", "--json")[1]) == {"schedules": []}
-    assert "No schedules in this folder yet" in run_here("schedule", "list")[1]
+    run_here.out("schedule remove nightly")
+    assert run_here.json("schedule list") == {"schedules": []}
+    assert "No schedules in this folder yet" in run_here.out("schedule list")
+    with pytest.raises(OrchestrationError, match="patchline schedule list"):
+        deployments.start(deployment.id)
 
 
 def test_a_schedule_keeps_the_settings_that_it_was_created_with(
@@ -87,42 +105,21 @@ def test_a_schedule_keeps_the_settings_that_it_was_created_with(
 
     The same name again takes the file as it is now, in the same deployment.
     """
-    run_here(*_NIGHTLY, "--config", str(config_file))
+    create = (*_NIGHTLY, "--config", config_file)
+    run_here.out(*create)
     before = only_one()
     stored = RunConfig.model_validate(before.parameters["config"])
     assert (stored.training.epochs, stored.model.settings["embed_dim"]) == (3, 48)
     assert "dropout" in stored.model.settings  # the plugin's defaults are written out
     assert stored.data.path == str(config_file.parent / "photos")
     config_file.write_text(config_file.read_text().replace("epochs: 3", "epochs: 5"))
-    assert "run.yaml has changed since" in run_here("schedule", "list")[1]
+    assert "run.yaml has changed since" in run_here.out("schedule list")
     assert only_one().parameters == before.parameters
-    code, out, _ = run_here(*_NIGHTLY, "--config", str(config_file))
-    assert (code, "Updated schedule 'nightly'" in out) == (0, True)
+    assert "Updated schedule 'nightly'" in run_here.out(*create)
     assert (only_one().id, only_one().parameters["config"]["training"]["epochs"]) == (before.id, 5)
-    assert "changed since" not in run_here("schedule", "list")[1]
+    assert "changed since" not in run_here.out("schedule list")
     config_file.unlink()
-    assert "run.yaml was deleted since" in run_here("schedule", "list")[1]
-
-
-def test_the_form_in_prefect_has_the_help_and_takes_a_plugins_settings(
-    run_here: Command, config_file: Path, client: SyncPrefectClient
-) -> None:
-    """A plugin's settings are free, others are not: Prefect's own reason stands in the sentence."""
-    run_here(*_NIGHTLY, "--config", str(config_file))
-    deployment = only_one()
-    schema = deployment.parameter_openapi_schema or {}
-    epochs = schema["definitions"]["TrainingConfig"]["properties"]["epochs"]
-    assert "Passes over the training split" in epochs["description"]
-    assert epochs["default"] == RunConfig().training.epochs
-    own = {"config": {"model": {"name": "vit", "embed_dim": 96, "depth": 2}}}
-    run = client.read_flow_run(deployments.start(deployment.id, parameters=own))
-    assert run.parameters["config"] == own["config"]
-    wrong = {"config": {"training": {"epoch": 2}}}
-    with pytest.raises(OrchestrationError, match=r"409.*epoch"):
-        deployments.start(deployment.id, parameters=wrong)
-    deployments.remove(deployment.id)
-    with pytest.raises(OrchestrationError, match="patchline schedule list"):
-        deployments.start(deployment.id)
+    assert "run.yaml was deleted since" in run_here.out("schedule list")
 
 
 _TRAIN = "x --interval 2h --config run.yaml"
@@ -153,11 +150,7 @@ def test_wrong_input_is_one_sentence(
     (folder / "nodata.yaml").write_text(
         "data: {source: image_folder, path: nowhere}", encoding="utf-8"
     )
-    code, out, err = run_here("schedule", *shlex.split(command))
-    assert (code, out) == (2, "")
-    assert err.startswith("Error: ")
-    assert err.count("\n") == 1
-    assert said in err
+    assert said in run_here.refusal("schedule", *shlex.split(command))
     assert deployments.deployments() == []
 
 
@@ -166,12 +159,11 @@ def test_without_a_server_the_sentence_says_how_to_start_one(
 ) -> None:
     """Neither a configured server nor `patchline up`: exit code 1, and what to do."""
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        code, _, err = run_here(*_NIGHTLY, "--config", str(config_file))
-    assert (code, "patchline up" in err) == (1, True)
-    assert err.count("\n") == 1
-    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        code, _, err = run_here("schedule", "list")
-    assert (code, "http://127.0.0.1:9/api" in err, "does not answer" in err) == (1, True, True)
+        assert "patchline up" in run_here.refusal(*_NIGHTLY, "--config", config_file, code=1)
+    away = "http://127.0.0.1:9/api"
+    with temporary_settings({PREFECT_API_URL: away}):
+        err = run_here.refusal("schedule list", code=1)
+    assert (away in err, "does not answer" in err) == (True, True)
 
 
 def test_a_name_belongs_to_a_schedule_or_to_a_watch(run_here: Command) -> None:
@@ -179,7 +171,6 @@ def test_a_name_belongs_to_a_schedule_or_to_a_watch(run_here: Command) -> None:
     every_minute("flowers")
     with pytest.raises(ConfigError, match="already used by a schedule"):
         every_minute("flowers", labels={deployments.KIND: "watch"})
-    code, _, err = run_here("schedule", "run-now", "flwers")
-    assert code == 2
+    err = run_here.refusal("schedule run-now flwers")
     assert "Did you mean 'flowers'? Choose from: flowers." in err
-    assert run_here("schedule", "remove", "flowers")[0] == 0
+    run_here.out("schedule remove flowers")

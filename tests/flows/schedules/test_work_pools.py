@@ -34,17 +34,14 @@ def test_runs_of_a_pool_work_wherever_its_worker_has_the_folder(
     run_here: Command, client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     """The deployment names no folder, unlike that of the folder's own runner."""
-    write_photos(tmp_path / "photos")
+    write_photos(tmp_path / "photos", images=4)
     (tmp_path / "run.yaml").write_text("data: {path: photos}\npreset: none\n", encoding="utf-8")
-    common = ("--interval", "1d", "--config", "run.yaml", "--json")
-    code, out, err = run_here("schedule", "create", "here", *common)
-    assert code == 0, err
-    here = client.read_deployment(json.loads(out)["id"])
+    common = ("--interval", "1d", "--config", "run.yaml")
+    here = client.read_deployment(run_here.json("schedule create here", *common)["id"])
     assert here.job_variables["working_dir"] == str(tmp_path)
     assert here.work_pool_name == local_services.pool_name(tmp_path)
-    code, out, err = run_here("schedule", "create", "there", *common, "--work-pool", "gpu")
-    assert code == 0, err
-    assert "`patchline worker --work-pool gpu`" in err
+    code, out, err = run_here("schedule create there", *common, "--work-pool", "gpu", "--json")
+    assert (code, "`patchline worker --work-pool gpu`" in err) == (0, True), err
     there = client.read_deployment(json.loads(out)["id"])
     assert "working_dir" not in there.job_variables
     assert there.work_pool_name == "gpu"
@@ -56,13 +53,11 @@ def test_a_pool_of_another_type_has_workers_of_its_own(
 ) -> None:
     """`patchline worker` serves pools of type process."""
     client.create_work_pool(WorkPoolCreate(name="cluster", type="kubernetes"))
-    code, _, err = run_here("worker", "--work-pool", "cluster")
-    assert code == 2
-    assert "has the type kubernetes" in err
-    assert "`prefect worker start --pool cluster`" in err
-    code, _, err = run_here("worker", "--work-pool", "gpu", "--max-concurrent-runs", "0")
-    assert code == 2
-    assert "Choose 1 or more" in err
+    err = run_here.refusal("worker --work-pool cluster")
+    for words in ("has the type kubernetes", "`prefect worker start --pool cluster`"):
+        assert words in err
+    none = ("--work-pool", "gpu", "--max-concurrent-runs", "0")
+    assert "Choose 1 or more" in run_here.refusal("worker", *none)
 
 
 @pytest.mark.usefixtures("prefect_server")

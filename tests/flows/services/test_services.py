@@ -10,10 +10,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from mlflow.server import constants
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
@@ -95,19 +95,13 @@ def test_the_other_commands_find_the_servers(servers: Servers) -> None:
 
 
 def test_what_is_killed_is_started_again(servers: Servers) -> None:
-    """A server comes back at the same address, another program comes back; the log says so."""
-    killed = [servers.process(module) for module in ("mlflow_server", "keeper")]
-    for each in killed:
-        each.kill()
-    until(lambda: servers.log("supervisor").count("was restarted") >= 2, "nothing was restarted")
-    before = {each.pid for each in killed}
-    until(
-        lambda: len({each.pid for each in service_processes.members(servers.folder)} - before) == 5,
-        "no new processes",
-    )
-    assert servers.log("supervisor").count("was killed by SIGKILL") == 2
-    health = f"{servers.state.mlflow_url}/health"
-    until(lambda: local_services.answers(health), "MLflow does not answer")
+    """Another program takes its place; the log says so."""
+    killed = servers.process("keeper")
+    killed.kill()
+    until(lambda: "was restarted" in servers.log("supervisor"), "nothing was restarted")
+    keepers = partial(service_processes.members, servers.folder, "keeper")
+    until(lambda: {each.pid for each in keepers()} - {killed.pid}, "no new process")
+    assert servers.log("supervisor").count("was killed by SIGKILL") == 1
 
 
 def test_a_damaged_state_is_written_again(servers: Servers) -> None:
@@ -193,6 +187,8 @@ def test_settings_for_other_mlflow_servers_do_not_reach_ours(
     environment = mlflow_server.environment("sqlite:////x/mlflow.db")
     assert environment.items() >= kept.items()
     assert not foreign.keys() & environment.keys()
+    from mlflow.server import constants  # takes a second
+
     direct = TeamStores(artifacts="s3://bucket", artifact_access="direct")
     root = {constants.ARTIFACT_ROOT_ENV_VAR: "s3://bucket"}
     assert mlflow_server.artifact_environment(direct) == root
@@ -202,7 +198,10 @@ def test_settings_for_other_mlflow_servers_do_not_reach_ours(
 def test_a_stuck_server_is_replaced_and_a_killed_supervisor_leaves_nothing(
     servers: Servers,
 ) -> None:
-    """After SIGKILL of the supervisor its processes end by themselves; `up` then works."""
+    """It comes back at the same address. After SIGKILL of the supervisor its processes end.
+
+    `up` then works.
+    """
     stuck = servers.process("mlflow_server")
     stuck.suspend()
     until(lambda: not stuck.is_running(), "it was not replaced", seconds=300)
@@ -230,7 +229,7 @@ def test_runs_before_and_during_are_one_history_whose_champion_is_served(
     with serving(folder, "--serve", "photos", "--serve-port", str(port)) as servers:
         server = Serving(subprocess.Popen(["true"], text=True), port, {}, folder)
         assert server.predict(png(1)).json["version"] == "1"
-        done = servers.run("run", "photos", *TINY.split(), "--json")
+        done = servers.run("run photos", *TINY.split(), "--json")
         assert done.code == 0, done.err
         assert done.json["tracking_uri"] == servers.state.mlflow_url
         store, newest = tracking_store.client(), done.json["run_id"]

@@ -24,7 +24,7 @@ from patchline.pipeline.workspace.tracking import exactly_once_metrics
 from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workspace.tracking.tracking_store import client
-from tests.conftest import Finished, patchline_here, write_photos
+from tests.conftest import Finished, contents, patchline_here, write_photos
 from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import Servers, own_database, page, serving
 from tests.flows.training.runs import TINY
@@ -38,6 +38,7 @@ from tests.postgres_server import (
     program,
 )
 
+pytestmark = pytest.mark.slow  # servers of their own
 _BUCKET = "team-store"
 _WRITERS, _STEPS = 32, 6
 
@@ -81,21 +82,20 @@ def test_the_credentials_are_shown_nowhere(team: Servers, postgres: PostgresServ
     The runner and the keeper use the servers, and so do the runs that they start.
     """
     commands = [" ".join(each.cmdline()) for each in service_processes.members(team.folder)]
-    files = [file for file in team.folder.rglob("*") if file.is_file()]
+    files = contents(team.folder)
     assert len(commands) == 5
     assert len(files) > 5
     again = team.up("--database", postgres.address("team"))
     assert again.json["already_running"]
     settings = page(f"{team.state.prefect_api_url}/admin/settings", team.folder)
     shown = [again.out, again.err, settings, *commands]
-    shown += [file.read_bytes().decode(errors="replace") for file in files]
+    shown += [content.decode(errors="replace") for content in files.values()]
     assert not [text for text in shown if PASSWORD in text or KEYS["AWS_SECRET_ACCESS_KEY"] in text]
     knowing = ("mlflow_server", "prefect_server", "runner", "keeper")
     has = ["PGPASSWORD" in team.process(name).environ() for name in knowing]
     assert has == [True, True, False, False]
 
 
-@pytest.mark.slow
 def test_many_writers_and_watchers_lose_no_metric_and_write_none_twice(
     team: Servers, postgres: PostgresServer
 ) -> None:
@@ -176,7 +176,6 @@ def test_direct_artifacts_are_transferred_by_the_client_with_its_own_keys(
     assert [item.path for item in store.list_artifacts(run_id)] == ["direct.txt"]
 
 
-@pytest.mark.slow
 def test_an_outage_of_the_database_delays_metrics_and_loses_none(
     team: Servers, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +221,6 @@ def test_without_the_servers_a_command_says_what_to_start(
     assert not (team.folder / "mlflow.db").exists()
 
 
-@pytest.mark.slow
 def test_a_team_continues_on_another_machine_from_its_backup(
     team: Servers,
     postgres: PostgresServer,
@@ -258,10 +256,10 @@ def test_a_team_continues_on_another_machine_from_its_backup(
         moved = ("--database", another.address("team"), *artifacts)
         with serving(restored, *moved, **credentials) as servers:
             servers.env = own_database()
-            models = _ok(servers.run("models", "--json")).json["models"]
+            models = _ok(servers.run("models --json")).json["models"]
             assert [(each["name"], len(each["versions"])) for each in models] == [("flowers", 1)]
             image = str(next((restored / "photos").rglob("*.png")))
-            _ok(servers.run("predict", "flowers@champion", image))
+            _ok(servers.run("predict flowers@champion", image))
             again = _ok(servers.run(*training)).json
             assert (again["version"], again["reused"]["train"]) == (
                 "2",
@@ -277,7 +275,7 @@ def test_a_team_continues_on_another_machine_from_its_backup(
             for name, _, value in (word.partition("=") for word in shlex.split(login)):
                 if name.startswith("MLFLOW_"):
                     monkeypatch.setenv(name, value)
-            _ok(patchline_here("predict", "flowers/2", image, cwd=colleague))
+            _ok(patchline_here("predict flowers/2", image, cwd=colleague))
 
 
 def _ok(done: Finished) -> Finished:

@@ -21,6 +21,8 @@ from tests.conftest import PREFECT_DATABASE, Run, patchline_here, write_photos
 from tests.flows.training.runs import Begun, has_metrics, only_run, ran, refused, store_of
 from tests.patience import patient
 
+pytestmark = pytest.mark.usefixtures("own_store")
+
 
 def kill(folder: Path, arguments: str, has_come: Callable[[], Any]) -> None:
     """Begin a run, and kill it when a stage has begun."""
@@ -73,7 +75,7 @@ def test_a_saved_config_gives_the_same_run_in_a_folder_of_any_name_although_it_i
     assert settings["training"]["precision"] in {"float32", "bfloat16"}  # as measured
     assert settings["training"]["threads"] >= 1
     out, photos = "o?ut %41.csv", finished_run.folder / "photos"
-    predicted = patchline_here("predict", "photos", photos, "--out", out, cwd=folder)
+    predicted = patchline_here("predict photos", photos, "--out", out, cwd=folder)
     assert predicted.code == 0, predicted.err
     assert len((folder / out).read_text("utf-8").splitlines()) == 1 + 3 * 40
     assert list(folder.parent.iterdir()) == [folder]
@@ -119,14 +121,14 @@ def _interrupted(
     return run
 
 
-@pytest.mark.usefixtures("own_store")
-@pytest.mark.parametrize("secret", ["", "s3cr3tfold3r", "roses", "runs"])
 def test_a_run_is_found_by_id_beginning_name_and_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A password that is a part of the path, of a name or of an address changes nothing."""
+    """Passwords that are a part of the path, of a name or of an address change nothing."""
     here = tmp_path / "s3cr3tfold3r"
-    monkeypatch.setenv("POSTGRES_PASSWORD", secret)
+    secrets = zip(("POSTGRES", "MYSQL", "REDIS"), ("s3cr3tfold3r", "roses", "runs"), strict=True)
+    for service, secret in secrets:
+        monkeypatch.setenv(f"{service}_PASSWORD", secret)
     here.mkdir()
     _interrupted(here, "tulips")
     run = _interrupted(here)
@@ -140,7 +142,6 @@ def test_a_run_is_found_by_id_beginning_name_and_last(
     assert without_credentials(tracking_store.use_store()).endswith(store)
 
 
-@pytest.mark.usefixtures("own_store")
 def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(tmp_path: Path) -> None:
     """Unknown, finished, without a folder, of another folder: exit code 2 and why."""
     runs = tmp_path / ".patchline/runs"
@@ -161,7 +162,6 @@ def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(tmp_path: Path)
         assert "Traceback" not in sentence
 
 
-@pytest.mark.usefixtures("own_store")
 def test_only_a_finished_run_is_extended(tmp_path: Path) -> None:
     """One that was interrupted has to be resumed first, and the message has the command."""
     run = _interrupted(tmp_path)
@@ -174,7 +174,6 @@ def test_only_a_finished_run_is_extended(tmp_path: Path) -> None:
     assert "has folds or a refit" in refused(tmp_path, "--extend last --training.epochs 9")
 
 
-@pytest.mark.usefixtures("own_store")
 def test_a_run_that_is_alive_is_not_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

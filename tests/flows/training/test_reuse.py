@@ -29,6 +29,7 @@ def test_the_task_that_trains_has_tags_and_the_others_have_none(finished_run: Ru
     assert not {"training", "gpu"} & set().union(*tags.values())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server")
 def test_the_same_run_again_computes_nothing_and_has_everything(
     finished_run: Run, tmp_path: Path

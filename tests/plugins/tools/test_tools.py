@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.flows import load_flow_from_entrypoint
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from patchline.flows.notifications import events
 from patchline.flows.prefect_api import folder_labels
@@ -23,7 +19,7 @@ from patchline.pipeline.local_services import answers
 from patchline.pipeline.plugin_system import plugin_loader
 from patchline.pipeline.plugin_system.tools import keep_former_paths, tools
 from patchline.pipeline.workspace.files.atomic_files import write_text
-from tests.flows.lasting_server import LastingServer
+from tests.flows.schedules.schedule_parts import only_one
 from tests.flows.services.local_servers import listening, page, serving
 from tests.made.servers import Command
 from tests.patience import until
@@ -59,66 +55,56 @@ plugin = ToolPlugin("A gallery", services=(service,))
 """
 
 
-@pytest.fixture
-def _server(event_server: LastingServer) -> Iterator[None]:
-    with temporary_settings({PREFECT_API_URL: event_server.url()}):
-        yield
-        events.flush()
+def install(site: Path, name: str, text: str = "", module: str = "") -> None:
+    """Put a package with a tool into a folder of Python's path; its module may be there."""
+    info, module = site / f"{name}_tool-1.dist-info", module or f"{name}_tool"
+    for file, content in {
+        site / f"{name}_tool.py": f'"""A tool."""\n{text}',
+        info / "METADATA": f"Metadata-Version: 2.1\nName: {name}-tool\nVersion: 1\n",
+        info / "entry_points.txt": f"[patchline.tools]\n{name} = {module}:plugin\n",
+    }.items():
+        write_text(file, content)
 
 
-def install(site: Path, name: str, text: str) -> None:
-    """Put a package with a tool into a folder of Python's path."""
-    write_text(site / f"{name}_tool.py", f'"""A tool."""\n{text}')
-    info = site / f"{name}_tool-1.dist-info"
-    write_text(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}-tool\nVersion: 1\n")
-    write_text(info / "entry_points.txt", f"[patchline.tools]\n{name} = {name}_tool:plugin\n")
-
-
-def made(name: str) -> DeploymentResponse:
-    """Return the deployment of a schedule."""
-    [each] = [each for each in deployments.deployments() if deployments.name_of(each) == name]
-    return each
-
-
-@pytest.mark.usefixtures("_server")
+@pytest.mark.usefixtures("event_api")
 def test_an_installed_package_adds_a_command_scheduled_work_and_an_event(
     run_here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: SyncPrefectClient
 ) -> None:
-    """That of `plugins new`, installed by pip; once it is gone, its schedule says so."""
-    assert "exists already" in run_here.refusal("plugins", "new", "tool", "schedule")
-    folder = run_here.json("plugins", "new", "tool", "inbox")["folder"]
-    offline = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", "site")
-    subprocess.run([sys.executable, "-m", "pip", "install", *offline, f"./{folder}"], check=True)
+    """That of `plugins new`; once it is gone, its schedule says so."""
+    assert "exists already" in run_here.refusal("plugins new tool schedule")
+    folder = run_here.json("plugins new tool inbox")["folder"]
+    shutil.copytree(f"{folder}/patchline_inbox", "site/patchline_inbox")
+    install(Path("site"), "inbox", module="patchline_inbox.plugin")
     with monkeypatch.context() as path:
         path.syspath_prepend(tmp_path / "site")
         (tmp_path / "new").mkdir()
         (tmp_path / "new" / "1.jpg").touch()
-        assert run_here.out("inbox", "new") == "1 images wait in new.\n"
-        assert run_here.json("plugins", "check", "tool", "inbox")["passed"]
-        assert "patchline.inbox.waiting" in run_here.json("plugins", "show", "inbox")["events"]
-        hourly = ("schedule", "create", "hourly", "--interval", "1h", "--inbox")
+        assert run_here.out("inbox new") == "1 images wait in new.\n"
+        assert run_here.json("plugins check tool inbox")["passed"]
+        assert "patchline.inbox.waiting" in run_here.json("plugins show inbox")["events"]
+        hourly = ("schedule create hourly --interval 1h --inbox",)
         assert "There is no folder" in run_here.refusal(*hourly, "old")
         run_here.out(*hourly, "new")
-        [listed] = run_here.json("schedule", "list")["schedules"]
+        [listed] = run_here.json("schedule list")["schedules"]
         assert (listed["kind"], listed["what"]) == ("inbox", f"counts the images in {tmp_path}/new")
         webhook = ("--webhook", "http://127.0.0.1:1/", "--on", "inbox.waiting")
-        assert "inbox.waiting" in run_here.out("notify", "create", "team", *webhook)
-        flow: Flow[..., Any] = load_flow_from_entrypoint(str(made("hourly").entrypoint))
-        assert flow(**made("hourly").parameters) == 1
+        assert "inbox.waiting" in run_here.out("notify create team", *webhook)
+        flow: Flow[..., Any] = load_flow_from_entrypoint(str(only_one().entrypoint))
+        assert flow(**only_one().parameters) == 1
         events.flush()
         asked = {"filter": {"event": {"name": ["patchline.inbox.waiting"]}}}
         until(
             lambda: client.request("POST", "/events/filter", json=asked).json()["events"],
             "the event has not arrived",
         )
-    [listed] = run_here.json("schedule", "list")["schedules"]
+    [listed] = run_here.json("schedule list")["schedules"]
     assert listed["kind"] == "unknown"
     assert "whose tool is not installed here" in listed["what"]
-    assert "There is no event" in run_here.refusal("notify", "create", "team", *webhook)
-    run_here.out("schedule", "remove", "hourly")
+    assert "There is no event" in run_here.refusal("notify create team", *webhook)
+    run_here.out("schedule remove hourly")
 
 
-@pytest.mark.usefixtures("_server", "tmp_path")
+@pytest.mark.usefixtures("event_api")
 def test_schedules_of_an_earlier_version_are_listed_and_find_their_flows(
     client: SyncPrefectClient,
 ) -> None:
@@ -141,8 +127,6 @@ def test_schedules_of_an_earlier_version_are_listed_and_find_their_flows(
         "trains": ("train", "trains on digits"),
         "watched": ("watch", "trains on new images in ./.patchline/sources/digits"),
     }
-    for name in listed:
-        deployments.remove(made(name).id)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +153,7 @@ def test_a_tool_that_cannot_be_used_is_named_where_its_command_is_asked_for(
     monkeypatch.syspath_prepend(tmp_path / "site")
     for words in (("dumped", "1"), ("up", "--dumped", "1")):
         assert sentence in run_here.refusal(*words)
-    code, out, err = run_here("monitor", "--help")
+    code, out, err = run_here("monitor --help")
     assert (code, err) == (0, "")
     assert "Check whether new images" in out
 
@@ -180,10 +164,10 @@ def test_a_flag_of_the_core_is_not_taken(
     """The command of the tool is there, its schedules are not."""
     install(tmp_path / "site", "cron", _TOOL.format(words="dump all", flag="--cron"))
     monkeypatch.syspath_prepend(tmp_path / "site")
-    assert "Dump" in run_here.out("dump", "--help")
-    assert "five-field cron expression" in run_here.out("schedule", "create", "--help")
+    assert "Dump" in run_here.out("dump --help")
+    assert "five-field cron expression" in run_here.out("schedule create --help")
     install(tmp_path / "site", "wall", _GALLERY.replace("--gallery", "--database"))
-    assert "PostgreSQL database" in run_here.out("up", "--help")
+    assert "PostgreSQL database" in run_here.out("up --help")
 
 
 def test_a_single_file_is_a_tool(run_here: Command, tmp_path: Path) -> None:
@@ -192,17 +176,18 @@ def test_a_single_file_is_a_tool(run_here: Command, tmp_path: Path) -> None:
         '"json:dumps", "Dump."', '__name__ + ":said", "Say."', 1
     )
     write_text(tmp_path / "own.py", f'{text}\ndef said():\n    print("said")\n')
-    assert run_here.out("dump", "--plugin", "own.py") == "said\n"
+    assert run_here.out("dump --plugin own.py") == "said\n"
     assert [each.name for each in tools().usable if each.name == "own"]
     assert plugin_loader.plugin_files() == [tmp_path / "own.py"]
 
 
+@pytest.mark.slow  # servers of its own
 def test_up_runs_the_service_of_a_single_file(run_here: Command, tmp_path: Path) -> None:
     """It checks the value, chooses a free port and starts it again; `down` ends it."""
     write_text(tmp_path / "gallery.py", f'"""A gallery."""\n{_GALLERY}')
     write_text(tmp_path / "photos" / "index.html", "Photos")
     plugin = ("--plugin", "gallery.py")
-    assert "no folder none" in run_here.refusal("up", "--gallery", "none", *plugin)
+    assert "no folder none" in run_here.refusal("up --gallery none", *plugin)
     port = free_port()
     flags = ("--gallery", "photos", "--gallery-port", str(port), *plugin)
     with listening(port), serving(tmp_path, *flags) as servers:

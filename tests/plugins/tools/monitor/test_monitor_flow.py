@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,39 +11,25 @@ import cv2
 import numpy as np
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import State
-from prefect.client.schemas.responses import DeploymentResponse
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from patchline.flows.notifications import events
-from patchline.flows.schedules import deployments
-from patchline.plugins.tools.monitor.flow import (
-    DRIFT,
-    NOTHING_NEW,
-    TOO_FEW,
-    monitor_flow,
-)
+from patchline.plugins.tools.monitor.flow import DRIFT, NOTHING_NEW, TOO_FEW, monitor_flow
 from patchline.plugins.tools.monitor.monitoring import MonitorChoices, check_stream
 from tests.conftest import Run, draw_photo, write_photos
-from tests.flows.lasting_server import LastingServer
+from tests.flows.schedules.schedule_parts import only_one, runs_of
 from tests.made.servers import Command
 from tests.patience import until
 
 
 @pytest.fixture(autouse=True)
 def _champion(
-    event_server: LastingServer,
-    finished_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[None]:
+    event_api: str, finished_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Use a server, and a copy of the shared run's store, whose model `photos` has a champion."""
+    assert event_api
     shutil.copy(finished_run.folder / "mlflow.db", tmp_path / "copy.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'copy.db'}")
-    with temporary_settings({PREFECT_API_URL: event_server.url()}):
-        yield
-        events.flush()
 
 
 def write_new(folder: Path, count: int, start: int = 1000, darkness: float = 1.0) -> Path:
@@ -62,13 +47,6 @@ def ended(folder: Path) -> State[Any]:
     return state
 
 
-def scheduled(run_here: Command, name: str, *arguments: str) -> tuple[str, DeploymentResponse]:
-    """Create a schedule; return what is said about it, and its deployment."""
-    out = run_here.out("schedule", "create", name, *arguments)
-    made = {deployments.name_of(each): each for each in deployments.deployments()}
-    return out, made[name]
-
-
 def test_each_end_has_a_name_and_a_drift_starts_a_run_once_the_server_has_taken_it(
     tmp_path: Path, run_here: Command, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,10 +57,10 @@ def test_each_end_has_a_name_and_a_drift_starts_a_run_once_the_server_has_taken_
     write_photos(tmp_path / "labelled", classes=2, images=4)
     config = "name: photos\ndata: {source: image_folder, path: labelled}\n"
     (tmp_path / "run.yaml").write_text(config, encoding="utf-8")
-    out, again = scheduled(run_here, "again", "--on-drift", "photos", "--config", "run.yaml")
-    assert "on drift of photos" in out
+    create = "schedule create again --on-drift photos --config run.yaml"
+    assert "on drift of photos" in run_here.out(create)
+    again = only_one()
     assert str(again.entrypoint).endswith("retrain_when_new")
-    wanted = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[again.id]))
     sent: list[tuple[str, str, int, UUID]] = []
     is_up, real = False, events.deliver
 
@@ -100,7 +78,7 @@ def test_each_end_has_a_name_and_a_drift_starts_a_run_once_the_server_has_taken_
     check_stream("photos@champion", str(inbox), MonitorChoices(), {})  # by hand, without a server
     own = ("patchline.drift.detected", "patchline.model.photos", 2, sent[0][3])
     assert sent == [own]
-    assert client.read_flow_runs(flow_run_filter=wanted) == []
+    assert runs_of(client, again.id) == []
     is_up = True
     write_new(inbox, 3, start=3000)  # too few for another check
     state = ended(inbox)
@@ -111,40 +89,40 @@ def test_each_end_has_a_name_and_a_drift_starts_a_run_once_the_server_has_taken_
     write_new(inbox, 60, start=4000, darkness=0.2)
     assert ended(inbox).name == DRIFT
     assert [number for _, _, number, _ in sent] == [2, 2, 3]
-    until(lambda: client.read_flow_runs(flow_run_filter=wanted), "no drift has started a run")
+    until(lambda: runs_of(client, again.id), "no drift has started a run")
 
 
 def test_a_schedule_monitors_a_folder_or_a_table(run_here: Command, tmp_path: Path) -> None:
     """It is listed with what it does and when; columns of the table are checked at once."""
     write_new(tmp_path / "inbox", 2)
     times = ("--interval", "1d", "--monitor", "photos@champion", "--images")
-    out, _ = scheduled(run_here, "daily", *times, "inbox")
-    assert f"compares {tmp_path / 'inbox'} with photos@champion, every 1d" in out
-    shown = run_here.json("schedule", "list")["schedules"]
-    assert [(each["name"], each["kind"], each["trigger"]) for each in shown] == [
-        ("daily", "monitor", "every 1d")
-    ]
+    create = ("schedule create daily", *times)
+    words = f"compares {tmp_path / 'inbox'} with photos@champion, every 1d"
+    assert words in run_here.out(*create, "inbox")
+    [shown] = run_here.json("schedule list")["schedules"]
+    assert (shown["name"], shown["kind"], shown["trigger"]) == ("daily", "monitor", "every 1d")
     (tmp_path / "seen.csv").write_text("what,file\nup,inbox/1000.png\nup,inbox/1001.png\n")
     columns = ("--data.image-column", "file", "--data.label-column", "what")
-    _, table = scheduled(run_here, "table", *times, "seen.csv", *columns)
-    assert table.parameters["columns"] == {"image_column": "file", "label_column": "what"}
-    state: State[Any] = monitor_flow(**table.parameters, return_state=True)
+    run_here.out(*create, "seen.csv", *columns)
+    given = only_one().parameters
+    assert given["columns"] == {"image_column": "file", "label_column": "what"}
+    state: State[Any] = monitor_flow(**given, return_state=True)
     assert (state.name, "Only 2 images" in str(state.message)) == (TOO_FEW, True)
-    wrong = ("schedule", "create", "table", *times, "seen.csv", "--data.image-column", "picture")
-    assert "picture" in run_here(*wrong)[2]
+    wrong = (*create, "seen.csv", "--data.image-column", "picture")
+    assert "picture" in run_here.refusal(*wrong)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--interval", "1d", "--monitor", "photos"), "--monitor photos also needs --images"),
-        (("--interval", "1d", "--config", "a.yaml", "--data.label-column", "b"),
+        ("--interval 1d --monitor photos", "--monitor photos also needs --images"),
+        ("--interval 1d --config a.yaml --data.label-column b",
          "--data.label-column is for a table that a tool reads"),
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused(
-    run_here: Command, tmp_path: Path, arguments: tuple[str, ...], sentence: str
+    run_here: Command, tmp_path: Path, arguments: str, sentence: str
 ) -> None:
     """In one sentence, with the flag."""
     (tmp_path / "inbox").mkdir()
-    assert sentence in run_here.refusal("schedule", "create", "any", *arguments)
+    assert sentence in run_here.refusal(f"schedule create any {arguments}")
