@@ -41,7 +41,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Path:
 
 def test_the_answer_and_the_page_are_told(command: Command) -> None:
     """The JSON object has the promised keys; the folder's name is the true label."""
-    answer = command.json("explain", "stripes@champion", IMAGE)
+    answer = command.json("explain stripes@champion", IMAGE)
     assert (answer["model"], answer["label"] in CLASSES) == ("stripes/1", True)
     assert (answer["image"], answer["images"][0]["true_label"]) == (IMAGE, "up")
     assert 1 / 3 < answer["probability"] <= 1
@@ -53,7 +53,7 @@ def test_two_images_are_compared_on_one_page(command: Command, tmp_path: Path) -
     """Labels belong to the images in their order; a folder that is no class gives none."""
     images = (IMAGE, "photos/elsewhere/fish.png", "--label", "down")
     page = tmp_path / "both.html"
-    out = command.out("explain", "stripes", *images, "--no-occlusion", "--out", page)
+    out = command.out("explain stripes", *images, "--no-occlusion", "--out", page)
     assert "true label: down" in out.splitlines()[0]
     assert "true label" not in out.splitlines()[1]
     assert "Covering the parts one by one was left out" in page.read_text(encoding="utf-8")

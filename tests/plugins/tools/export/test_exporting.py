@@ -11,6 +11,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -29,7 +30,27 @@ from patchline.plugins.tools.export.exporting import Form, export
 from tests.pipeline.conftest import CLASSES, Exported
 
 REFERENCE = ModelReference("stripes", "3", "models:/m-1")
-HAS_OPENVINO = importlib.util.find_spec("openvino") is not None
+FORMS: tuple[Form, ...] = ("onnx", "int8", "torch")
+if importlib.util.find_spec("openvino"):
+    FORMS += ("openvino",)
+_AS_SHOWN = """
+import json, os, sys
+from pathlib import Path
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    names = {}
+    exec(Path("README.md").read_text().split("```python\\n")[1].split("```")[0], names)
+    print("answer", json.dumps(names["probabilities"].tolist()))
+assert "patchline" not in sys.modules
+"""
+
+
+class Written(NamedTuple):
+    """A form that was written, and what the code of its README answers."""
+
+    record: ExportRecord
+    out: Path
+    answer: list[list[float]]
 
 
 def _export(exported: Exported, form: Form, images: ComparisonImages, out: Path) -> ExportRecord:
@@ -37,49 +58,42 @@ def _export(exported: Exported, form: Form, images: ComparisonImages, out: Path)
     return export(REFERENCE, form, images, out, lambda *_: None, source=source, seconds=0.01)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "onnx",
-        "int8",
-        "torch",
-        pytest.param(
-            "openvino",
-            marks=pytest.mark.skipif(not HAS_OPENVINO, reason="openvino is not installed"),
-        ),
-    ],
-)
+@pytest.fixture(scope="module")
+def written(
+    exported_rgb: Exported, photos: ComparisonImages, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Form, Written]:
+    """Return all forms; one process without Patchline has run what their READMEs show."""
+    folder = tmp_path_factory.mktemp("written")
+    records = [_export(exported_rgb, form, photos, folder / form) for form in FORMS]
+    assert {each.name for each in folder.iterdir()} == {*FORMS}  # nothing else is left
+    command = [sys.executable, "-I", "-c", _AS_SHOWN, *(str(folder / form) for form in FORMS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
+    return {
+        form: Written(record, folder / form, json.loads(line.removeprefix("answer ")))
+        for form, record, line in zip(FORMS, records, lines, strict=True)
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_a_form_that_agrees_is_written_and_loads_as_its_readme_says(
-    form: Form, exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
+    form: Form, exported_rgb: Exported, written: dict[Form, Written]
 ) -> None:
-    """The README's code runs in a process without Patchline, and answers what is recorded.
+    """The README's code answers what is recorded.
 
     A float32 form needs no check, so its folder holds no image of anybody; a torch program holds
     no pickle.
     """
-    out = tmp_path / "out"
-    record = _export(exported_rgb, form, photos, out)
+    record, out, [row] = written[form]
     assert record.chosen is not None, record.refusal
     assert record.chosen.agreement.labels.value >= 0.995
     assert record.chosen.agreement.labels.n == 96
     assert [each.batch_size for each in record.chosen.latency] == [1, 8, 32]
     assert ExportRecord.model_validate_json((out / "export.json").read_text()) == record
-    readme = (out / "README.md").read_text()
-    code = readme.split("```python\n")[1].split("```")[0]
-    shown = "\nimport sys\nassert 'patchline' not in sys.modules\nprint(probabilities.tolist())"
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code + shown],
-        cwd=out,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    [row] = json.loads(done.stdout.splitlines()[-1])
     package = PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, 1)
     [expected] = package.probabilities(np.zeros((1, 16, 16, 3), np.uint8))
     assert row == pytest.approx(expected.tolist(), abs=record.allowed_difference)
-    assert list(tmp_path.iterdir()) == [out]  # nothing else is left
     if form == "onnx":
         assert record.stored_images == 0
         assert check_on_this_processor(out, lambda images: images) is None
@@ -95,31 +109,28 @@ def test_a_form_that_agrees_is_written_and_loads_as_its_readme_says(
 
 
 def test_an_int8_export_serves_as_a_package_and_checks_the_processor(
-    exported_rgb: Exported, photos: ComparisonImages, tmp_path: Path
+    written: dict[Form, Written], photos: ComparisonImages, tmp_path: Path
 ) -> None:
     """It opens like a package; the check passes here, and fails for what others answer.
 
     A server refuses it with the difference where it answers otherwise than it did.
     """
-    record = _export(exported_rgb, "int8", photos, tmp_path / "out")
-    assert record.processor.name
-    model = PackagedModel(tmp_path / "out" / "model.onnx", tmp_path / "out" / "model.json", 1)
+    assert written["int8"].record.processor.name
+    out = shutil.copytree(written["int8"].out, tmp_path / "out")
+    model = PackagedModel(out / "model.onnx", out / "model.json", 1)
     answers = model.answers_to(list(photos.images_NHWC), len(CLASSES))
     agreeing = [answer["label"] == CLASSES[label] for answer, label in zip(
         answers, photos.labels_N, strict=True)]  # fmt: skip
     assert np.mean(agreeing) >= 0.97
-    same = check_on_this_processor(tmp_path / "out", model.probabilities)
+    same = check_on_this_processor(out, model.probabilities)
     assert same is not None
     assert same.passed
     assert same.images == 32
     assert same.largest_difference == pytest.approx(0, abs=1e-4)
-    other = check_on_this_processor(
-        tmp_path / "out", lambda images: model.probabilities(images)[:, ::-1]
-    )
+    other = check_on_this_processor(out, lambda images: model.probabilities(images)[:, ::-1])
     assert other is not None
     assert not other.passed
     assert "export it again on this processor" in other.finding
-    out = tmp_path / "out"
     assert check_package(out, 1).package.classes == list(CLASSES)
     file = out / "processor_check.npz"
     with np.load(file, allow_pickle=False) as stored:

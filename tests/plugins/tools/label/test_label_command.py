@@ -13,6 +13,7 @@ from patchline.pipeline.errors import ConfigError
 from patchline.plugin_api import SourceContext
 from patchline.plugins.data_sources.table import ImageTable, TableConfig
 from tests.conftest import patchline_here
+from tests.made.servers import Command
 from tests.plugins.tools.label.labelled import labelling, page_here, rows_of, write_images
 
 ADA, BOB = "ada-00000001", "bob-00000002"
@@ -54,7 +55,7 @@ def test_two_people_never_get_the_same_image_even_if_the_server_is_killed(tmp_pa
     assert [row["label"] for row in rows_of(folder / "labels.csv")] == ["rose"]
 
 
-def test_a_table_that_a_person_edits_is_imported(tmp_path: Path) -> None:
+def test_a_table_that_a_person_edits_is_imported(run_here: Command, tmp_path: Path) -> None:
     """The command tells the outcome of each row."""
     folder = write_images(tmp_path / "inbox", 3)
     table = AnswersTable(folder / "labels.csv")
@@ -70,9 +71,8 @@ def test_a_table_that_a_person_edits_is_imported(tmp_path: Path) -> None:
     assert kept.name in found.err
     labels = {row["path"]: row["label"] for row in rows_of(table.file)}
     assert labels == {"000.png": "tulip", "001.png": "rose", "002.png": "iris"}
-    wrong = patchline_here("label", folder, "--import", folder / "000.png", cwd=tmp_path)
-    assert wrong.code == 2
-    assert "Give a CSV table with the columns path and label." in wrong.err
+    wrong = run_here.refusal("label", folder, "--import", folder / "000.png")
+    assert "Give a CSV table with the columns path and label." in wrong
 
 
 def test_every_image_is_asked_about_once_and_new_ones_join(tmp_path: Path) -> None:
@@ -99,13 +99,12 @@ def test_every_image_is_asked_about_once_and_new_ones_join(tmp_path: Path) -> No
         assert [each["name"] for each in page.next(ADA, 3)] == ["004.png"]
 
 
-def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
+def test_hostile_requests_change_nothing(run_here: Command, tmp_path: Path) -> None:
     """No path leaves the folder, no other page writes, and nothing is shown without the token."""
     folder = write_images(tmp_path / "inbox", 3)
     (tmp_path / "secret.txt").write_text("secret")
-    refused = patchline_here("label", folder, "--host", "0.0.0.0", cwd=tmp_path)  # noqa: S104
-    assert refused.code == 2
-    assert "lets other machines label the images, which needs a token" in refused.err
+    refused = run_here.refusal("label", folder, "--host", "0.0.0.0")  # noqa: S104
+    assert "lets other machines label the images, which needs a token" in refused
     token, as_json = {"authorization": f"Bearer {TOKEN}"}, {"content-type": "application/json"}
     own, wrong = {**token, **as_json}, {**as_json, "authorization": "Bearer " + "x" * 20}
     body, many = b'{"name": "rose"}', b'{"reviewed": [0' + b",0" * 20_000 + b"]}"

@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from patchline.pipeline.packaging.package_files import DIGESTED
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from patchline.pipeline.registry.serving.traffic_recorder import TrafficRecorder
 from tests.conftest import Finished, Run, draw_photo, patchline_here
-from tests.pipeline.registry.serving.served import NAME, Registry, made_registry
+from tests.flows.commands.photo_stores import entered_store
+from tests.pipeline.registry.made_versions import CLASSES
+from tests.pipeline.registry.serving.served import NAME, Registry
 
 WHY = "its head takes no features"
 
@@ -53,14 +56,26 @@ def png(pixels: np.ndarray) -> bytes:
     return content.getvalue()
 
 
-@pytest.fixture
-def registry(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    """Return a registry whose champion has a reference of 200 images."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    made = made_registry(tmp_path, empty_store)
-    made.add(1)
-    with_reference(made.folder / "packages" / "1" / "artifacts")
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Registry:
+    """Return a registry whose champion has a reference of 200 images.
+
+    So has version 2, of several labels; version 3 has none.
+    """
+    made = Registry(tmp_path_factory.mktemp("monitored"))
+    with entered_store(made.folder, empty_store):
+        for seed, thresholds in ((1, ()), (2, (0.5,) * len(CLASSES)), (3, ())):
+            made.add(seed, "champion" if seed == 1 else None, thresholds)
+    for seed in (1, 2):
+        with_reference(made.folder / "packages" / str(seed) / "artifacts")
     return made
+
+
+@pytest.fixture
+def package(versions: Registry, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
+    """Use that registry from the folder of the test; return the package of the champion."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{versions.folder / 'mlflow.db'}")
+    return versions.package(1)
 
 
 def with_reference(artifacts: Path) -> None:
@@ -83,47 +98,48 @@ def with_reference(artifacts: Path) -> None:
     write_digests(artifacts, DIGESTED)
 
 
-def answers(registry: Registry, seeds: range) -> np.ndarray:
-    """Return the numbers of the classes that the first version gives photos."""
-    package = registry.package(1)
+def answers(package: PackagedModel, seeds: range) -> np.ndarray:
+    """Return the numbers of the classes that a package gives photos."""
     pixels = np.stack([np.asarray(package.pixels(photo(seed))) for seed in seeds])
     found: np.ndarray = package.probabilities(pixels).argmax(axis=1)
     return found
 
 
-def write_table(file: Path, head: str, rows: list[str]) -> None:
+def write_table(file: Path | str, head: str, rows: list[str]) -> None:
     """Write a CSV file."""
-    file.write_text("\n".join([head, *rows]), encoding="utf-8")
+    Path(file).write_text("\n".join([head, *rows]), encoding="utf-8")
 
 
 def record(
-    registry: Registry, version: str, images: Sequence[np.ndarray | bytes], *, pictures: bool = True
+    package: PackagedModel,
+    version: str,
+    images: Sequence[np.ndarray | bytes],
+    *,
+    with_images: bool = True,
 ) -> None:
-    """Record what a server of the first version answers, as another version if that is named."""
-    package = registry.package(1)
-    traffic = registry.folder / "traffic"
-    writer = TrafficRecorder(traffic, with_images=pictures)
+    """Record what a server of a package answers, as that version, with the images if asked."""
+    writer = TrafficRecorder(Path("traffic"), with_images=with_images)
     for image in images:
         row = package.probabilities(np.asarray(package.pixels(image))[None])[0]
         writer.record(NAME, version, [image], [(row, None)])
     writer.close()
 
 
-def monitor(folder: Path, *arguments: str) -> Finished:
+def monitor(*arguments: str, model: str = NAME) -> Finished:
     """Run the command."""
-    return patchline_here("monitor", NAME, *arguments, "--json", cwd=folder)
+    return patchline_here("monitor", model, *arguments, "--json", cwd=Path())
 
 
-def test_a_stream_is_checked_and_a_drift_has_exit_code_3(registry: Registry) -> None:
+@pytest.mark.usefixtures("package")
+def test_a_stream_is_checked_and_a_drift_has_exit_code_3() -> None:
     """New images alone are tested; without new ones, the last result comes again, and costs none.
 
     A test that is not possible is said, and the other one has the whole level then.
     """
-    folder = registry.folder
-    write_photos(folder / "inbox", range(60))
-    (folder / "inbox" / "text.png").write_text("no image")
-    (folder / "inbox" / "cut.png").write_bytes(png(photo(99))[:400])
-    done = monitor(folder, "inbox", "--checks", "10")
+    inbox = write_photos(Path("inbox"), range(60))
+    (inbox / "text.png").write_text("no image")
+    (inbox / "cut.png").write_bytes(png(photo(99))[:400])
+    done = monitor("inbox", "--checks", "10")
     assert done.code == 0, done.err
     first = done.json
     assert first["notes"] == ["2 files left out: no image, or damaged"]
@@ -132,8 +148,8 @@ def test_a_stream_is_checked_and_a_drift_has_exit_code_3(registry: Registry) -> 
     assert first["unknown"] == {"features": WHY}
     assert first["accuracy"] is None
     assert "No drift found" in Path(first["page"]).read_text("utf-8")
-    write_photos(folder / "inbox", range(100, 150), brightness=120)
-    done = monitor(folder, "inbox")
+    write_photos(inbox, range(100, 150), brightness=120)
+    done = monitor("inbox")
     assert done.code == 3
     second = done.json
     assert (second["drift"], second["images"], second["check"]) == (True, 50, 2)
@@ -141,49 +157,49 @@ def test_a_stream_is_checked_and_a_drift_has_exit_code_3(registry: Registry) -> 
     page = Path(second["page"]).read_text("utf-8")
     assert "data:image/png" in page
     assert "not on this machine" in page  # the reference's images
-    done = monitor(folder, "inbox")
+    done = monitor("inbox")
     assert (done.code, done.json["new"], done.json["spent"]) == (3, False, second["spent"])
 
 
-def test_labels_give_the_accuracy_whenever_they_come(registry: Registry) -> None:
+def test_labels_give_the_accuracy_whenever_they_come(package: PackagedModel) -> None:
     """`labels.csv` overrules the folder; what was checked before its label came counts, too."""
-    folder, inbox = registry.folder, registry.folder / "inbox"
-    classes = registry.package(1).classes
+    inbox, classes = Path("inbox"), package.classes
     write_photos(inbox / classes[0], range(30))
     write_photos(inbox / "unsorted", range(100, 110))
-    first = monitor(folder, "inbox").json["accuracy"]
-    right = list(answers(registry, range(30)) == 0)
+    first = monitor("inbox").json["accuracy"]
+    right = list(answers(package, range(30)) == 0)
     assert (first["now"]["n"], first["before"]["value"]) == (30, 1)
     assert first["now"]["value"] == pytest.approx(np.mean(right))
     late = [f"unsorted/{seed}.png,{classes[1]}" for seed in range(100, 110)]
     write_table(inbox / "labels.csv", "path,label", late)
     (inbox / "labels.edited-20261128-120354.csv").write_text("kept beside", encoding="utf-8")
-    again = monitor(folder, "inbox").json
-    right += list(answers(registry, range(100, 110)) == 1)
+    again = monitor("inbox").json
+    right += list(answers(package, range(100, 110)) == 1)
     assert (again["new"], again["check"], again["accuracy"]["now"]["n"]) == (False, 1, 40)
     assert again["accuracy"]["now"]["value"] == pytest.approx(np.mean(right))
     write_photos(inbox / classes[0], range(200, 230))
     others = [f"{classes[0]}/{seed}.png,{classes[1]}" for seed in range(200, 230)]
     write_table(inbox / "labels.csv", "path,label", [*late, *others])
-    done = monitor(folder, "inbox").json
-    right += list(answers(registry, range(200, 230)) == 1)
+    done = monitor("inbox").json
+    right += list(answers(package, range(200, 230)) == 1)
     assert (done["images"], done["accuracy"]["now"]["n"]) == (30, 70)
     assert done["notes"] == [f"30 labels taken from the names of folders ('{classes[0]}')"]
     assert done["accuracy"]["now"]["value"] == pytest.approx(np.mean(right))
 
 
-def test_labels_of_classes_that_the_model_lacks_are_counted_as_wrong(registry: Registry) -> None:
+def test_labels_of_classes_that_the_model_lacks_are_counted_as_wrong(
+    package: PackagedModel,
+) -> None:
     """Both figures are given; the table may be one that a spreadsheet has saved."""
-    folder, inbox = registry.folder, registry.folder / "inbox"
-    classes = registry.package(1).classes
+    inbox, classes = Path("inbox"), package.classes
     write_photos(inbox / "@x" / classes[0], range(60))  # this name would be a formula
 
     def monitored(labels: list[str]) -> Any:
         rows = [f"'@x/{classes[0]}/{seed}.png;{label}" for seed, label in enumerate(labels)]
         write_table(inbox / "labels.csv", "path;label", rows)
-        return monitor(folder, "inbox").json
+        return monitor("inbox").json
 
-    right = [classes[answer] for answer in answers(registry, range(60))]
+    right = [classes[answer] for answer in answers(package, range(60))]
     done = monitored(["weed"] * 20 + right[20:])
     accuracy = done["accuracy"]
     assert (accuracy["now"]["n"], accuracy["now"]["value"]) == (60, pytest.approx(2 / 3))
@@ -198,40 +214,38 @@ def test_labels_of_classes_that_the_model_lacks_are_counted_as_wrong(registry: R
         assert (done["accuracy"], words in done["accuracy_unknown"]) == (None, True)
 
 
-def test_a_model_of_several_labels_is_monitored(registry: Registry) -> None:
+def test_a_model_of_several_labels_is_monitored(package: PackagedModel) -> None:
     """Each label's share is compared; a prediction is right if all labels are.
 
     A table has a row for each label, or all of them in one.
     """
-    folder, classes = registry.folder, registry.package(1).classes
-    registry.add(2, thresholds=(0.5,) * len(classes))
-    with_reference(folder / "packages" / "2" / "artifacts")
-    inbox = write_photos(folder / "inbox", range(40))
+    classes, sets = package.classes, partial(monitor, model=f"{NAME}/2")
+    inbox = write_photos(Path("inbox"), range(40))
     one = label_sets.encode_labels([classes[0]]).replace('"', '""')
     write_table(inbox / "labels.csv", "path,label", [f'{seed}.png,"{one}"' for seed in range(40)])
-    done = monitor(folder, "inbox")
+    done = sets("inbox")
     assert done.code == 0, done.err
     assert {each["label"] for each in done.json["labels"]} == set(classes)
     assert done.json["accuracy"]["now"]["n"] == 40
     write_photos(inbox, range(100, 140), brightness=120)
-    assert monitor(folder, "inbox").code == 3
+    assert sets("inbox").code == 3
     rows = [f"inbox/{seed}.png,{name}" for seed in range(40) for name in classes[:2]]
-    write_table(folder / "seen.csv", "image,label", rows)
-    assert monitor(folder, "seen.csv").json["accuracy"]["now"]["n"] == 40
+    write_table("seen.csv", "image,label", rows)
+    assert sets("seen.csv").json["accuracy"]["now"]["n"] == 40
 
 
-def test_recorded_traffic_is_a_stream(registry: Registry) -> None:
+def test_recorded_traffic_is_a_stream(package: PackagedModel) -> None:
     """What the server has computed counts, once for each image, however often clients send it.
 
     The answers of another version are left out, and so are images that tested this one. Lines of an
     earlier Patchline have no digest, so copies are not known.
     """
-    folder, traffic = registry.folder, registry.folder / "traffic"
+    traffic = Path("traffic")
     images: list[np.ndarray | bytes] = [photo(seed, brightness=120) for seed in range(40)]
-    record(registry, "1", [*images[:-1], *[png(photo(39, brightness=120))] * 30])
-    record(registry, "7", images)
-    record(registry, "1", [png(photo(seed)) for seed in range(1000, 1005)])
-    done = monitor(folder, "traffic")
+    record(package, "1", [*images[:-1], *[png(photo(39, brightness=120))] * 30])
+    record(package, "7", images)
+    record(package, "1", [png(photo(seed)) for seed in range(1000, 1005)])
+    done = monitor("traffic")
     assert (done.code, done.json["images"]) == (3, 40), done.err
     assert done.json["notes"] == [
         f"40 images of {NAME}/7 left out: another version answered",
@@ -241,10 +255,10 @@ def test_recorded_traffic_is_a_stream(registry: Registry) -> None:
     assert "data:image/png" in Path(done.json["page"]).read_text("utf-8")
     before = set(traffic.glob("part-*"))
     more = [photo(seed, brightness=120) for seed in range(40, 65)]
-    record(registry, "1", [*images[:1] * 5, *more])
+    record(package, "1", [*images[:1] * 5, *more])
     [part] = set(traffic.glob("part-*")) - before
     part.write_text(re.sub('"digest":"[0-9a-f]+",', "", part.read_text("utf-8")), encoding="utf-8")
-    done = monitor(folder, "traffic")
+    done = monitor("traffic")
     assert (done.json["images"], done.json["independent_images"]) == (30, 26)
 
 
@@ -261,23 +275,24 @@ def bursts(scenes: range, shots: int) -> dict[str, np.ndarray]:
     return taken
 
 
-def test_the_shots_of_a_burst_are_counted_once(registry: Registry) -> None:
+@pytest.mark.usefixtures("package")
+def test_the_shots_of_a_burst_are_counted_once() -> None:
     """Five scenes are too few, however often each was taken, and spend nothing; thirty are enough.
 
     The tests and the shares take one image of each scene, and the page shows each scene once.
     """
-    folder, inbox = registry.folder, registry.folder / "inbox"
+    inbox = Path("inbox")
     inbox.mkdir()
     for name, picture in bursts(range(5), 20).items():
         (inbox / f"{name}.png").write_bytes(png(picture))
-    done = monitor(folder, "inbox")
+    done = monitor("inbox")
     assert (done.code, done.out) == (2, "")
     assert "Only 5 of 100 new images of" in done.err
     assert "near duplicates and groups are counted once" in done.err
-    assert not list((folder / ".patchline" / "monitoring").rglob("*.json"))
+    assert not list(Path(".patchline/monitoring").rglob("*.json"))
     for name, picture in bursts(range(5, 30), 4).items():
         (inbox / f"{name}.png").write_bytes(png(picture))
-    done = monitor(folder, "inbox")
+    done = monitor("inbox")
     told = done.json
     assert (told["images"], told["independent_images"], told["check"]) == (200, 30, 1)
     assert (told["reference_images"], told["independent_reference_images"]) == (200, 200)
@@ -289,10 +304,10 @@ def test_the_shots_of_a_burst_are_counted_once(registry: Registry) -> None:
     assert len(shown) == len(set(shown)) == 12
 
 
-def test_damaged_recorded_traffic_is_named(registry: Registry) -> None:
+def test_damaged_recorded_traffic_is_named(package: PackagedModel) -> None:
     """File, line and remedy in one sentence; a line that a killed server has begun is no damage."""
-    folder, traffic = registry.folder, registry.folder / "traffic"
-    record(registry, "1", [photo(seed, brightness=120) for seed in range(40)], pictures=False)
+    traffic = Path("traffic")
+    record(package, "1", [photo(seed, brightness=120) for seed in range(40)], with_images=False)
     [part] = traffic.glob("part-*")
     content = part.read_bytes()
     for old, new, words in (
@@ -301,7 +316,7 @@ def test_damaged_recorded_traffic_is_named(registry: Registry) -> None:
         (b'"model"', b'"modell"', "line 1, model: field required"),
     ):
         part.write_bytes(content.replace(old, new, 1))
-        done = monitor(folder, "traffic")
+        done = monitor("traffic")
         assert done.code == 2, done.err
         assert f"{part.name} is damaged: {words}" in done.err
         assert "Restore the file from a backup" in done.err
@@ -309,35 +324,35 @@ def test_damaged_recorded_traffic_is_named(registry: Registry) -> None:
     marker = traffic / "patchline-traffic.json"
     marker.write_text('{"format": 2}', encoding="utf-8")
     part.write_bytes(content[:-30])
-    done = monitor(folder, "traffic")
+    done = monitor("traffic")
     assert (done.code, "Update Patchline" in done.err) == (2, True)
     with pytest.raises(ConfigError, match="has format 2"):
         TrafficRecorder(traffic, with_images=False)
     marker.write_text("", encoding="utf-8")  # a kill as the server started
-    done = monitor(folder, "traffic")
+    done = monitor("traffic")
     assert done.json["images"] == 39, done.err
     [unknown] = done.json["independence_unknown"]
     assert "no picture of them was recorded" in unknown
-    said = patchline_here("monitor", NAME, "traffic", cwd=folder).out
+    said = patchline_here("monitor", NAME, "traffic", cwd=Path()).out
     assert "false alarms may be more frequent than stated" in said
     assert "accuracy     not known: " in said
     assert "Not known: whether 39 new images" in Path(done.json["page"]).read_text("utf-8")
 
 
-def test_what_cannot_be_told_is_an_error_and_spends_nothing(registry: Registry) -> None:
+@pytest.mark.usefixtures("package")
+def test_what_cannot_be_told_is_an_error_and_spends_nothing() -> None:
     """Unknown is never reported as no drift."""
-    folder = registry.folder
-    inbox = write_photos(folder / "inbox", range(0))
+    inbox = write_photos(Path("inbox"), range(0))
     (inbox / "notes.png").write_bytes(b"no image")
-    for prepare, sentence in (
-        (lambda: None, "No image of"),
-        (lambda: write_photos(inbox, range(5)), "Only 5 images of"),
-        (lambda: registry.add(3), "Whether images have drifted is not known"),
+    for images, version, sentence in (
+        (0, "", "No image of"),
+        (5, "", "Only 5 images of"),
+        (5, "/3", "Whether images have drifted is not known"),
     ):
-        prepare()
-        done = monitor(folder, "inbox")
+        write_photos(inbox, range(images))
+        done = monitor("inbox", model=f"{NAME}{version}")
         assert (done.code, done.out, sentence in done.err) == (2, "", True)
-    assert not list((folder / ".patchline" / "monitoring").rglob("*.json"))
+    assert not list(Path(".patchline/monitoring").rglob("*.json"))
 
 
 def test_darker_photos_are_a_drift_for_both_tests(finished_run: Run, tmp_path: Path) -> None:
@@ -347,7 +362,7 @@ def test_darker_photos_are_a_drift_for_both_tests(finished_run: Run, tmp_path: P
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(png((draw_photo(number % 3, 1000 + number) * 0.2).astype(np.uint8)))
     env = {"MLFLOW_TRACKING_URI": finished_run.tracking_uri}
-    arguments = ("monitor", "photos/1", "inbox", "--checks", "30", "--json")
+    arguments = ("monitor photos/1 inbox --checks 30 --json",)
     done = patchline_here(*arguments, cwd=tmp_path, env=env)
     assert done.code == 3, done.err
     assert set(done.json["tests"]) == {"outputs", "features"}
@@ -357,13 +372,12 @@ def test_darker_photos_are_a_drift_for_both_tests(finished_run: Run, tmp_path: P
     assert "not on this machine" not in page
 
 
-def test_a_table_names_images_and_labels_as_far_as_they_are_known(registry: Registry) -> None:
+def test_a_table_names_images_and_labels_as_far_as_they_are_known(package: PackagedModel) -> None:
     """Images without a label are compared, too; what is not obvious is said, not left out."""
-    folder, classes = registry.folder, registry.package(1).classes
-    write_photos(folder / "inbox", range(60))
-    rows = [f"inbox/{seed}.png,{classes[0] if seed % 2 else ''},x" for seed in range(60)]
-    write_table(folder / "seen.csv", "image,label,class", rows)
-    done = monitor(folder, "seen.csv", "--data.label-column", "label").json
+    write_photos(Path("inbox"), range(60))
+    rows = [f"inbox/{seed}.png,{package.classes[0] if seed % 2 else ''},x" for seed in range(60)]
+    write_table("seen.csv", "image,label,class", rows)
+    done = monitor("seen.csv", "--data.label-column", "label").json
     assert (done["images"], done["accuracy"]["now"]["n"]) == (60, 30)
-    write_table(folder / "seen.csv", "image,kind,colour", rows)
-    assert "--data.label-column" in monitor(folder, "seen.csv").json["accuracy_unknown"]
+    write_table("seen.csv", "image,kind,colour", rows)
+    assert "--data.label-column" in monitor("seen.csv").json["accuracy_unknown"]

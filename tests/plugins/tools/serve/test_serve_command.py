@@ -17,27 +17,27 @@ from tests.pipeline.registry.serving.test_access_control import TOKEN
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--host", "0.0.0.0"], "needs a token"),  # noqa: S104 - it is refused
-        (["--host", "::"], "needs a token"),
-        (["--token-file", "."], "cannot be read (Is a directory). Give a text file"),
-        (["--token-file", "short"], "at least 16 characters"),
+        ("--host 0.0.0.0", "needs a token"),
+        ("--host ::", "needs a token"),
+        ("--token-file .", "cannot be read (Is a directory). Give a text file"),
+        ("--token-file short", "at least 16 characters"),
         (
-            ["--token-file", "public"],
+            "--token-file public",
             "may be read or changed by other users (mode 0644). Run `chmod",
         ),
         (
-            ["--tls-certificate", "short", "--tls-key", "public"],
+            "--tls-certificate short --tls-key public",
             "may be read or changed by other users (mode 0644)",
         ),
-        (["--root-path", "flowers"], "must begin with a slash"),
-        (["--tls-certificate", "short"], "both --tls-certificate and --tls-key"),
-        (["--tls-certificate", "short", "--tls-key", "short"], "cannot be used with the key"),
-        (["--host", "192.0.2.1", "--token-file", "long"], "cannot listen on 192.0.2.1"),
-        (["--threads", "-1"], "threads"),
+        ("--root-path flowers", "must begin with a slash"),
+        ("--tls-certificate short", "both --tls-certificate and --tls-key"),
+        ("--tls-certificate short --tls-key short", "cannot be used with the key"),
+        ("--host 192.0.2.1 --token-file long", "cannot listen on 192.0.2.1"),
+        ("--threads -1", "threads"),
     ],
 )
 def test_wrong_settings_are_said(
-    registry: Registry, tmp_path: Path, arguments: list[str], sentence: str
+    registry: Registry, tmp_path: Path, arguments: str, sentence: str
 ) -> None:
     """What cannot be served is refused before anything listens, with exit code 2."""
     (tmp_path / "short").write_text("abc")
@@ -46,7 +46,7 @@ def test_wrong_settings_are_said(
     for name, mode in (("short", 0o600), ("long", 0o600), ("public", 0o644)):
         (tmp_path / name).chmod(mode)
     own = ("short", "long", "public")
-    given = [str(tmp_path / each) if each in own else each for each in arguments]
+    given = [str(tmp_path / each) if each in own else each for each in arguments.split()]
     done = patchline_here("serve", NAME, *given, cwd=registry.folder)
     assert done.code == 2
     assert sentence in done.err

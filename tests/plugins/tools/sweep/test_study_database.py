@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,22 +13,7 @@ from tests import postgres_server
 from tests.postgres_server import PostgresServer
 
 
-@pytest.fixture(scope="module")
-def server(postgres: PostgresServer) -> Iterator[PostgresServer]:
-    """Return a server with the database of the searches."""
-    postgres.sql(f"CREATE DATABASE sweeps OWNER {postgres_server.USER}")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PGPASSWORD", postgres_server.PASSWORD)
-        yield postgres
-
-
-def _opened(
-    server: PostgresServer,
-    folder: Path,
-    owner: str,
-    high: str = "1e-2",
-    database: str = "sweeps",
-) -> tuple[Study, StudyIdentity]:
+def _opened(postgres: PostgresServer, folder: Path, owner: str, high: str = "1e-2") -> Study:
     space = SearchSpace(
         dimensions={"optimizer.learning_rate": parse_dimension("lr", f"1e-4..{high}")}
     )
@@ -38,43 +22,35 @@ def _opened(
         parent_run_id=f"run of {owner}",
     )  # fmt: skip
     options = StudyOptions(
-        owner=owner, storage=server.address(database), reduction=3, most_trials=8, sampler="tpe",
+        owner=owner, storage=postgres.address("sweeps"), reduction=3, most_trials=8, sampler="tpe",
         seed=1,
     )  # fmt: skip
-    return open_study(identity, folder, options)
+    return open_study(identity, folder, options)[0]
 
 
-def test_a_machine_that_has_fallen_silent_is_not_waited_for(
-    server: PostgresServer, tmp_path: Path
+def test_machines_share_a_study(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its unfinished trial counts as alive for two minutes, whatever MLflow server it used."""
-    server.sql("CREATE DATABASE silent OWNER " + postgres_server.USER)
-    first, _ = _opened(server, tmp_path, "a:run", database="silent")
-    second, _ = _opened(server, tmp_path, "b:run", database="silent")
+    """A machine that has fallen silent is not waited for, and one with another space cannot join.
+
+    An unfinished trial counts as alive for two minutes, whatever MLflow server its machine used.
+    The trials of another space could not be compared. A database that is not there is named.
+    """
+    monkeypatch.setenv("PGPASSWORD", postgres_server.PASSWORD)
+    with pytest.raises(RunError, match="cannot be used"):
+        _opened(postgres, tmp_path, "a:run")
+    postgres.sql(f"CREATE DATABASE sweeps OWNER {postgres_server.USER}")
+    first, second = (_opened(postgres, tmp_path, f"{owner}:run") for owner in "ab")
     trial = second.next()
     assert trial is not None
     with trial.alive():
         assert [each.number for each in first.alive_elsewhere()] == [trial.record.number]
         assert second.alive_elsewhere() == []
-    server.sql("UPDATE trial_heartbeats SET heartbeat = heartbeat - interval '1 hour'", "silent")
+    postgres.sql("UPDATE trial_heartbeats SET heartbeat = heartbeat - interval '1 hour'", "sweeps")
     assert first.alive_elsewhere() == []
-    again, _ = _opened(server, tmp_path, "b:run", database="silent")
-    resumed = again.next()
+    resumed = _opened(postgres, tmp_path, "b:run").next()
     assert resumed is not None
     assert resumed.record.number == trial.record.number
     assert len(first.alive_elsewhere()) == 1  # it is back
-
-
-def test_a_machine_with_another_space_cannot_join(server: PostgresServer, tmp_path: Path) -> None:
-    """Its trials could not be compared."""
-    _opened(server, tmp_path, "a:run")
     with pytest.raises(ConfigError, match="has other search space"):
-        _opened(server, tmp_path, "d:run", high="1e-1")
-
-
-def test_a_database_that_is_not_there_is_named(server: PostgresServer, tmp_path: Path) -> None:
-    """With the reason and without a password."""
-    server.sql("CREATE DATABASE gone")
-    server.sql("DROP DATABASE gone")
-    with pytest.raises(RunError, match="cannot be used"):
-        _opened(server, tmp_path, "a:run", database="gone")
+        _opened(postgres, tmp_path, "d:run", high="1e-1")
