@@ -128,17 +128,21 @@ def test_the_image_of_a_bad_annotation_is_left_out(odd: dict[str, Any], reason: 
     assert any(re.search(f"1 annotation is ignored, .*{reason}", note) for note in found.notes)
 
 
-def task(image: str, *annotations: list[str] | None, kind: str = "choices", **more: Any) -> Any:
+def result(*labels: Any, kind: str = "choices", about: str = "img", **more: Any) -> Any:
+    """Return what one control of Label Studio says."""
+    return {"type": kind, "from_name": "class", "to_name": about, "value": {kind: labels}, **more}
+
+
+def task(image: str, *annotations: list[str] | None, kind: str = "choices") -> Any:
     """Return a task; an annotation that is None was skipped."""
-    results = [
+    given = [
         {
             "was_cancelled": labels is None,
-            "result": [{"type": kind, "from_name": "class", "value": {kind: labels}}]
-            * bool(labels),
+            "result": [result(*labels or (), kind=kind)] * bool(labels),
         }
         for labels in annotations
     ]
-    return {"id": 1, "data": {"image": image, **more}, "annotations": results, "predictions": []}
+    return {"id": 1, "data": {"image": image}, "annotations": given, "predictions": []}
 
 
 def studio(file: Path | str, *tasks: Any) -> Path:
@@ -172,23 +176,6 @@ def test_choices_of_label_studio_are_labels() -> None:
     refused(r"is not a folder\. Give the folder of the images", file, root="gone")
 
 
-def test_answers_that_cannot_be_used_are_left_out_and_named() -> None:
-    """One that is damaged, and those of people who disagree."""
-    names = [f"{number}.jpg" for number in range(30)]
-    touched(".", *names)
-    tasks = [task(name, [["cat"], ["dog"]][number % 2]) for number, name in enumerate(names)]
-    tasks[4] |= {"id": 77, "annotations": [{"result": 4}]}
-    tasks[5] = task("5.jpg", ["cat"], ["dog"])
-    damaged, disputed = listed(studio("x.json", *tasks)).left_out
-    assert damaged.reason.endswith("is 4, but has to be a list (task 77)")
-    assert disputed[:2] == ("5.jpg", "has two labels in the export, 'cat' and 'dog'")
-
-
-def result(*labels: Any, kind: str = "choices", about: str = "img", **more: Any) -> Any:
-    """Return what one control of Label Studio says."""
-    return {"type": kind, "from_name": "class", "to_name": about, "value": {kind: labels}, **more}
-
-
 def odd_task(*results: Any, image: str = "odd.jpg", **annotation: Any) -> Any:
     """Return a task with one annotation, and a text beside its image."""
     given = {"result": list(results), **annotation}
@@ -217,6 +204,7 @@ _AREA = {"type": "rectangle", "id": "r", "value": {"x": 1}}
         ([odd_task(_AREA, result("blurred", id="r"), result("cat"))], "cat"),
         ([odd_task(result(["pet"], ["pet", "cat"], kind="taxonomy"))], "cat"),
         ([odd_task(result(["pet", "cat"]))], "cat"),
+        ([{**task("odd.jpg"), "annotations": [{"result": 4}]}], r".*is 4, but has .* \(task 1\)"),
     ],
 )
 def test_one_odd_task_leaves_its_image_out_or_is_understood(
@@ -274,9 +262,7 @@ def test_regions_and_several_controls_of_label_studio_are_questions() -> None:
     refused(r"2 of 2 answers .* are regions .*--data\.boxes labels", file)
     assert labels_of(listed(file, boxes="labels")) == {"1.jpg": ("cat",), "2.jpg": ("cat", "dog")}
     two = [task("1.jpg", ["cat"]), task("2.jpg", ["dog"])]
-    two[0]["annotations"][0]["result"] += [
-        {"type": "choices", "from_name": "light", "value": {"choices": ["bright"]}}
-    ]
+    two[0]["annotations"][0]["result"].append(result("bright") | {"from_name": "light"})
     file = studio("y.json", *two)
     refused(r"controls 'class' and 'light'\. Set --data\.label-column", file)
     assert labels_of(listed(file, label_column="class")) == {"1.jpg": "cat", "2.jpg": "dog"}

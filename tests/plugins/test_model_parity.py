@@ -31,62 +31,69 @@ Case = tuple[nn.Module, nn.Module, Names, Tensors, int]
 """Ours, theirs, what gives their tensors our names, the weights of ours, and a side in pixels."""
 _ROUNDING = 2e-6  # of the largest gradient: one of exactly zero, as of a bias before a softmax
 _POSITIONS = "position_embedding.positions_1ND"
-_TIMM = {
-    "cls_token": "class_token.token_11D",
-    "pos_embed": _POSITIONS,
-    "patch_embed.proj.": "patch_embedding.projection.",
-    "attn_pool.latent": "pooling.probe_11D",
-    "attn_pool.q.": "pooling.query.",
-    "attn_pool.kv.": "pooling.key_value.",
-    "attn_pool.": "pooling.",
-    ".norm1.": ".attention_norm.",
-    ".norm2.": ".mlp_norm.",
-    ".attn.q_norm.": ".attention.query_norm.",
-    ".attn.k_norm.": ".attention.key_norm.",
-    ".attn.qkv.": ".attention.query_key_value.",
-    ".proj.": ".projection.",
-    ".attn.": ".attention.",
-    ".mlp.fc1.": ".mlp.expand.",
-    ".mlp.fc2.": ".mlp.contract.",
-    ".ls1.gamma": ".attention_scale.gain_D",
-    ".ls2.gamma": ".mlp_scale.gain_D",
-    ".gamma_1": ".attention_scale.gain_D",
-    ".gamma_2": ".mlp_scale.gain_D",
-}
-_CCT = {
-    "tokenizer.conv_layers.0.0.": "patch_embedding.projection.0.",
-    "tokenizer.conv_layers.1.0.": "patch_embedding.projection.3.",
-    "classifier.positional_emb": _POSITIONS,
-    "classifier.attention_pool.": "pooling.importance.",
-    "classifier.fc.": "head.",
-    "classifier.": "",
-    ".pre_norm.": ".attention_norm.",
-    ".self_attn.qkv.": ".attention.query_key_value.",
-    ".self_attn.proj.": ".attention.projection.",
-    ".norm1.": ".stream_norm.",
-    ".linear1.": ".mlp.expand.",
-    ".linear2.": ".mlp.contract.",
-}
-_VIT_PYTORCH = {
-    "to_patch_embedding.": "patch_embedding.tokenizer.",
-    "pos_embedding": _POSITIONS,
-    "cls_token": "class_token.token_11D",
-    "transformer.layers.": "blocks.",
-    "transformer.norm.": "norm.",
-    "linear_head.": "head.",
-    "mlp_head.0.": "norm.",
-    "mlp_head.1.": "head.",
-    ".0.norm.": ".attention_norm.",
-    ".0.temperature": ".attention.log_sharpness",
-    ".0.to_qkv.": ".attention.query_key_value.",
-    ".0.to_out.0.": ".attention.projection.",
-    ".0.to_out.": ".attention.projection.",
-    ".1.net.0.": ".mlp_norm.",
-    ".1.net.1.": ".mlp.expand.",
-    ".1.net.3.": ".mlp.contract.",
-    ".1.net.4.": ".mlp.contract.",
-}
-"""What a library calls a part, and what we call it; applied in this order."""
+
+
+def _names(table: str) -> Mapping[str, str]:
+    """Read what a library calls a part, and what we call it; applied in this order."""
+    rows = (line.strip().partition(" ") for line in table.strip().splitlines())
+    return {theirs: ours for theirs, _, ours in rows}
+
+
+_TIMM = _names("""
+    cls_token class_token.token_11D
+    pos_embed position_embedding.positions_1ND
+    patch_embed.proj. patch_embedding.projection.
+    attn_pool.latent pooling.probe_11D
+    attn_pool.q. pooling.query.
+    attn_pool.kv. pooling.key_value.
+    attn_pool. pooling.
+    .norm1. .attention_norm.
+    .norm2. .mlp_norm.
+    .attn.q_norm. .attention.query_norm.
+    .attn.k_norm. .attention.key_norm.
+    .attn.qkv. .attention.query_key_value.
+    .proj. .projection.
+    .attn. .attention.
+    .mlp.fc1. .mlp.expand.
+    .mlp.fc2. .mlp.contract.
+    .ls1.gamma .attention_scale.gain_D
+    .ls2.gamma .mlp_scale.gain_D
+    .gamma_1 .attention_scale.gain_D
+    .gamma_2 .mlp_scale.gain_D
+""")
+_CCT = _names("""
+    tokenizer.conv_layers.0.0. patch_embedding.projection.0.
+    tokenizer.conv_layers.1.0. patch_embedding.projection.3.
+    classifier.positional_emb position_embedding.positions_1ND
+    classifier.attention_pool. pooling.importance.
+    classifier.fc. head.
+    classifier.
+    .pre_norm. .attention_norm.
+    .self_attn.qkv. .attention.query_key_value.
+    .self_attn.proj. .attention.projection.
+    .norm1. .stream_norm.
+    .linear1. .mlp.expand.
+    .linear2. .mlp.contract.
+""")
+_VIT_PYTORCH = _names("""
+    to_patch_embedding. patch_embedding.tokenizer.
+    pos_embedding position_embedding.positions_1ND
+    cls_token class_token.token_11D
+    transformer.layers. blocks.
+    transformer.norm. norm.
+    linear_head. head.
+    mlp_head.0. norm.
+    mlp_head.1. head.
+    .0.norm. .attention_norm.
+    .0.temperature .attention.log_sharpness
+    .0.to_qkv. .attention.query_key_value.
+    .0.to_out.0. .attention.projection.
+    .0.to_out. .attention.projection.
+    .1.net.0. .mlp_norm.
+    .1.net.1. .mlp.expand.
+    .1.net.3. .mlp.contract.
+    .1.net.4. .mlp.contract.
+""")
 
 
 class ForeignTokens(nn.Module):

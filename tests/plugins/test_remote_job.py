@@ -21,6 +21,7 @@ from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE
 from patchline.plugins.launchers import remote_job
 from patchline.plugins.launchers.remote_job import ReceivedJob, SentJob, enter_workspace
+from tests.conftest import contents
 from tests.patience import until
 
 
@@ -33,18 +34,22 @@ class Job(FrozenModel):
     workspace: Path
 
 
-@pytest.fixture
-def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the address of a shared workspace; the node keeps its caches in `node`."""
-    (tmp_path / "team").mkdir()
+def share(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Work in a shared workspace at this address; the node keeps its caches in `node`."""
     (tmp_path / "a").mkdir()
     monkeypatch.setenv(remote_job.NODE_FOLDER_VARIABLE, str(tmp_path / "node"))
     monkeypatch.delenv(chosen.VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path / "a")
-    address = (tmp_path / "team").as_uri()
     chosen.use(address)
     assert chosen.find_shared_files() is not None
     return address
+
+
+@pytest.fixture
+def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the address of a shared workspace, which is a folder."""
+    (tmp_path / "team").mkdir()
+    return share((tmp_path / "team").as_uri(), tmp_path, monkeypatch)
 
 
 @contextlib.contextmanager
@@ -177,15 +182,6 @@ def test_each_process_of_a_node_has_a_cache_of_its_own(tmp_path: Path, uri: str)
         assert not (again / "runs").exists()
 
 
-def share(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in a workspace on a bucket; the node keeps its caches in `node`."""
-    monkeypatch.setenv(remote_job.NODE_FOLDER_VARIABLE, str(tmp_path / "node"))
-    (tmp_path / "a").mkdir()
-    monkeypatch.chdir(tmp_path / "a")
-    monkeypatch.delenv(chosen.VARIABLE, raising=False)
-    chosen.use(f"s3://{bucket}/team")
-
-
 class Listed(FrozenModel):
     images: Annotated[Path, SAME_PLACE]
     archive: Annotated[Path, SAME_PLACE]
@@ -196,7 +192,7 @@ def test_a_node_downloads_the_listed_images_of_a_bucket(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Relative and absolute ones, and archives as a whole; no others."""
-    share(bucket, tmp_path, monkeypatch)
+    team = share(f"s3://{bucket}/team", tmp_path, monkeypatch)
     store = chosen.open_store(parse_address(f"s3://{bucket}/data", "-"))
     for key in ("photos/cat/1.png", "photos/cat/2.png", "photos/dog/ü.png", "other/3.png", "a.zip"):
         store.write(key, key.encode())
@@ -208,11 +204,15 @@ def test_a_node_downloads_the_listed_images_of_a_bucket(
     lines = [["cat/2.png", "cat"], ["dog/ü.png", "dog"], [str(other / "3.png"), None]]
     files = write_lines(folder / "files.jsonl", lines)
     sent = sent_job(folder, Listed(images=images, archive=archive, files=files))
-    with node(f"s3://{bucket}/team") as place:
+    with node(team) as place:
         received = ReceivedJob(sent.name)
         there = Listed.model_validate_json((received.folder / "job.json").read_text())
         top = place / f"sources/objects/s3/{bucket}/data"
         assert (there.images, there.archive) == (top / "photos", top / "a.zip")
-        present = {each.relative_to(top).as_posix() for each in top.rglob("*") if each.is_file()}
-        assert present == {"photos/cat/2.png", "photos/dog/ü.png", "other/3.png", "a.zip"}
+        assert contents(top).keys() == {
+            "photos/cat/2.png",
+            "photos/dog/ü.png",
+            "other/3.png",
+            "a.zip",
+        }
         assert Path(list(read_lines(there.files))[2][0]).read_text() == "other/3.png"

@@ -5,24 +5,24 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patchline.pipeline.config import RunConfig
-from patchline.pipeline.config_files import validate_config
 from patchline.pipeline.data.manifests import manifest as manifests
-from patchline.pipeline.data.manifests.source_listing import listing_of
 from patchline.pipeline.data.reading.image_root import root_image_bytes
-from patchline.pipeline.errors import DataError
 from patchline.pipeline.workspace.files.data_kinds import data_kind
-from patchline.plugin_api import ImageListing, SourceContext
-from patchline.plugins.data_sources.webdataset import WebDatasetConfig, plugin
+from patchline.plugin_api import ImageListing
 from tests.conftest import write_photos
+from tests.plugins import listings
 from tests.plugins.listings import ingested, two_classes
 
 Members = dict[str, bytes]
+listed = partial(listings.listed, source="webdataset")
+refused = partial(listings.refused, source="webdataset")
 
 
 def shard_of(name: Path | str, members: Members, mode: str = "w") -> Path:
@@ -46,20 +46,6 @@ def samples(photos: Path, *, label: str = "cls") -> Members:
         members[f"{name}-{number}.png"] = file.read_bytes()
         members[f"{name}-{number}.{label}"] = text.encode()
     return members
-
-
-def listed(place: Path | str, *, needs_labels: bool = True, **options: str) -> ImageListing:
-    """Return what the source lists."""
-    work = Path.cwd() / "work"
-    work.mkdir(exist_ok=True)
-    context = SourceContext(str(Path.cwd() / place), work, needs_labels=needs_labels)
-    return plugin.build(WebDatasetConfig.model_validate(options), context).list_images()
-
-
-def refused(words: str, place: Path | str) -> None:
-    """Check that shards are refused in a sentence with these words."""
-    with pytest.raises(DataError, match=words):
-        listed(place)
 
 
 def contents(listing: ImageListing) -> set[tuple[str, bytes]]:
@@ -174,7 +160,7 @@ def test_what_is_not_a_labelled_sample_is_left_out_and_named() -> None:
         "one.tar/../4.jpg": "its path leads outside the archive",
         "one.tar/5.jpg": "is a link; links in archives are not followed",
     }
-    unlabelled = listed(shard, needs_labels=False)
+    unlabelled = listed(shard, labelled=False)
     assert {image.path for image in unlabelled.images} == {"one.tar/1.jpg", "one.tar/2.jpg"}
 
 
@@ -242,11 +228,7 @@ def test_rules_for_files_and_folders_apply_to_the_members_of_shards() -> None:
     for number in range(2):
         shard_of(place / f"{number:06d}.tar", members)
 
-    def read(**rules: Any) -> ImageListing:
-        config = validate_config({"data": {"source": "webdataset", "path": str(place), **rules}})
-        return listing_of(config, Path(".patchline"))
-
-    found = read(ignore=("default", "drafts/", "000001.tar"))
+    found = listed(place, ignore=("default", "drafts/", "000001.tar"))
     assert len(found.images) == 8
     assert set(found.ignored) == {
         "000001.tar",
@@ -258,6 +240,5 @@ def test_rules_for_files_and_folders_apply_to_the_members_of_shards() -> None:
         ("leaf", {"sub", "drafts"}),
         ("{shard}/{site}/sub/{label}-*.png", {"across", "down"}),
     ):
-        assert {image.label for image in read(label=label).images} == classes
-    with pytest.raises(DataError, match=r"data\.ignore skips all shards"):
-        read(ignore=("*.tar",))
+        assert {image.label for image in listed(place, label=label).images} == classes
+    refused(r"data\.ignore skips all shards", place, ignore=("*.tar",))
