@@ -62,7 +62,7 @@ def opened(finished_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
     with serving(folder) as servers, browser(1400, 1100) as window:
         times = ("--cron", "0 2 * * *", "--timezone", "Europe/Berlin")
-        ok(servers.run("schedule create nightly", *times, "--config", str(config)))
+        ok(servers.run("schedule", "create", "nightly", *times, "--config", str(config)))
         up = ok(servers.up()).json
         prefect, mlflow = (up[key].rstrip("/") for key in ("prefect_url", "mlflow_url"))
         window.sign_in(up["prefect_login_url"])
@@ -177,7 +177,7 @@ def test_a_promotion_is_answered_in_a_form(opened: Opened, monkeypatch: pytest.M
     monkeypatch.chdir(servers.folder)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", opened.mlflow)  # logs in by itself
     versions("roses", servers.folder, range(60), range(10))
-    asked = servers.run("promote roses --ask --promotion.no-package-check")
+    asked = servers.run("promote", "roses", "--ask", "--promotion.no-package-check")
     assert asked.code == 0, asked.err
     window.open(f"{opened.prefect}/v2/runs", "roses, version 2: champion?")
     window.follow("roses, version 2: champion?")
@@ -197,5 +197,5 @@ def test_a_promotion_is_answered_in_a_form(opened: Opened, monkeypatch: pytest.M
     window.submit("Resume", "Provide input to resume")
     window.assert_shows("Promoted")
     assert champion("roses") == "2"
-    shown = servers.run("models roses")
+    shown = servers.run("models", "roses")
     assert "promoted: approved by Ada: looks good" in shown.out

@@ -70,7 +70,7 @@ def test_a_server_elsewhere_is_asked_through_the_proxy(monkeypatch: pytest.Monke
 def test_settings_that_cannot_be_read_are_said_in_a_sentence(tmp_path: Path) -> None:
     """A process answers with exit code 2 and Prefect's own message on standard error alone."""
     (tmp_path / "prefect.toml").write_text('[api]\nrequest_timeout = "soon"\n', encoding="utf-8")
-    done = patchline("schedule list", cwd=tmp_path)
+    done = patchline("schedule", "list", cwd=tmp_path)
     assert (done.code, done.out) == (2, "")
     [line] = [line for line in done.err.splitlines() if line.startswith("Error: ")]
     assert "request_timeout Input should be a valid number" in line

@@ -40,10 +40,11 @@ def served(
     """Return a folder with a store, while a server and the worker of its pool run."""
     folder = tmp_path_factory.mktemp("approval_worker")
     with (
-        # the name of the pool comes from the folder
-        entered_store(folder, empty_store, PREFECT_API_URL=prefect_server),
+        entered_store(folder, empty_store),  # the name of the pool comes from the folder
+        pytest.MonkeyPatch.context() as patch,
         (folder / "worker.log").open("wb") as log,
     ):
+        patch.setenv("PREFECT_API_URL", prefect_server)
         pool = (*("--pool", work_pools.of_folder()), *("--type", "process"))
         worker = subprocess.Popen(
             [sys.executable, "-P", "-m", "prefect", "worker", "start", *pool],

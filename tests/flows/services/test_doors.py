@@ -21,7 +21,6 @@ from patchline.flows.prefect_api.temporary_server import TemporaryServer
 from patchline.flows.services import service_processes
 from patchline.pipeline import local_services
 from tests.browser.chromium import browser, missing
-from tests.conftest import contents
 from tests.flows.services.local_servers import Servers, proof
 from tests.flows.services.strangers import AS_NOBODY, INTRUDER, TRIED, ask, attack, serving
 from tests.patience import patient, until
@@ -35,10 +34,6 @@ _NOBODY = 65534
 
 def _url(servers: Servers, name: str) -> str:
     return servers.state.prefect_url if name == "prefect" else servers.state.mlflow_url
-
-
-def _private(servers: Servers) -> list[Path]:
-    return [local_services.secret_file(servers.folder), local_services.login_file(servers.folder)]
 
 
 def test_a_page_of_another_origin_is_refused(servers: Servers) -> None:
@@ -110,7 +105,10 @@ def test_another_user_of_the_machine_is_refused(servers: Servers) -> None:
         (f"{servers.state.prefect_api_url}/ready", {"Cookie": cookie}),
     ]
     assert ask(addresses[-1][0], Cookie=cookie)[0] == 200
-    private = _private(servers)
+    private = [
+        local_services.secret_file(servers.folder),
+        local_services.login_file(servers.folder),
+    ]
     python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
     done = subprocess.run(
         [python, "-I", "-c", AS_NOBODY, json.dumps(addresses), json.dumps([*map(str, private)])],
@@ -210,9 +208,13 @@ def test_the_secret_is_in_two_files_and_nowhere_else(servers: Servers) -> None:
     """No other file, log or command line has it, nor a code of a link."""
     secret = local_services.secret(servers.folder)
     assert secret
-    files = contents(servers.folder).items()
-    holding = {servers.folder / file for file, content in files if secret.encode() in content}
-    assert holding == {*_private(servers)}
+    files = [file for file in servers.folder.rglob("*") if file.is_file()]
+    holding = {file for file in files if secret.encode() in file.read_bytes()}
+    private = {
+        local_services.secret_file(servers.folder),
+        local_services.login_file(servers.folder),
+    }
+    assert holding == private
     for process in service_processes.members(servers.folder):
         assert not any(secret in word for word in process.cmdline())
 

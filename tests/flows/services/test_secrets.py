@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from patchline.pipeline import local_services
-from tests.conftest import contents, write_photos
+from tests.conftest import write_photos
 from tests.flows.services.local_servers import Servers, page, serving
 from tests.flows.training.runs import TINY
 from tests.made.servers import Command
@@ -35,7 +35,7 @@ def test_a_store_that_is_away_is_said_without_its_secret(
     for name, value in (("REQUEST_MAX_RETRIES", "0"), ("REQUEST_TIMEOUT", "5")):
         monkeypatch.setenv(f"MLFLOW_HTTP_{name}", value)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    code, out, err = run_here("models --debug")
+    code, out, err = run_here("models", "--debug")
     assert code == 1
     assert "Traceback" in err
     assert "The MLflow store " in err
@@ -91,4 +91,5 @@ def _encrypted_apart(database: Path) -> bool:
 
 
 def _content(folder: Path) -> str:
-    return "\n".join(content.decode("latin-1") for content in contents(folder).values())
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return "\n".join(file.read_bytes().decode("latin-1") for file in files)

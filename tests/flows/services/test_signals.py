@@ -87,7 +87,7 @@ def test_a_killed_worker_fails_the_run_with_a_sentence(folder: Path) -> None:
 
     with ThreadPoolExecutor(1) as threads:
         killing = threads.submit(kill)
-        done = patchline_here(_VERY_LONG, "0", cwd=folder)
+        done = patchline_here(*_VERY_LONG.split(), "0", cwd=folder)
         family = killing.result()
     assert done.code == 1
     assert not psutil.wait_procs(family, timeout=patient(60))[1]

@@ -96,14 +96,14 @@ def ran(
     folder: Path, arguments: str, env: dict[str, str] | None = None
 ) -> tuple[dict[str, Any], str]:
     """Run to the end, and return the JSON and what was said."""
-    done = patchline_here(f"run {arguments}", "--json", cwd=folder, env=env)
+    done = patchline_here("run", *arguments.split(), "--json", cwd=folder, env=env)
     assert done.code == 0, done.err
     return done.json, done.err
 
 
 def refused(folder: Path, arguments: str) -> str:
     """Return the sentence with which a run is refused."""
-    done = patchline_here(f"run {arguments}", cwd=folder)
+    done = patchline_here("run", *arguments.split(), cwd=folder)
     assert done.code == 2, done.err
     return done.err
 

@@ -51,7 +51,7 @@ def test_an_ensemble_of_label_sets_teaches_a_student(tmp_path: Path) -> None:
     assert "its mAP on the labelled ones is" in card
     assert "| 1 | circle |" in card
     out = ("--out", "table.parquet")
-    predicted = patchline_here("predict student", *images, *out, cwd=tmp_path)
+    predicted = patchline_here("predict", "student", *images, *out, cwd=tmp_path)
     assert predicted.code == 0, predicted.err
     table = pd.read_parquet(tmp_path / "table.parquet")
     served = check_package(package, 1).package.answers([*images])

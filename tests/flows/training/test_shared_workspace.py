@@ -10,7 +10,7 @@ import pytest
 from patchline.pipeline.workspace import chosen
 from patchline.pipeline.workspace.address import parse_address
 from patchline.pipeline.workspace.run_memory import interrupted_runs
-from tests.conftest import contents, write_photos
+from tests.conftest import write_photos
 from tests.flows.training.runs import Begun, ran, refused
 from tests.object_server import ObjectServer
 from tests.pipeline.workspace.machines import machine
@@ -41,7 +41,9 @@ def found_by(name: str, env: dict[str, str], patch: pytest.MonkeyPatch) -> dict[
     """Return what a machine that resumes the last run of a workspace begins with."""
     patch.setenv("MLFLOW_TRACKING_URI", env["MLFLOW_TRACKING_URI"])
     with machine(name, env["PATCHLINE_WORKSPACE"]) as workspace:
-        return contents(interrupted_runs.find("last", workspace / "runs").folder)
+        run = interrupted_runs.find("last", workspace / "runs").folder
+        files = (file for file in run.rglob("*") if file.is_file())
+        return {str(file.relative_to(run)): file.read_bytes() for file in files}
 
 
 def copied(objects: ObjectServer, bucket: str) -> str:

@@ -30,14 +30,14 @@ def test_a_run_of_a_killed_worker_resumes_on_another(run_here: Command, tmp_path
     write_photos(tmp_path / "photos", images=20)
     (tmp_path / "run.yaml").write_text(_CONFIG, encoding="utf-8")
     create = "schedule create w --interval 1d --config run.yaml --work-pool team"
-    code, _, said = run_here(create)
+    code, _, said = run_here(*create.split())
     assert code == 0, said
     assert "Start one with `patchline worker --work-pool team`" in said
     workers = [Begun(tmp_path, "worker --work-pool team") for _ in range(2)]
     try:
         for each in workers:
             until(lambda: "Waiting for runs" in each.said(), "no worker waits")  # noqa: B023 - called here
-        run_here.out("schedule run-now w")
+        run_here.out("schedule", "run-now", "w")
         until(lambda: any("epoch 3:" in each.said() for each in workers), "no run has begun")
         killed, other = sorted(workers, key=lambda each: "epoch 3:" not in each.said())
         killed.end()
