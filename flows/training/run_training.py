@@ -7,8 +7,8 @@ functions, after the first message.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 from patchline.flows.progress.progress_display import display
 from patchline.flows.training.chosen_launcher import use_chosen_launcher
 from patchline.pipeline import local_services
-from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
 from patchline.pipeline.redaction import redact_text
 from patchline.pipeline.terminal_words import counted
@@ -146,11 +145,9 @@ def _in_prefect(call_flow: Callable[[], Summary]) -> Summary:
     prefect_session.use_database()
     from patchline.flows.closing import close_runs
     from patchline.flows.training import training_flow  # noqa: F401 - while the server starts
-    from patchline.pipeline.workspace.tracking import tracking_store
 
-    with contextlib.suppress(PipelineError):  # whoever uses the store next tells the reason
-        if tracking_store.sqlite_file():
-            tracking_store.client()  # which imports MLflow, too
+    if not up:
+        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")  # which takes a second
     with prefect_session.ready():
         _say_where_runs_are_tracked()
         for sentence in close_runs.close_abandoned_runs():

@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.workspace.files.workspace_folder import WORKSPACE, check_paths, place
 from patchline.pipeline.workspace.tracking.store_tables import Tables, open_tables
 from patchline.pipeline.workspace.tracking.tracking_store import client, unless_deleted, use_store
 
@@ -157,6 +158,8 @@ def open_registry() -> Registry:
     """
     if not _MLFLOW_DECIDES & os.environ.keys():
         with contextlib.suppress(PipelineError, ImportError):  # MLflow's client tells the reason
+            if place() != WORKSPACE.resolve():
+                check_paths()
             tables = open_tables(use_store())
             if tables is not None:
                 read = _RegistryTables(tables)

@@ -460,7 +460,7 @@ def test_a_declared_exception_is_shown_with_its_reason(tmp_path: Path) -> None:
     assert excepted["name"] == "changes_something"
     assert excepted["message"] == "it is meant to change nothing"
     assert "expected: it is meant to change nothing" in done.err
-    assert "9 passed, 1 excepted, 0 failed" in done.err
+    assert "10 passed, 1 excepted, 0 failed" in done.err
 
 
 FLAGS = {

@@ -82,7 +82,7 @@ def test_a_node_reads_the_shards_of_its_part(
 
     If a shard has changed since, that is an error: rows of two states are never mixed.
     """
-    share(bucket, tmp_path, monkeypatch)
+    share(f"s3://{bucket}/team", tmp_path, monkeypatch)
     top = chosen.open_store(parse_address(f"s3://{bucket}", "-"))
     for number in range(2):
         photos = write_photos(tmp_path / f"{number}", classes=2, images=2, side=30 + number)
