@@ -99,7 +99,7 @@ async def _work(pool: str, max_concurrent_runs: int) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end)
-    logger.info("Waiting for runs of the work pool %s.", pool)
+    print(f"Waiting for runs of the work pool {pool}.", file=sys.stderr, flush=True)
     while not working.done():
         await asyncio.wait([working], timeout=_POLL_SECONDS)
         if worker.is_draining and not worker.active:
