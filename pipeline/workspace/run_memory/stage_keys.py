@@ -268,9 +268,10 @@ def _state_of(file: Path) -> list[int]:
 def _kept_file() -> Path:
     """Return the file of the Python environment that keeps what was parsed: parsing takes seconds.
 
-    Another Python may have another syntax tree.
+    Another Python may have another syntax tree, and another version of this file another digest.
     """
-    return Path(sys.prefix) / "share" / "patchline" / f"code-{sys.hexversion:x}.json"
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    return Path(sys.prefix) / "share" / "patchline" / f"code-{sys.hexversion:x}-{own}.json"
 
 
 @functools.cache
