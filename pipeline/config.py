@@ -57,6 +57,12 @@ class PluginChoice(DocumentedModel):
     name: str
     """Name of the plugin; `patchline plugins list` shows what is installed."""
 
+    @classmethod
+    def describe_name(cls, kind: str) -> str:
+        """Return the help text of the name, for a plugin of this kind."""
+        description = cls.model_fields["name"].description or ""
+        return description.replace("the plugin", f"the {kind} plugin")
+
     @property
     def settings(self) -> dict[str, Any]:
         """The settings next to the name."""

@@ -73,6 +73,9 @@ DECIDED: dict[str, Former] = {
     "training.asymmetric_clip": Former(0.05, _ASYMMETRIC),
     "data.min_new_images": Former(1, "`patchline data watch` takes --min-new-images"),
     "launcher.wait_seconds": Former(300, "nodes have 300 s to get the resources", "ray"),
+    "evaluation.test_time_averaging": Former(
+        "off", "model.test_time_flip predicts each image together with its mirror image"
+    ),
     "evaluation.gallery_size": Former(24, "a gallery of the report has at most 24 images"),
     "evaluation.small_sample": Former(30, "slices of fewer than 30 images are marked"),
     "promotion.class_min_images": Former(20, "a class is checked with at least 20 compared images"),

@@ -37,11 +37,6 @@ from patchline.pipeline.evaluation.robustness import (
     sample_rows,
 )
 from patchline.pipeline.evaluation.tasks import TASKS
-from patchline.pipeline.evaluation.test_time_averaging import (
-    TestTimeAveraging,
-    averaging_copy,
-    decide,
-)
 from patchline.pipeline.evaluation.visual_guide.attention_maps import (
     attention_maps,
     label_maps,
@@ -53,7 +48,7 @@ from patchline.pipeline.evaluation.visual_guide.explaining import (
     write_guide,
 )
 from patchline.pipeline.models.inference import predict_logits
-from patchline.pipeline.models.model_description import ModelDescription, load_description
+from patchline.pipeline.models.model_description import ModelDescription
 from patchline.pipeline.models.model_files import load_model
 from patchline.pipeline.models.probing.chosen_features import ChosenFeatures, choose_rows
 from patchline.pipeline.models.stored_features import save_features
@@ -89,13 +84,6 @@ def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
         logits_NK = model.calibrated(logits_NK)
         tables.append(table.loc[rows, kept].assign(row=rows, logits=list(logits_NK)))
     chosen = pd.concat(tables).sort_values("row", kind="stable")
-    averaging, folder = None, job.model_folder
-    if job.tries_averaging:
-        averaged = averaging_copy(job.model_folder, job.file.with_name("averaged"))
-        both = ChosenFeatures(choose_rows(table, job.seed))
-        table_of_both, averaging = _try_averaging(job, chosen, averaged, images, devices, both)
-        if averaging.is_on:
-            chosen, folder, features = table_of_both, averaged, both
     seconds = time.monotonic() - began
     save(chosen, job.file)
     features_file = job.file.with_name("features.npz") if features.collected else None
@@ -105,10 +93,9 @@ def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
         file=job.file,
         images=total,
         seconds=seconds,
-        explanations=_explanations(job, folder, chosen),
-        averaging=averaging,
+        explanations=_explanations(job, chosen),
         features_file=features_file,
-        robustness=_robustness(job, folder, chosen, events),
+        robustness=_robustness(job, chosen, events),
     )
 
 
@@ -118,47 +105,6 @@ def devices_of(job: EvaluationJob) -> list[torch.device]:
         return [torch.device(job.device)]
     count = max(1, min(job.processes, torch.cuda.device_count()))
     return [torch.device("cuda", number) for number in range(count)]
-
-
-def _try_averaging(
-    job: EvaluationJob,
-    plain: pd.DataFrame,
-    folder: Path,
-    images: StoredImages,
-    devices: Sequence[torch.device],
-    features: ChosenFeatures,
-) -> tuple[pd.DataFrame, TestTimeAveraging]:
-    """Predict the validation images with their mirror images too, and if that is better, all.
-
-    Args:
-        job: the job, which says how the training has balanced the classes.
-        plain: predictions of each image alone.
-        folder: the folder of the model that averages.
-        images: the prepared store.
-        devices: the devices to compute on.
-        features: receives the features that the averaging model computes.
-
-    Returns:
-        Its predictions, and the decision.
-    """
-    description = load_description(folder)
-    alone_NK = np.stack(list(plain["logits"]))
-    averaged_NK = alone_NK.copy()
-    task, fit = TASKS[description.task], _fit_unbalancing(job, plain, description)
-
-    def compared(split: str) -> TestTimeAveraging:
-        of_split = np.flatnonzero(plain["split"] == split)
-        rows = plain["row"].to_numpy()[of_split]
-        averaged_NK[of_split] = logits_of(folder, images, rows, devices, features=features)
-        labels = task.labels(list(plain["label"].iloc[of_split]), description.classes)
-        alone, averaged = (fit.logits(each[of_split]) for each in (alone_NK, averaged_NK))
-        return decide(task.paired(labels, alone, averaged, image_groups(plain.iloc[of_split])))
-
-    decision = compared("validation")
-    if not decision.is_on:
-        return plain, decision
-    decision = decision.model_copy(update={"test": compared("test").validation})
-    return plain.assign(logits=list(averaged_NK)), decision
 
 
 def _fit_unbalancing(

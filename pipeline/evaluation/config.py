@@ -76,11 +76,6 @@ class EvaluationConfig(DocumentedModel):
     five severities (arXiv 1903.12261), to report the accuracy on them: each such image is predicted
     71 times. 0 for none."""
 
-    test_time_averaging: Literal["off", "auto"] = "off"
-    """auto predicts each image together with its mirror image, which takes twice as long, if mirror
-    images show the same classes and a paired test on the validation images finds this more
-    accurate (p < 0.05)."""
-
     explanations: bool = True
     """In a run: show where the model looked in its most confident errors, test whether such maps
     are meaningful, and write the visual guide for its most confident correct prediction and its

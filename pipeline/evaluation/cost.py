@@ -21,16 +21,13 @@ def estimate_predicting_seconds(config: RunConfig, images: int, images_per_secon
     return images / max(1e-9, predicting_rate(config, images_per_second, "float32"))
 
 
-def evaluation_seconds(
-    config: RunConfig, data: IngestedData, trained: TrainResult, mirrored: int = 0
-) -> float:
+def evaluation_seconds(config: RunConfig, data: IngestedData, trained: TrainResult) -> float:
     """Return about how long an evaluation takes.
 
     Args:
         config: the run's settings.
         data: the run's data.
         trained: the result of the run's training.
-        mirrored: number of images that are predicted as mirror images, too.
     """
     rate, training = trained.images_per_second, config.training
     if training.initial_image_scale < 1:  # most images were smaller
@@ -39,7 +36,7 @@ def evaluation_seconds(
     tuned = trained.fine_tuning
     if tuned and tuned.blocks is not None:  # images pass through the others, too
         rate *= max(1, tuned.blocks) / (config.model.settings.get("depth") or _USUAL_DEPTH)
-    images = count_predicted_images(data, trained) + count_corrupted_images(config, data) + mirrored
+    images = count_predicted_images(data, trained) + count_corrupted_images(config, data)
     return estimate_evaluation(
         images,
         predicting_rate(config, rate, trained.precision),

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from patchline.pipeline.config import RunConfig
-from patchline.pipeline.data.ingested_data import IngestedData
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.manifests.manifest import own_columns
 from patchline.pipeline.data.near_duplicates.search import (
@@ -28,7 +26,6 @@ from patchline.pipeline.evaluation.answers_report import (
     fit_rules,
     save_reference,
 )
-from patchline.pipeline.evaluation.cost import count_corrupted_images
 from patchline.pipeline.evaluation.galleries import EXPLANATIONS
 from patchline.pipeline.evaluation.html_report import ReportContents, ReportPage, write_report
 from patchline.pipeline.evaluation.prediction_job import (
@@ -36,12 +33,10 @@ from patchline.pipeline.evaluation.prediction_job import (
     EvaluationJob,
     ExplanationJob,
     HeldOut,
-    PredictionResult,
 )
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.report import ReportSubject
 from patchline.pipeline.evaluation.tasks import TASKS, AnyReport
-from patchline.pipeline.evaluation.test_time_averaging import SETTING, TestTimeAveraging
 from patchline.pipeline.evaluation.trained_run import TrainedRun
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import VALIDATION, AnswerRules
@@ -54,7 +49,6 @@ from patchline.pipeline.models.reference_images import (
 from patchline.pipeline.models.stored_features import load_features
 from patchline.pipeline.templates import render_markdown
 from patchline.pipeline.training.initial_weights.recipe import display_name
-from patchline.pipeline.training.train_result import TrainResult
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import OnEvent
 from patchline.pipeline.workers.launcher import Resources
@@ -130,7 +124,6 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
         pd.read_parquet(predicted.file), classes, trained.ensemble, _class_images(run)
     )
     predicted.file.unlink()  # the table has its logits
-    averaging = _averaging(run, predicted, on_event)
     images, rows = open_images(run.prepared.store), table["row"].to_numpy()
     measured = PredictedImages(images, rows, _features_by_position(predicted.features_file, rows))
     is_test = table["split"] == "test"
@@ -155,7 +148,6 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
     beside = {
         "covering_test": predicted.explanations.test,
         "robustness": predicted.robustness,
-        "averaging": averaging,
         "provenance": data.seen_before.provenance,
         **task.checked(rules, tested, measured, reference),
     }
@@ -165,7 +157,7 @@ def evaluate_run(run: TrainedRun, folder: Path, on_event: OnEvent) -> Evaluated:
     page = ReportPage(
         title=f"{config.name}: test report",
         lead=about_test_images(data.seen_before),
-        facts=about_run(run, task.validated(trained, table, classes), averaging),
+        facts=about_run(run, task.validated(trained, table, classes)),
         notes=data.notes,
         settings=stage_keys.all_settings(config),
     )
@@ -353,54 +345,13 @@ def _job(run: TrainedRun, folder: Path) -> EvaluationJob:
         corrupted=run.config.evaluation.corruptions,
         class_images=_class_images(run),
         ensemble=trained.ensemble,
-        tries_averaging=run.config.evaluation.test_time_averaging == "auto"
-        and not _why_not_averaged(run.config, run.data, run.trained),
         explained=explained if run.config.evaluation.explanations else None,
     )
-
-
-def _averaging(
-    run: TrainedRun, predicted: PredictionResult, on_event: OnEvent
-) -> TestTimeAveraging | None:
-    """Return what was decided on test-time averaging, and say it; None if it was not asked for."""
-    if run.config.evaluation.test_time_averaging == "off":
-        return None
-    averaging = predicted.averaging or TestTimeAveraging(
-        state="not tried", why=_why_not_averaged(run.config, run.data, run.trained)
-    )
-    on_event({"kind": "note", "message": f"test-time averaging {averaging.sentence()}"})
-    return averaging
 
 
 def _devices(run: TrainedRun) -> int:
     """Return how many GPUs of one machine have trained, at least one."""
     return max(1, run.config.training.processes // worker_start.current_launcher().machines)
-
-
-def count_mirrored_images(config: RunConfig, data: IngestedData, trained: TrainResult) -> int:
-    """Return how many images are predicted as mirror images too, if that proves to be better.
-
-    The validation images always are when test-time averaging is tried; they decide.
-    """
-    if config.evaluation.test_time_averaging == "off" or _why_not_averaged(config, data, trained):
-        return 0
-    return data.counts["validation"] + data.counts["test"] + count_corrupted_images(config, data)
-
-
-def _why_not_averaged(config: RunConfig, data: IngestedData, trained: TrainResult) -> str:
-    """Return why the validation images cannot decide on it; empty if they can."""
-    model = config.model
-    if data.mirror.answer == "asymmetric":
-        return "mirror images do not show the same classes"
-    if not data.mirror.is_symmetric:
-        return "whether mirror images show the same classes is not known"
-    if SETTING not in model.settings:
-        return f"the model {model.name} has no setting {SETTING}"
-    if model.settings[SETTING]:
-        return f"model.{SETTING} averages already"
-    if trained.folds is not None or trained.refit is not None or trained.ensemble is not None:
-        return "the model was trained on the validation images too"
-    return ""
 
 
 def _class_images(run: TrainedRun) -> tuple[int, ...]:
@@ -411,22 +362,18 @@ def _class_images(run: TrainedRun) -> tuple[int, ...]:
     return TASKS[run.config.data.task].class_images(manifest, run.data.classes)
 
 
-def about_run(
-    run: TrainedRun, validated: str = "", averaging: TestTimeAveraging | None = None
-) -> dict[str, str]:
+def about_run(run: TrainedRun, validated: str = "") -> dict[str, str]:
     """Return short facts about the data, the model and the training.
 
     Args:
         run: the trained run, with the weights.
         validated: their main validation metric in words, to tell which weights are evaluated.
-        averaging: what was decided on test-time averaging.
     """
     text = render_markdown(
         "facts.txt.j2",
         __package__,
         run=run,
         validated=validated,
-        averaging=averaging,
         display_name=display_name,
     )
     return dict(line.split(": ", 1) for line in text.split("\n") if line)

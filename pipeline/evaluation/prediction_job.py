@@ -10,7 +10,6 @@ import pandas as pd
 
 from patchline.pipeline.data.splits.folds import rows_of_fold
 from patchline.pipeline.evaluation.robustness import AnyRobustness
-from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.evaluation.visual_guide.covering_result import CoveringTest, MapKind
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.model_description import Calibration
@@ -101,8 +100,6 @@ class EvaluationJob(FrozenModel):
     what that has added to them; those of an ensemble have lost it."""
     ensemble: EnsembleResult | None = None
     """What the members of an ensemble are calibrated with, if the model is one."""
-    tries_averaging: bool = False
-    """Whether to try on the validation images if predictions with mirror images are better."""
 
 
 class PredictionResult(FrozenModel):
@@ -115,7 +112,6 @@ class PredictionResult(FrozenModel):
     features_file: Path | None = None
     """Features of some validation and test images by the final model; None if it has none."""
     robustness: AnyRobustness | None = None
-    averaging: TestTimeAveraging | None = None
 
 
 EVALUATION = Worker("patchline.pipeline.evaluation", EvaluationJob, PredictionResult)

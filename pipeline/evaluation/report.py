@@ -45,7 +45,6 @@ from patchline.pipeline.evaluation.metrics.label_calibration import LabelCalibra
 from patchline.pipeline.evaluation.metrics.temperature import TemperatureFit
 from patchline.pipeline.evaluation.predictions import Predictions
 from patchline.pipeline.evaluation.robustness import Robustness
-from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging
 from patchline.pipeline.evaluation.visual_guide.covering_result import CoveringTest
 from patchline.pipeline.frozen_model import FrozenModel
 from patchline.pipeline.models.provenance import UNKNOWN, ProvenanceSummary
@@ -238,8 +237,6 @@ class ModelReport(FrozenModel, ABC):
     them."""
     covering_test: CoveringTest | None = None
     """Whether maps of attention and gradient mean anything for this model; only of runs."""
-    averaging: TestTimeAveraging | None = None
-    """Whether the model predicts each image with its mirror image; None if that is as trained."""
     config: EvaluationConfig
 
     @property

@@ -36,7 +36,6 @@ from patchline.pipeline.evaluation.label_set_report import (
 )
 from patchline.pipeline.evaluation.metrics.classification import softmax
 from patchline.pipeline.evaluation.metrics.intervals import (
-    ImageGroups,
     MetricEstimate,
     proportion,
     with_effective_size,
@@ -50,14 +49,8 @@ from patchline.pipeline.evaluation.metrics.label_calibration import (
 )
 from patchline.pipeline.evaluation.metrics.mean_average_precision import find_ranked_labels
 from patchline.pipeline.evaluation.metrics.multi_label.label_set_metrics import (
-    PairedMetric,
     ThresholdedScores,
-    compare_map,
     label_set_map,
-)
-from patchline.pipeline.evaluation.metrics.paired_test import (
-    PairedDifference,
-    compute_paired_difference,
 )
 from patchline.pipeline.evaluation.metrics.row_pieces import row_slices
 from patchline.pipeline.evaluation.metrics.temperature import (
@@ -133,8 +126,6 @@ class Task(Generic[Fit]):
     """Computes the report."""
     robustness: Callable[..., AnyRobustness | None]
     """Predicts images as they are and in each corrupted version, as `measured_robustness` does."""
-    paired: Callable[[Array, Array, Array, ImageGroups | None], PairedDifference | PairedMetric]
-    """Compares the main metric of two classifiers, given the labels of images and two scores."""
     answers: Callable[[Any, Array, Sequence[str]], Any]
     """Returns the answers of a `PackagedModel`, given probabilities in the order of the classes."""
     compare: Callable[..., AnyComparison]
@@ -332,9 +323,6 @@ SINGLE = Task[TemperatureFit](
     report=evaluate,
     parts=parts_of_classes,
     robustness=measure_robustness,
-    paired=lambda labels_N, a_NK, b_NK, groups: compute_paired_difference(
-        a_NK.argmax(axis=1) == labels_N, b_NK.argmax(axis=1) == labels_N, groups
-    ),
     answers=lambda _package, probabilities_NK, _classes: probabilities_NK,
     compare=compare,
     validated=_describe_validation_accuracy,
@@ -367,7 +355,6 @@ SEVERAL = Task[LabelFit](
     report=evaluate_label_sets,
     parts=parts_of_labels,
     robustness=label_set_robustness,
-    paired=lambda labels, a, b, groups: compare_map(labels, a, b, groups=groups),
     answers=_label_answers,
     compare=compare_label_sets,
     validated=_describe_validation_map,

@@ -12,7 +12,6 @@ import torch
 
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.data.store.opened_images import open_images
-from patchline.pipeline.evaluation.test_time_averaging import averaging_copy
 from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
 from patchline.pipeline.models.model_files import load_model, save_model
 from patchline.pipeline.models.onnx_export import write_onnx
@@ -52,10 +51,6 @@ _COMPARED_INSIDE = 64
 def package(job: PackagingJob, events: EventWriter) -> Package:
     """Write the package and its model card; compare its outputs with the report's, or torch's."""
     model, description = load_model(job.model_folder)
-    if job.averages_views:
-        copy = averaging_copy(job.model_folder, job.folder.with_name("averaged"))
-        model, description = load_model(copy)
-        shutil.rmtree(copy)
     description = type(description).model_validate({**dict(description), **job.described})
     provenance = provenance_of(job.model_folder / WEIGHTS_FILE, "the trained model")
     save_model(job.folder, model, description, provenance)

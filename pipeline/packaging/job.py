@@ -29,8 +29,6 @@ class PackagingJob(FrozenModel):
     reference_images: Path | None = None
     """File with what later images are compared with; None for an encoder."""
     folder: Path
-    averages_views: bool = False
-    """Whether to predict each image with its mirror image, as the evaluation has decided."""
     card: CardFacts = CardFacts()
     """Facts for the model card that are not in the model's description."""
 

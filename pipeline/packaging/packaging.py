@@ -47,9 +47,6 @@ def package_model(
         reference=reference.resolve() if reference and reference.is_file() else None,
         reference_images=images.resolve() if images and images.is_file() else None,
         folder=folder,
-        averages_views=report is not None
-        and report.averaging is not None
-        and report.averaging.is_on,
         card=card,
     )
     return PACKAGING.run(folder.parent / "packaging", job, on_event)

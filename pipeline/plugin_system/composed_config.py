@@ -181,9 +181,8 @@ def _choice_class(
 ) -> type[BaseModel]:
     """Return a plugin's config class with the plugin's name as an additional first field."""
     plugin_class = config_class(kind, name)
-    named = _document_field(choice, "name", name)
-    if choice is PluginChoice and named.description:
-        named.description = named.description.replace("the plugin", f"the {kind} plugin")
+    said = choice.describe_name(kind)
+    named = FieldInfo(default=name, description=said, validate_default=False)
     fields: dict[str, Any] = {"name": (str, named), **inner}
     for key, field in plugin_class.model_fields.items():
         fields[key] = (_annotation(field), field)

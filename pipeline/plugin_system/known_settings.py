@@ -13,7 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config import PluginChoice, RunConfig
 from patchline.pipeline.data.config import SHORT_OPTIONS
 from patchline.pipeline.errors import PluginError
 from patchline.pipeline.frozen_model import FrozenModel
@@ -186,7 +186,10 @@ def _fields(
             short = prefix == "data.options." and key in SHORT_OPTIONS
             default = field.get_default(call_default_factory=True, validated_data={})
             name = f"data.{key}" if short else f"{prefix}{key}"
-            yield Setting.of(name, default, field.description or "", plugins=plugins)
+            said = field.description or ""
+            if key == "name" and issubclass(section, PluginChoice):
+                said = section.describe_name(prefix.strip("."))
+            yield Setting.of(name, default, said, plugins=plugins)
 
 
 def _mentions(name: str) -> list[tuple[str, str]]:

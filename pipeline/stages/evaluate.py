@@ -75,12 +75,9 @@ class Evaluate(EvaluateStage[Evaluated]):
         held_out = " with validation"
         if corrupted := count_corrupted_images(self.config, data):
             held_out += f", {corrupted:,} of corrupted ones"
-        mirrored = evaluating.count_mirrored_images(self.config, data, trained)
-        if mirrored:
-            held_out += f", at most {mirrored:,} mirrored"
         if trained.probe is not None:
             return f"Evaluating on the test images ({images:,} images{held_out})"
-        seconds = evaluation_seconds(self.config, data, trained, mirrored)
+        seconds = evaluation_seconds(self.config, data, trained)
         cost = f"{images:,} images{held_out}, about {max(1, round(seconds)):,} s"
         return f"Evaluating on the test images ({cost})"
 

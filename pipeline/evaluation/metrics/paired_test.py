@@ -36,13 +36,6 @@ class PairedDifference(FrozenModel):
     groups: int | None = None
     """Number of groups that the images form; None if these are independent."""
 
-    def mirrored(self, images: str) -> str:
-        """Return in words how images alone, a, compare with those with their mirror images, b."""
-        return (
-            f"of {images}, {self.only_b_right} are correct only together "
-            f"with the mirror image and {self.only_a_right} only alone"
-        )
-
 
 class PairedResult(Protocol):
     """The paired comparison of two classifiers by any metric."""

@@ -1,4 +1,4 @@
-"""The evaluation stage: temperature, files of a report, and averaging with mirror images."""
+"""The evaluation stage: temperature, files of a report, and its pages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ import pytest
 from scipy.special import softmax
 from torch import nn
 
+from patchline.pipeline.config import ModelChoice
 from patchline.pipeline.data.manifests import manifest as manifests
 from patchline.pipeline.evaluation.__main__ import explain_predictions, predict
 from patchline.pipeline.evaluation.config import GALLERY_SIZE, EvaluationConfig
 from patchline.pipeline.evaluation.galleries import choose_images, confident_errors
-from patchline.pipeline.evaluation.metrics.intervals import ImageGroups
-from patchline.pipeline.evaluation.metrics.paired_test import compute_paired_difference
 from patchline.pipeline.evaluation.metrics.temperature import by_member, fit_temperature
 from patchline.pipeline.evaluation.prediction_job import EvaluationJob, ExplanationJob
 from patchline.pipeline.evaluation.predictions import Predictions, image_groups
 from patchline.pipeline.evaluation.report import slices
-from patchline.pipeline.evaluation.tasks import SEVERAL, SINGLE
-from patchline.pipeline.evaluation.test_time_averaging import TestTimeAveraging, decide
+from patchline.pipeline.evaluation.tasks import SINGLE
 from patchline.pipeline.models.model_building import build_model
 from patchline.pipeline.models.model_description import load_description
 from patchline.pipeline.models.model_files import load_model, save_model
@@ -82,10 +80,7 @@ def test_a_real_run_has_its_files(finished_run: Run) -> None:
 
 
 def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run) -> None:
-    """Corrupted images, columns to slice by, and the same logits with averaging or without.
-
-    Stripes that rise are falling ones in the mirror, so averaging cannot win, and stays off.
-    """
+    """Corrupted images, columns to slice by, and the same logits as those of the run."""
     best, file, store = places(finished_run)
     manifest = manifests.load(file)
     sites = [f"site {number % 3}" for number in range(len(manifest))]
@@ -100,7 +95,6 @@ def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run) -> None:
         file=Path("logits.parquet"),
         columns=("column:site",),
         corrupted=3,
-        tries_averaging=True,
     )
     predicted = predict(job, EventWriter(Path("events.jsonl")))
     assert predicted.robustness is not None
@@ -110,11 +104,6 @@ def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run) -> None:
     found = slices(Predictions.of(table), EvaluationConfig(slices=("column:site",)))
     assert {part.value for part in found} == {"site 0", "site 1", "site 2"}
     assert sum(part.images for part in found) == len(table)
-    averaging = predicted.averaging
-    assert averaging is not None
-    assert (averaging.state, averaging.test) == ("off", None)
-    assert averaging.validation is not None
-    assert averaging.validation.difference.n == (table["split"] == "validation").sum()
     report = Path(str(finished_run.summary["report"]))
     alone = pd.read_parquet(report.with_name("predictions.parquet")).set_index("path")
     alone = alone.loc[table["path"]]
@@ -122,50 +111,15 @@ def test_the_worker_predicts_all_that_a_report_needs(finished_run: Run) -> None:
     assert np.allclose(logits, expected, atol=1e-5)
 
 
-def _decided(
-    wrong: int, wrong_together: int, groups: ImageGroups | None = None, images: int = 200
-) -> TestTimeAveraging:
-    right, right_together = (np.arange(images) >= each for each in (wrong, wrong_together))
-    return decide(compute_paired_difference(right, right_together, groups))
-
-
-def test_only_a_significant_gain_is_worth_twice_the_cost() -> None:
-    """Ten images more are; three more, or fewer, are not."""
-    found = _decided(20, 10)
-    assert found.is_on
-    assert "10 are correct only together with the mirror image and 0 only alone" in found.sentence()
-    assert found.model_copy(update={"test": found.validation}).sentence().count("of 200") == 2
-    untried = type(found)(state="not tried", why="mirror images show other classes")
-    assert untried.sentence() == "not tried, because mirror images show other classes"
-    assert not _decided(20, 17).is_on
-    assert not _decided(10, 20).is_on
-    frames = _decided(20, 10, ImageGroups.of(np.arange(200) // 10))
-    assert not frames.is_on  # ten images of one video are one observation
-    assert frames.sentence().startswith("off: of 200 validation images in 20 groups, 10 are")
-    assert _decided(0, 0, images=0).state == "off"  # nothing is known
-
-
-def test_sets_of_labels_decide_by_map() -> None:
-    """Scores that are less noisy together win by the paired bootstrap; equal ones do not."""
-    generator = np.random.default_rng(0)
-    labels = (generator.random((200, 3)) < 0.3).astype(np.uint8)
-    noise = generator.normal(size=(2, 200, 3))
-    alone, together = labels + noise[0], labels + (noise[0] + noise[1]) / 2
-    found = decide(SEVERAL.paired(labels, alone, together, None))
-    assert found.state == "on"
-    assert "mAP is" in found.sentence()
-    assert decide(SEVERAL.paired(labels, alone, alone, None)).state == "off"
-    assert type(found).model_validate_json(found.model_dump_json()) == found
-
-
-def test_the_package_does_as_was_decided(finished_run: Run) -> None:
+def test_the_package_of_a_model_that_averages_views_does_so_too(finished_run: Run) -> None:
     """Its graph averages, its description says so, and a model loaded from it averages, too."""
     best, manifest, store = places(finished_run)
-    small, described = vit_choice(), load_description(best)
+    flips = {**vit_choice().model_dump(), "test_time_flip": True}
+    small, described = ModelChoice.model_validate(flips), load_description(best)
     described = described.model_copy(update={"model": small})
     save_model(Path("small"), build_model(small, described.image, 3), described)
     places_of = {"model_folder": Path("small"), "manifest_file": manifest, "store": store}
-    job = PackagingJob(**places_of, reported=None, folder=Path("made"), averages_views=True)
+    job = PackagingJob(**places_of, reported=None, folder=Path("made"))
     package(job, EventWriter(Path("events.jsonl")))
     made = PackagedModel(job.folder / "model.onnx", job.folder / "model.json", 1)
     shape = (3, *(made.image[key] for key in ("height", "width", "channels")))

@@ -19,40 +19,32 @@ _BLOCKS = SimpleNamespace(blocks=4)
 
 
 @pytest.mark.parametrize(
-    ("trained", "symmetric", "told"),
+    ("trained", "told"),
     [
-        ({}, False, "300 images with validation, about 15 s"),
-        ({}, True, "300 images with validation, at most 300 mirrored, about 25 s"),
-        ({"images_per_second": 1e3}, False, "300 images with validation, about 5 s"),
-        ({"folds": object()}, False, "1,000 images with validation, about 38 s"),
+        ({}, "300 images with validation, about 15 s"),
+        ({"images_per_second": 1e3}, "300 images with validation, about 5 s"),
+        ({"folds": object()}, "1,000 images with validation, about 38 s"),
         (
             {"folds": object(), "ensemble": _FIVE},
-            False,
             "1,800 images with validation, about 65 s",
         ),
         # from tokens, images/s are those of 4 of 12 blocks
-        ({"fine_tuning": _BLOCKS}, False, "300 images with validation, about 35 s"),
+        ({"fine_tuning": _BLOCKS}, "300 images with validation, about 35 s"),
     ],
 )
 def test_the_evaluation_counts_the_images_of_every_model(
-    trained: dict[str, Any], symmetric: bool, told: str, monkeypatch: pytest.MonkeyPatch
+    trained: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Folds predict their own images; each model of an ensemble predicts the test images, too.
-
-    With test-time averaging, images are predicted twice, if their mirror images may be.
-    """
-    mirror = SimpleNamespace(answer="symmetric", is_symmetric=symmetric)
+    """Folds predict their own images; each model of an ensemble predicts the test images, too."""
     counts = {"train": 700, "validation": 100, "test": 200}
     monkeypatch.setattr(cost, "slowdown", lambda: 1.0)
     nothing = dict.fromkeys(("probe", "folds", "refit", "ensemble", "fine_tuning"))
     known = {"images_per_second": 10.0, "precision": "float32", "parameters": 0, **nothing}
-    data: Any = SimpleNamespace(counts=counts, mirror=mirror)
+    data: Any = SimpleNamespace(counts=counts)
     result: Any = SimpleNamespace(**{**known, **trained})
     unused: Any = None
-    averaging: dict[str, Any] = {"test_time_averaging": "auto" if symmetric else "off"}
-    averaging["explanations"] = False
     model = {"name": "vit", "test_time_flip": False}
-    config = RunConfig.model_validate({"model": model, "evaluation": averaging})
+    config = RunConfig.model_validate({"model": model, "evaluation": {"explanations": False}})
     silent = Reporting(*[lambda *_: None] * 4)
     context = Context(config, StageMemory(Path("work")), silent, Path("work"))
     stage = Evaluate(context, result, data, unused, unused)

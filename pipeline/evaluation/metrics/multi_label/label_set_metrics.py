@@ -467,13 +467,6 @@ class PairedMetric(FrozenModel):
     groups: int | None = None
     """Number of groups that the images form; None if these are independent."""
 
-    def mirrored(self, images: str) -> str:
-        """Return in words how images alone, a, compare with those with their mirror images, b."""
-        return (
-            f"on {images}, mAP is {self.b:.1%} together with the mirror image and {self.a:.1%} "
-            "alone"
-        )
-
 
 class ThresholdedScores(NamedTuple):
     """What a classifier says about N images."""
