@@ -83,9 +83,9 @@ def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
         logits_NK = logits_of(model.model_folder, images, rows, devices, report, observed)
         logits_NK = model.calibrated(logits_NK)
         tables.append(table.loc[rows, kept].assign(row=rows, logits=list(logits_NK)))
-    chosen = pd.concat(tables).sort_values("row", kind="stable")
+    predicted = pd.concat(tables).sort_values("row", kind="stable")
     seconds = time.monotonic() - began
-    save(chosen, job.file)
+    save(predicted, job.file)
     features_file = job.file.with_name("features.npz") if features.collected else None
     if features_file:
         save_features(features_file, features.collected)
@@ -93,9 +93,9 @@ def predict(job: EvaluationJob, events: EventWriter) -> PredictionResult:
         file=job.file,
         images=total,
         seconds=seconds,
-        explanations=_explanations(job, chosen),
+        explanations=_explanations(job, predicted),
         features_file=features_file,
-        robustness=_robustness(job, chosen, events),
+        robustness=_robustness(job, predicted, events),
     )
 
 
@@ -117,10 +117,10 @@ def _fit_unbalancing(
     return task.calibrated(logits, description.classes, None, job.class_images)[1]
 
 
-def _explanations(job: EvaluationJob, folder: Path, logits: pd.DataFrame) -> Explanations:
+def _explanations(job: EvaluationJob, logits: pd.DataFrame) -> Explanations:
     if job.explained is None:
         return Explanations()
-    model, description = load_model(folder)
+    model, description = load_model(job.model_folder)
     task = TASKS[description.task]
     table, fit = task.calibrated(logits, description.classes, job.ensemble, job.class_images)
     description = description.model_copy(update=task.described(fit))
@@ -211,14 +211,14 @@ def write_explanations(
 
 
 def _robustness(
-    job: EvaluationJob, folder: Path, logits: pd.DataFrame, events: EventWriter
+    job: EvaluationJob, logits: pd.DataFrame, events: EventWriter
 ) -> AnyRobustness | None:
     """Predict a sample of the test images in corrupted versions."""
     if not job.corrupted:
         return None
     tested = logits[logits["split"] == "test"]
     sample = tested.iloc[sample_rows(len(tested), job.corrupted, job.seed)]
-    model, description = load_model(folder)
+    model, description = load_model(job.model_folder)
     device = torch.device(job.device)
     model = model.to(device)
     task, fit = TASKS[description.task], _fit_unbalancing(job, logits, description)

@@ -15,7 +15,7 @@ LARGE_MODEL = 3_000_000
 """Parameters from which a model is too slow to be run hundreds of times."""
 _EXPLAINING, _EXPLAINING_LARGE = 900, 165
 """Passes of the explanations: maps of the worst errors, images with covered parts, two pages."""
-_CHECKING = 200
+_CHECKING = 120
 """Passes of the package beside those of the test images: inner values, and the time of batches."""
 _EVALUATION_SECONDS, _PACKAGING_SECONDS = 5.0, 9.0
 """Fixed parts, measured on two idle cores: processes and imports, the report; the export, the

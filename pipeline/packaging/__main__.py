@@ -44,7 +44,7 @@ from patchline.pipeline.workers.event_log import EventWriter
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.sealed_files import digest_of
 
-_COMPARED_INSIDE = 64
+_COMPARED_INSIDE = 16
 """Test images on which the inner values of the package are compared with torch's."""
 
 
