@@ -33,7 +33,7 @@ from patchline.pipeline.models.probing.few_images import FEWEST_VALIDATION
 from patchline.pipeline.models.probing.linear_fit import FittedHead, fit_head
 from patchline.pipeline.models.probing.linear_head import linear_head
 from patchline.pipeline.models.stored_logits import save_logits
-from patchline.pipeline.terminal_words import counted, duration
+from patchline.pipeline.terminal_words import counted
 from patchline.pipeline.training.checkpoint import FINAL
 from patchline.pipeline.training.device import make_repeatable
 from patchline.pipeline.training.job import TrainingJob
@@ -61,8 +61,6 @@ from patchline.pipeline.workspace.files.atomic_files import write_text
 from patchline.pipeline.workspace.files.workspace_folder import FEATURES, FEATURES_FILE
 from patchline.pipeline.workspace.run_memory import stage_keys
 
-_TOO_FEW_TO_MEASURE = 16
-"""Number of images whose features take about as long as measuring how long they take."""
 _METRICS_OF_FIRST = ("validation/accuracy", "validation/mAP", "validation/loss", "train/accuracy")
 Array = np.ndarray[Any, Any]
 
@@ -272,25 +270,10 @@ def _compute_features(
         return np.empty((0, 0), np.float32), 0.0  # the first computes all of them
     began, left = time.monotonic(), store.remaining() if ranks.is_first else 0
     if left:
-        images = f"computing the features of {counted(left, 'image')}"
-        if left <= _TOO_FEW_TO_MEASURE:
-            events.write("note", message=images)
-        else:
-            each = store.seconds_per_image() / (ranks.size if ranks.shares_folder else 1)
-            events.write("note", message=f"{images} takes about {duration(each * left)}")
-            if each * left > job.limit_seconds:
-                events.write("warning", message=_beyond_limit(job, each * left))
+        images = counted(left, "image")
+        events.write("note", message=f"computing the features of {images}")
     features_ND = store.features(lambda done, of: events.progress(done, of, "features"))
     return features_ND, max(time.monotonic() - began, 1e-9)
-
-
-def _beyond_limit(job: TrainingJob, seconds: float) -> str:
-    """Return a sentence about features that take longer than the training may."""
-    return (
-        f"training.time_limit leaves {duration(job.limit_seconds)} for the training, but the "
-        f"features take about {duration(seconds)}: use fewer images, smaller ones "
-        "(data.image_size) or a smaller model, or set a longer limit"
-    )
 
 
 def _identities(job: TrainingJob, model: nn.Module, head: nn.Linear) -> tuple[str, str]:

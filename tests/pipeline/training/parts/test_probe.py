@@ -198,12 +198,3 @@ def test_groups_are_not_divided_where_training_images_are_held_out(
     for held_out, used in divided:
         assert len(held_out)
         assert not set(group_N[held_out]) & set(group_N[used])
-
-
-def test_features_beyond_the_time_limit_are_announced(make: Make) -> None:
-    """Before they are computed, with the remedy."""
-    job = from_weights(make, "short", training={"time_limit": "0.00001s"})
-    trained(job)
-    [event] = events_of(job, "warning")
-    assert "time_limit leaves 1 s for the training, but the features take" in event["message"]
-    assert event["seq"] < events_of(job, "progress")[0]["seq"]
