@@ -165,7 +165,7 @@ _LOAD_SECONDS = 0.3
 _FEWEST_PREDICTED, _BATCH_SECONDS = 4, 0.1
 """Images of a pass whose time is compared between numbers of threads; as many as take so long, if
 these are more."""
-_COMPARED_PASSES = 100
+_COMPARED_PASSES = 50
 """Images that are predicted to compare two precisions, and to measure the speed of the better."""
 _VALIDATED_SHARE, _PREDICTING_IS_FASTER = 0.1, 3
 """Of the budget, for trial validations; and how many times faster than training they are, about."""

@@ -132,6 +132,8 @@ class Chooser:
 
         most = min(_MOST_IMAGES, max(2, self.config.training.batch_size))
         fewest = fewest_images(next(self.model.parameters()).device)
+        if self.is_frozen:  # no update of the weights, which takes the same in either precision
+            fewest //= 2
         with torch.random.fork_rng():
             while most > 1:
                 try:
