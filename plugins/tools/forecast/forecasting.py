@@ -42,6 +42,7 @@ from patchline.pipeline.stages.stage import Context
 from patchline.pipeline.templates import escaped, render_markdown
 from patchline.pipeline.terminal_words import counted, duration
 from patchline.pipeline.training.config import with_changes
+from patchline.pipeline.training.initial_weights.recipe import display_name
 from patchline.pipeline.training.machine import resources_of
 from patchline.pipeline.training.parts.launching import job_of
 from patchline.pipeline.training.record import TrainingRecord
@@ -306,7 +307,8 @@ class Learner(NamedTuple):
         record = config.record.of(TrainingRecord()).model_copy(update={"average_last": None})
         own = with_changes(config, training=single).model_copy(update={"record": record})
         if config.model.init:
-            return cls(own, True, f"a head on the frozen features of {config.model.init}")
+            name = display_name(config.model.init)
+            return cls(own, True, f"a head on the frozen features of {name}")
         names = " with ".join(config.model.names)
         return cls(own, False, f"{names}, {counted(epochs, 'epoch')} from random weights")
 
