@@ -94,7 +94,7 @@ class PlanTraining(Stage[Plan]):
     def after(self, result: Plan) -> None:
         """Show the plan in short, and replace the preset by its settings."""
         if self.context.remembers:  # a dry run prints it with its reasons
-            reasons = f"why: `patchline run --dry-run` prints the reasons, {TEXT_FILE} of a run keeps them"
+            reasons = f"why: `patchline run --dry-run` and {TEXT_FILE} of a run give the reasons"
             for line in (*result.summary, *([reasons] if result.reasons else [])):
                 self.context.reporting.note(line)
         self.context.config = planner.with_plan(self.config, result)
