@@ -5,7 +5,9 @@ E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from patchline.plugin_api import (
     DataSourcePlugin,
@@ -32,15 +34,25 @@ class Digits:
 
     def list_images(self) -> ImageListing:
         """Return the 1,797 digits, labelled 0 to 9."""
-        from sklearn.datasets import load_digits
-
-        data = load_digits()
         images: list[ListedImage] = []
-        for index, (pixels, label) in enumerate(zip(data.images, data.target, strict=True)):
+        for index, (pixels, label) in enumerate(zip(*_read_digits(), strict=True)):
             relative = f"{label}/{index:04d}.png"
             _write_once(self.root / relative, pixels)
             images.append(ListedImage(path=relative, label=str(label)))
         return ImageListing(name="digits", root=self.root, images=images, mirror_symmetric=False)
+
+
+def _read_digits() -> tuple[Any, Any]:
+    """Return the scans (N, 8, 8) and their labels (N,), as `sklearn.datasets.load_digits` does.
+
+    Reading the file takes a tenth of the time that importing scikit-learn does.
+    """
+    import numpy as np
+
+    package = find_spec("sklearn")
+    folder = Path(str(package.origin)).parent if package else Path()  # it is a dependency
+    table = np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(int)
 
 
 def _write_once(file: Path, pixels: object) -> None:
