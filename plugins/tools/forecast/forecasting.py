@@ -1,12 +1,13 @@
 """Forecast the accuracy with more labels: fit nested shares of the training images, and continue.
 
 The learner is a head on the frozen features of the initial weights, if the settings or the plan
-name some; otherwise the model of the plan, trained from random weights for equally many epochs on
+name some; otherwise the model of the plan, trained from random weights with equally many updates on
 each share. Features and fits are kept in the workspace, so the same command repeats none of them.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -45,7 +46,7 @@ from patchline.pipeline.training.config import with_changes
 from patchline.pipeline.training.initial_weights.recipe import display_name
 from patchline.pipeline.training.machine import resources_of
 from patchline.pipeline.training.parts.launching import job_of
-from patchline.pipeline.training.record import TrainingRecord
+from patchline.pipeline.training.record import TrainingRecord, ValidationPlanSteps
 from patchline.pipeline.workers import worker_start
 from patchline.pipeline.workers.event_log import Event
 from patchline.pipeline.workspace import chosen
@@ -78,6 +79,8 @@ _POINTS = 2
 """Points of accuracy whose price in labels is told."""
 _LISTED = 10
 """Classes that are listed."""
+_VALIDATIONS = 10
+"""Of a fit, which choose its weights."""
 
 
 class Questions(FrozenModel):
@@ -254,8 +257,8 @@ def _check(config: RunConfig, questions: Questions) -> None:
     for key in ("time_limit", "teacher"):
         if value := getattr(training, key):
             raise ConfigError(
-                f"training.{key} is {value}, but all shares are fitted for equally many epochs and "
-                f"from labels alone. Leave out training.{key}."
+                f"training.{key} is {value}, but all shares are fitted with equally many updates "
+                f"and from labels alone. Leave out training.{key}."
             )
     if not uses_labels(config):
         raise ConfigError(
@@ -276,7 +279,11 @@ class Learner(NamedTuple):
     """What is fitted on each share."""
 
     config: RunConfig
-    """The settings, resolved, of a single fit with a number of epochs."""
+    """The settings, resolved, of a single fit; whatever the share, it makes as many updates.
+
+    Were there as many epochs, more labels would also mean a longer training, and the curve would
+    show both.
+    """
     only_head: bool
     words: str
 
@@ -301,16 +308,26 @@ class Learner(NamedTuple):
             )
         training, knots = config.training, config.record.step_plan
         epochs = training.epochs_without_limit
-        if knots:
-            epochs = max(1, round(knots[-1][2] * training.batch_size / data.counts["train"]))
+        whole = epochs * math.ceil(data.counts["train"] / training.batch_size)
+        steps = knots[-1][2] if knots else whole
         single = {"folds": None, "final_model": None, "processes": 1, "epochs": epochs}
-        record = config.record.of(TrainingRecord()).model_copy(update={"average_last": None})
+        plans = {"step_plan": ((0, 0.0, steps),), "validation_plan": _validations(steps, data)}
+        record = config.record.of(TrainingRecord()).model_copy(
+            update={"average_last": None, **plans}
+        )
         own = with_changes(config, training=single).model_copy(update={"record": record})
         if config.model.init:
             name = display_name(config.model.init)
             return cls(own, True, f"a head on the frozen features of {name}")
         names = " with ".join(config.model.names)
-        return cls(own, False, f"{names}, {counted(epochs, 'epoch')} from random weights")
+        return cls(own, False, f"{names}, {counted(steps, 'update')} from random weights")
+
+
+def _validations(steps: int, data: IngestedData) -> ValidationPlanSteps | None:
+    """Return when a fit of any share is validated; None without validation images."""
+    images = data.counts["validation"]
+    at = sorted({max(1, steps * part // _VALIDATIONS) for part in range(1, _VALIDATIONS + 1)})
+    return tuple((step, images) for step in at) if images else None
 
 
 def fit(learner: Learner, context: Context) -> FittedShares:
