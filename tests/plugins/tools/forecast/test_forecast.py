@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pandas as pd
 import pytest
 
 import patchline
+from patchline.pipeline.config import RunConfig
 from patchline.plugins.tools.forecast.forecasting import (
     Forecast,
+    Learner,
     Measured,
     Questions,
     measure,
@@ -99,6 +102,26 @@ def test_the_page_shows_what_was_measured(tmp_path: Path, errors: list[float]) -
         assert f"{point.value:.1%}" in page
     assert ("Too few to tell" in page) == (not result.forecast)
     assert "data:image/svg+xml" in page
+
+
+@pytest.mark.parametrize(("record", "steps"), [({}, 5 * 7), ({"step_plan": [[0, 0.0, 123]]}, 123)])
+def test_the_updates_of_a_fit_do_not_depend_on_its_share(
+    record: dict[str, Any], steps: int
+) -> None:
+    """They are those of all images; ten validations on all validation images choose the weights."""
+    settings = {"training": {"epochs": 5, "batch_size": 16, "folds": 5}, "record": record}
+    data: Any = SimpleNamespace(
+        task="single_label",
+        counts={"train": 100, "validation": 30},
+        seen_before=SimpleNamespace(trained=0),
+    )
+    learner = Learner.of(RunConfig.model_validate(settings), data)
+    planned, validations = learner.config.record.step_plan, learner.config.record.validation_plan
+    assert planned == ((0, 0.0, steps),)
+    assert validations is not None
+    assert (len(validations), validations[-1]) == (10, (steps, 30))
+    assert learner.config.training.folds is None
+    assert f"{steps} updates" in learner.words
 
 
 @pytest.mark.parametrize(
