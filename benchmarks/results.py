@@ -112,6 +112,12 @@ COMPARISONS = (
         "60,000*: ingestion, first time",
         {"a bare loop": "60,000*: bare loop"},
     ),
+    Comparison(
+        "Reading images of 224 pixels from S3, second epoch",
+        "streaming_s3",
+        "Patchline, second epoch",
+        {"LitData": "LitData, second epoch"},
+    ),
 )
 
 

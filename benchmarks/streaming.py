@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import tempfile
 import time
@@ -30,6 +29,7 @@ import pandas as pd
 import torch
 
 from benchmarks.measured_runs import machine
+from benchmarks.results import Value, record
 from patchline.pipeline.config import PluginChoice
 from patchline.pipeline.data.batches.batch_order import BatchOrder, ShuffleWindows, StreamedOrder
 from patchline.pipeline.data.batches.loader import TrainingImages, training_batches
@@ -149,11 +149,15 @@ def _measure(given: argparse.Namespace, server: ObjectServer) -> None:
             for epoch, each in enumerate(seconds):
                 rates.setdefault((name, epoch), []).append(given.images / each)
         print(f"round {turn + 1}: {received / (_EPOCHS * size):.3f} times the data an epoch")
-    for (name, epoch), measured in sorted(rates.items(), key=lambda item: item[0][1]):
+    values = [
+        Value.median(f"{name}, {names[epoch]}", measured, "images/s")
+        for (name, epoch), measured in sorted(rates.items(), key=lambda item: item[0][1])
+    ]
+    for value in values:
         print(
-            f"{name:<9} {names[epoch]:<12} {statistics.median(measured):8,.0f} images/s "
-            f"({min(measured):,.0f} to {max(measured):,.0f})"
+            f"{value.name:<24} {value.value:8,.0f} images/s ({value.low:,.0f} to {value.high:,.0f})"
         )
+    record("streaming_s3", *values)
     print(f"LitData {version}")
 
 
