@@ -157,7 +157,7 @@ def _measure(given: argparse.Namespace, server: ObjectServer) -> None:
         print(
             f"{value.name:<24} {value.value:8,.0f} images/s ({value.low:,.0f} to {value.high:,.0f})"
         )
-    record("streaming_s3", *values)
+    record("streaming_s3_workers" if given.workers else "streaming_s3", *values)
     print(f"LitData {version}")
 
 
