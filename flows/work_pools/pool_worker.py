@@ -25,7 +25,7 @@ from patchline.flows.services.keeper import Duty
 from patchline.pipeline import quiet_libraries, redaction
 from patchline.pipeline.errors import PipelineError
 from patchline.pipeline.local_services import services_folder
-from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.terminal_words import counted, visible
 from patchline.pipeline.waiting import at_end_of_input
 from patchline.pipeline.workers import supervised_process
 
@@ -37,7 +37,6 @@ _DUTIES = (
     ("patchline.flows.schedules.deployments:drop_missed", 15.0),
     ("patchline.flows.schedules.deployments:continue_interrupted", 5.0),
 )
-logger = logging.getLogger("patchline.worker")
 warnings.filterwarnings("ignore", "Type 'PoolWorker'")  # it replaces Prefect's own worker type
 
 
@@ -95,17 +94,22 @@ async def _work(pool: str, max_concurrent_runs: int) -> None:
             working.cancel()
             return
         worker.is_draining = True
-        logger.info("Waiting for %d active runs; another Ctrl-C stops them.", worker.active)
+        _say(f"Waiting for {counted(worker.active, 'active run')}; another Ctrl-C stops them.")
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, end)
-    print(f"Waiting for runs of the work pool {pool}.", file=sys.stderr, flush=True)
+    _say(f"Waiting for runs of the work pool {pool}.")
     while not working.done():
         await asyncio.wait([working], timeout=_POLL_SECONDS)
         if worker.is_draining and not worker.active:
             working.cancel()
     if not working.cancelled():
         working.result()
+
+
+def _say(sentence: str) -> None:
+    """Print a sentence; what is logged while Prefect sets up logging is lost."""
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def _start_duties() -> None:
@@ -120,7 +124,6 @@ def _main() -> None:
     redaction.install(streams=True)
     os.chdir(folder)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
-    logger.setLevel(logging.INFO)
     lifeline = _lifeline(folder)
     held = supervised_process.hold_lifeline(lifeline)
     # The end releases the lifeline of its runs.
