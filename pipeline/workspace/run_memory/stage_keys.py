@@ -277,7 +277,7 @@ def _kept_file() -> Path:
 @functools.cache
 def _read_kept() -> dict[str, Any]:
     """Return the state, the imports and the digest of each file, by its path."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError):
         return dict(json.loads(_kept_file().read_text(encoding="utf-8")))
     return {}
 
