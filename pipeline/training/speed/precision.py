@@ -131,8 +131,9 @@ class Chooser:
             return trial_steps(settings, model, batch)
 
         most = min(_MOST_IMAGES, max(2, self.config.training.batch_size))
-        fewest = fewest_images(next(self.model.parameters()).device)
-        if self.is_frozen:  # no update of the weights, which takes the same in either precision
+        device = next(self.model.parameters()).device
+        fewest = fewest_images(device)
+        if self.is_frozen and device.type == "cpu":  # no update, whose time is that of no image
             fewest //= 2
         with torch.random.fork_rng():
             while most > 1:
