@@ -46,6 +46,10 @@ _BYTES_OF_A_PARAMETER = 20
 float32."""
 _SHARE_OF_MEMORY = 0.6
 """For these; the rest is for the images of a step, which are divided where they do not fit."""
+_CORRECTED, _WORTH_OF_A_POINT = 1 / 6, 1 / 6
+"""Share of the head's errors that training more corrects: 5 to 20 % on CIFAR-10, with 8 to 150
+labels a class (docs/how_to/fine_tune.md); and the share of the preset's time that a point of
+accuracy is worth, which is a choice."""
 _SHARE_OF_FEATURES, _SMALLEST_SIDE = 0.9, 3 / 8
 """Of the training's time, for features; beyond, images are smaller, down to this part (3/8) of the
 side that the weights were trained with."""
@@ -239,6 +243,16 @@ class Published:
             return self.last_blocks
         return None if self.trainable == "head" else self.all_weights
 
+    @property
+    def accepted_error(self) -> float:
+        """Error of the head up to which more is not worth its time; 0 where the user decides it."""
+        is_planned = not self.user.length_is_set and "training.trainable" not in self.user
+        if self.part is None or self.trainable == "all" or not is_planned:
+            return 0.0
+        seconds = self.part.token_seconds + self.part.seconds
+        points = seconds / (_WORTH_OF_A_POINT * self.whole_seconds)
+        return round(min(1.0, points / 100 / _CORRECTED), 3)
+
     def settings(self) -> Settings:
         """Return what is trained, with its recipe and its length.
 
@@ -250,11 +264,13 @@ class Published:
         if (part := self.part) is None:
             return chosen
         chosen = merge_settings(part.recipe, chosen)
+        if accepted := self.accepted_error:
+            chosen["record"] = {"accepted_error": accepted}
         if self.user.seconds:
             return merge_settings(chosen, {"training": {"epochs": part.most}})
         if part.is_limited and not self.user.length_is_set:
             steps = max(1, round(part.updates))
-            return {**chosen, "record": {"step_plan": [[0, 0.0, steps]]}}
+            return merge_settings(chosen, {"record": {"step_plan": [[0, 0.0, steps]]}})
         return merge_settings(chosen, {"training": {"epochs": max(1, round(part.epochs))}})
 
     @property
@@ -351,7 +367,14 @@ class Published:
     def why_trainable(self) -> str:
         """Return why the head, the last blocks or all weights are trained."""
         data = self.facts.data
-        return f"{data.training_images:,} training images in {data.classes_in_words}: {self._why()}"
+        known = f"{data.training_images:,} training images in {data.classes_in_words}"
+        unless = ""
+        if accepted := self.accepted_error:
+            unless = (
+                f"; not done if the head is wrong on {accepted:.1%} of the validation images or "
+                f"less, as a gain of {100 * accepted * _CORRECTED:.2g} points would not be worth it"
+            )
+        return f"{known}: {self._why()}{unless}"
 
     def _why(self) -> str:
         whole, blocks = self.all_weights, self.last_blocks

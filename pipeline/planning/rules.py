@@ -196,9 +196,11 @@ def _of_published(published: Published, values: Settings) -> tuple[str, str]:
         long = limit + (f", at most {counted(most, 'epoch')}" if most else "")
     elif knots := values.get("record.step_plan"):
         long = f"{knots[-1][-1]:,} steps"
+    accepted = published.accepted_error
+    then = "the head, then" + f" (if its error is above {accepted:.1%})" * bool(accepted)
     first = {
-        "head_then_all": "the head, then all weights",
-        "last_blocks": f"the head, then the last {counted(published.blocks, 'block')}",
+        "head_then_all": f"{then} all weights",
+        "last_blocks": f"{then} the last {counted(published.blocks, 'block')}",
     }.get(published.trainable, "all weights")
     rate, decay = values[RATE], values["optimizer.layer_decay"]
     return model, f"training: {first} for {long}, learning rate {rate}, layer decay {decay}"

@@ -96,6 +96,10 @@ class RunRecord(TrainingRecord):
     """Number of last validations whose weights the plan averages instead of keeping the best ones.
     """
 
+    accepted_error: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Error of a fitted head, as the validation images tell it, up to which the plan trains nothing
+    more, because that would not be worth its time."""
+
     shuffle_window: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the training images that the plan shuffles together. With less than 1, an epoch
     reads the stored images in windows, each a sample of all and the next one ahead of its use, for

@@ -40,6 +40,7 @@ from patchline.pipeline.training.parts.fine_tuning import (
     fit_head_first,
     is_too_late,
     read_fitted_head,
+    why_enough,
 )
 from patchline.pipeline.training.processes.ranks import Ranks
 from patchline.pipeline.training.recipe.optimizer import averages_itself
@@ -122,9 +123,12 @@ def fit_all_weights(
     if job.config.training.trainable == "head_then_all":
         job = fit_head_first(job, events, ranks)
         alone = (ranks is None or ranks.size == 1) and not job.part.refit
-        if alone and is_too_late(job, fitted := read_fitted_head(job)):
-            events.write("note", message=NO_TIME)
-            return fitted
+        if alone:
+            fitted = read_fitted_head(job)
+            enough = NO_TIME if is_too_late(job, fitted) else why_enough(job, fitted)
+            if enough:
+                events.write("note", message=enough)
+                return fitted
     if job.part.refit:
         return Refit(job, events, ranks).refit()
     return Training(job, events, ranks).run()

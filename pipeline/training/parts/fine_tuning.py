@@ -226,6 +226,28 @@ def is_too_late(job: TrainingJob, fitted: TrainResult) -> bool:
     return job.limit_seconds < _FEWEST_UPDATES * update
 
 
+def why_enough(job: TrainingJob, fitted: TrainResult) -> str:
+    """Return why no more than the head is trained; empty if more is, or if its error is not known.
+
+    Of few images, the error is that of the rule of succession: none wrong of 10 counts as 1 of 12.
+
+    Args:
+        job: the job, with the error that the plan accepts.
+        fitted: the head.
+    """
+    accepted, record = job.config.record.accepted_error, fitted.history[-1]
+    is_map = record.validation_accuracy is None
+    right = record.validation_map if is_map else record.validation_accuracy
+    images = record.validation_images
+    if not accepted or right is None or ((1 - right) * images + 1) / (images + 2) > accepted:
+        return ""
+    name = "mAP" if is_map else "accuracy"
+    return (
+        f"the head has a validation {name} of {right:.1%} (n = {images:,}), so more training would "
+        f"not be worth its time; --training.trainable {job.config.training.trainable} does it"
+    )
+
+
 NO_TIME = "no time is left for more than the head"
 
 

@@ -154,6 +154,9 @@ def train_last_blocks(
     began = time.monotonic()
     tokens = _tokens_of_ranks(job, events, run)
     frozen, fitted = _fit_frozen_head(job, events)
+    if enough := fine_tuning.why_enough(job, fitted):
+        events.write("note", message=enough)
+        return fitted
     if tokens is None:
         left = job.limit_seconds - (time.monotonic() - began)
         if left < math.inf and _token_seconds(job, frozen) > _MOST_FOR_TOKENS * left:

@@ -47,6 +47,27 @@ def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
     assert blocks.settings["optimizer"]["learning_rate"] == 2e-4
 
 
+def test_more_than_the_head_has_to_be_worth_its_time() -> None:
+    """The slower the machine, the worse a head is enough; whoever sets the length has decided."""
+    accepted = []
+    for speed in (400.0, 50.0, 10.0):
+        planned = made(speed, images=300)
+        error = planned.settings["record"]["accepted_error"]
+        assert f"wrong on {error:.1%} of the validation images or less" in planned.reasons[1]
+        assert f"if its error is above {error:.1%}" in planned.summary[1]
+        accepted.append(error)
+    assert 0 < accepted[0] < accepted[1] < accepted[2] < 0.3
+    best = plan(made(10.0, images=300).facts.model_copy(update={"preset": "best"}), {}, "published")
+    assert best.settings["record"]["accepted_error"] == pytest.approx(accepted[2] / 8, rel=0.2)
+    for own in (
+        {"training__time_limit": "20m"},
+        {"training__epochs": 10},
+        {"training__trainable": "last_blocks"},
+    ):
+        assert "accepted_error" not in made(50.0, images=300, **own).settings.get("record", {})
+    assert "record" not in made(400.0, 40, training__final_model="ensemble").settings
+
+
 @pytest.mark.parametrize(
     ("gib", "model", "trainable"),
     [(80, "vit", "head_then_all"), (16, "vit", "last_blocks"), (16, "timm", "head")],

@@ -59,6 +59,13 @@ def blocks_job(
     return from_weights(make, name, training=own, **changes)
 
 
+def accepting(job: TrainingJob, error: float) -> TrainingJob:
+    """Return a job whose plan accepts an error of the head."""
+    record = job.config.record.model_copy(update={"accepted_error": error})
+    config = job.config.model_copy(update={"record": record})
+    return job.model_copy(update={"config": config})
+
+
 def state_of(folder: Path) -> Weights:
     """Return the weights of a saved model."""
     return load_model(folder)[0].state_dict()
@@ -151,6 +158,46 @@ def test_all_weights_need_time_after_the_head(make: Make) -> None:
     result = trained(job)
     assert (result.fine_tuning, result.probe is None) == (None, False)
     assert fine_tuning.NO_TIME in said(job, "note")
+
+
+@pytest.mark.parametrize("trainable", ["last_blocks", "head_then_all"])
+def test_a_head_that_is_good_enough_is_kept(make: Make, tmp_path: Path, trainable: str) -> None:
+    """Its estimated error decides; the recorded settings then train the head alone."""
+    own = {"last_blocks": 1} if trainable == "last_blocks" else {}
+    job = from_weights(make, trainable, training={"trainable": trainable, "epochs": 1, **own})
+    fitted = trained(accepting(job, 0.999))
+    assert (fitted.fine_tuning, fitted.probe is None) == (None, False)
+    [why] = [message for message in said(job, "note") if "not be worth its time" in message]
+    assert f"validation accuracy of {fitted.best_validation_accuracy:.1%}" in why
+    assert why.endswith(f"--training.trainable {trainable} does it")
+    config = launching.replayable(accepting(job, 0.999).config, fitted)
+    assert config.training.trainable == "head"
+    again = trained(job.model_copy(update={"config": config, "folder": tmp_path / "again"}))
+    assert same(state_of(again.best), state_of(fitted.best))
+
+
+@pytest.mark.parametrize(
+    ("right", "images", "accepted", "keeps"),
+    [
+        (1.0, 10, 0.09, True),  # one of twelve
+        (1.0, 10, 0.08, False),
+        (0.9, 1000, 0.1, False),
+        (0.9, 1000, 0.11, True),
+        (1.0, 1000, 0.0, False),
+        (1.0, 0, 0.4, False),
+        (None, 1000, 0.9, False),
+    ],
+)
+def test_an_error_that_is_not_known_is_not_a_small_one(
+    done: Done, right: float | None, images: int, accepted: float, keeps: bool
+) -> None:
+    """The fewer images tell it, the larger it is taken to be."""
+    job, result = done
+    told = {"validation_accuracy": right, "validation_map": None, "validation_images": images}
+    head = result.model_copy(
+        update={"history": (result.history[-1].model_copy(update=told),)},
+    )
+    assert bool(fine_tuning.why_enough(accepting(job, accepted), head)) is keeps
 
 
 def test_a_second_run_uses_the_tokens_and_reaches_the_same_weights(
