@@ -360,8 +360,14 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     settings = TrialSettings(config, image, job.num_classes, precision.name)
 
     def steps_of(images: int, scale: float = 1.0) -> Iterator[float]:
-        together = _TOGETHER_SECONDS
-        return trial_steps(settings, model, images, together_seconds=together, scale=scale)
+        return trial_steps(
+            settings,
+            model,
+            images,
+            together_seconds=_TOGETHER_SECONDS,
+            scale=scale,
+            planned=most_images,
+        )
 
     steps = steps_of(batch)
     for _ in range(1 if device == _CPU else _WARM_UP_STEPS):
@@ -369,7 +375,6 @@ def _steps_of(job: MeasuringJob, candidate: MeasuredCandidate, most_images: int)
     larger = min(_LARGER_BATCH, most)
     affordable = _SHARE_OF_ONE * job.budget_seconds / (_FEWEST_STEPS + 1)
     if device == _CPU and larger > batch and next(steps) * larger / batch <= affordable:
-        # the update of the weights takes the same for any number of images
         batch = larger
         steps = steps_of(batch)
         next(steps)

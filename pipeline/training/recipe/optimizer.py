@@ -6,7 +6,7 @@ rate. A convolution counts as the matrix of its flattened kernels.
 
 `torch.optim.Muon` takes two-dimensional parameters only, one after the other, and computes in
 bfloat16, which is slow and less exact on processors without bfloat16 arithmetic. Here matrices of
-one shape are computed together, in float32 on a CPU and in bfloat16 on a GPU that has it.
+one shape are computed together, in bfloat16 on processors that have it, else in float32.
 
 Shapes: S matrices of one shape, M rows, N columns of a matrix.
 
@@ -60,9 +60,12 @@ def orthogonalize(matrices_SMN: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def _type_of_products(device: torch.device) -> torch.dtype:
     """Return the fastest type in which the iterations of Muon still converge."""
-    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.bfloat16
-    return torch.float32
+    multiplies_bfloat16 = (
+        torch.cuda.is_bf16_supported(including_emulation=False)
+        if device.type == "cuda"
+        else device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 - no public name
+    )
+    return torch.bfloat16 if multiplies_bfloat16 else torch.float32
 
 
 def has_fused_kernels(parameters: Iterable[nn.Parameter]) -> bool:

@@ -128,7 +128,7 @@ class Chooser:
                 return trial_predictions(self.image, self.model, name, batch)
             model = copy.deepcopy(self.model)
             settings = TrialSettings(plain, self.image, self.num_classes, name)
-            return trial_steps(settings, model, batch)
+            return trial_steps(settings, model, batch, planned=most)
 
         most = min(_MOST_IMAGES, max(2, self.config.training.batch_size))
         device = next(self.model.parameters()).device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -20,6 +21,7 @@ from patchline.pipeline.training.speed.trial_steps import (
     TrialSettings,
     trial_steps,
 )
+from patchline.pipeline.training.train_step import Gradients, TrainStep
 from tests.pipeline.models.probing.tiny_models import image_spec
 from tests.pipeline.training.trained_jobs import Make, opened
 
@@ -90,6 +92,26 @@ def test_a_trial_step_does_what_a_step_of_the_loop_does(make: Make) -> None:
             next(steps)
     assert of_loop.counts["aten::stack"]  # loss and norm are checked
     assert of_trial.counts >= of_loop.counts
+
+
+def test_few_images_stand_for_a_step_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update takes the same for any number of images, so a part counts a share of it."""
+    update, seconds = TrainStep.update, 0.5
+
+    def slow_update(step: TrainStep, gradients: Gradients) -> float:
+        time.sleep(seconds)
+        return update(step, gradients)
+
+    monkeypatch.setattr(TrainStep, "update", slow_update)
+    config = RunConfig.model_validate(EVERYTHING)
+    settings = TrialSettings(config, IMAGE, 3, "float32")
+    for planned, counted in ((0, 1.0), (4, 1.0), (60, 0.1)):
+        steps = trial_steps(settings, build_model(config.model, IMAGE, 3), 6, planned=planned)
+        next(steps)
+        began = time.monotonic()
+        step = next(steps)
+        left_out = time.monotonic() - began - step
+        assert left_out == pytest.approx((1 - counted) * seconds, rel=0.2, abs=0.1)
 
 
 def test_smaller_images_count_as_what_they_cost() -> None:
