@@ -21,7 +21,6 @@ from patchline.pipeline.planning.published import Published
 from patchline.pipeline.planning.tiers import (
     LARGEST_UNSHRUNK,
     OWN,
-    PHOTOGRAPH_TIERS,
     THUMBNAIL,
     TIERS,
     Tier,
@@ -80,6 +79,12 @@ _ONE_FIT = (
     *("training.epochs", "training.early_stopping"),
 )
 """Settings of the user with which the plan does not repeat the training."""
+_SIZES_OF_A_TIER = {
+    "embed_dim": "model.embed_dim",
+    "depth": "model.depth",
+    "photo_size": "data.image_size",
+}
+"""Settings of the user that decide how fast every tier is."""
 _SMALLEST_WHITENED, PLAIN_SIDE = 5, 24
 SMALLER = 0.75
 STRONGER_EPOCHS, STRONGEST_EPOCHS = 8, 30
@@ -185,10 +190,16 @@ class Draft:
 
     @cached_property
     def tiers(self) -> tuple[Tier, ...]:
-        """The models to compare; those for small images need their own embedding."""
+        """The models to compare, of the sizes that are set; some need their own embedding."""
         whole = self.user.leaves_model and self.user.leaves_embedding
         labelled = self.start != "unlabelled"
-        return tiers_for(self.facts.data.median_side) if whole and labelled else TIERS
+        found = tiers_for(self.facts.data.median_side) if whole and labelled else TIERS
+        sizes = {
+            name: self.user.get(key)
+            for name, key in _SIZES_OF_A_TIER.items()
+            if self.user.leaves_model and self.user.get(key)
+        }
+        return tuple(replace(tier, **sizes) for tier in found)
 
     @cached_property
     def candidates(self) -> list[Candidate]:
@@ -244,7 +255,8 @@ class Draft:
 
     def _share(self, candidate: Candidate) -> float:
         """Return which share of a tier's numbers of images is enough."""
-        is_share = candidate.tier in PHOTOGRAPH_TIERS
+        tier = candidate.tier
+        is_share = self.are_photographs and (tier.pools_early or tier.patch_size)
         return share_for_classes(self.facts.data.classes) if is_share else 1.0
 
     def _has_enough_images(self, candidate: Candidate) -> bool:

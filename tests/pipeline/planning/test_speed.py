@@ -144,6 +144,15 @@ def test_steps_of_smaller_images_are_measured(
     assert speed.smaller_step_share == pytest.approx(SMALLER**2)
 
 
+def test_sizes_that_are_set_make_all_candidates_as_fast() -> None:
+    """What one of them was measured with then holds for the others."""
+    set_sizes = {"model.embed_dim": 320, "model.depth": 2, "data.image_size": 128}
+    for settings, alike in ((set_sizes, True), ({}, False)):
+        draft = draft_plan(facts(measured("tiny", 500.0), machine=MachineFacts()), settings)
+        rates = {draft.length_of(each).images_per_second for each in draft.candidates[:-1]}
+        assert (rates == {500.0}) is alike
+
+
 def test_a_small_model_that_a_gpu_waits_for_says_little_about_large_ones() -> None:
     """Between two measured models, speeds fall with the work; beyond, they follow the nearest."""
     both = facts(measured("tiny", 9_000.0), measured("vit_s16", 3_000.0))
