@@ -159,7 +159,8 @@ class Speed(FrozenModel):
     loaded_per_second: float = 0.0
     """Images that one core augments in a second, one at a time; 0 on a CPU, whose cores train."""
     validated_per_second: float = 0.0
-    """Images that one process validates in a second; 0 if that was not measured."""
+    """Images that one process validates in a second, or, of initial weights, predicts in float32; 0
+    if that was not measured."""
     epoch_end_seconds: float = 0.0
     """Time that keeping the weights and a copy of the state takes after a validation."""
     smaller_step_share: float = 0.0

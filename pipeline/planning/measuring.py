@@ -426,15 +426,16 @@ def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate, ends: flo
     """Measure an image's pass without gradients, in float32 if there is no time to compare."""
     device, image = _device(candidate), _image(candidate)
     model, precision = _model(job, candidate, device).eval(), Precision(name="float32")
-    each = math.inf
+    each = exact = math.inf
     if ends < math.inf:
-        each = _seconds_per_image(model, image, device, precision.name)
+        each = exact = _seconds_per_image(model, image, device, precision.name)
     if ends == math.inf or time.monotonic() + _COMPARED_PASSES * each < ends:
         precision = _precision(job, candidate, model)
         if math.isinf(each) or precision.name != "float32":
             each = _seconds_per_image(model, image, device, precision.name)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return _Step(1, each, precision, parameters=parameters)
+    end = EpochEnd(1 / exact, 0.0, 0.0)  # predicted in float32
+    return _Step(1, each, precision, parameters=parameters, end=end)
 
 
 def _model(job: MeasuringJob, candidate: MeasuredCandidate, device: torch.device) -> nn.Module:

@@ -74,6 +74,7 @@ from patchline.pipeline.workspace.run_memory.stage_memory import Ingredients
 from patchline.pipeline.workspace.workspace import workspace_of
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
+_TURNS = 6
 _POINTS, _MOST_COMPARED = 5, 2_000
 """Between a fitted head and trained weights, on so many validation images at most
 (`patchline.pipeline.training.parts.fine_tuning`)."""
@@ -192,12 +193,7 @@ def plan_run(
         facts = measured.added_to(facts)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
-    made, taken, slower = plan(facts, settings, begins), before(), slowdown()
-    for _ in range(2):  # what is trained decides what the rest takes, and that what is trained
-        shares = _shares(config, made, settings, begins, taken, slower)
-        if shares:
-            facts = facts.model_copy(update={"other_seconds": shares.others})
-            made = plan(facts, settings, begins).model_copy(update={"shares": shares})
+    made = fit_time(config, facts, settings, begins, before())
     assumed = describe_unmeasured_symmetries(with_plan(config, made))
     changed = [assumed] * (assumed not in ("", describe_unmeasured_symmetries(config)))
     first, others = (choice.reasons[:1], choice.reasons[1:]) if choice else ((), ())
@@ -208,6 +204,36 @@ def plan_run(
         "reasons": (*others, *made.reasons, *changed),
     }
     return made.model_copy(update=changes)
+
+
+def fit_time(
+    config: RunConfig,
+    facts: PlanFacts,
+    settings: Mapping[str, Any],
+    start: Start,
+    before: float,
+) -> Plan:
+    """Return a plan whose parts fit the time together, with the division of the time.
+
+    What is trained decides what the rest takes, and that in turn what is trained. Each turn goes
+    half of the way: with the whole of it, a small size of images would alternate with a large one.
+
+    Args:
+        config: the run's settings, with a preset and not yet resolved.
+        facts: the facts with the measured speeds.
+        settings: what the user has set, by dotted key.
+        start: what the training starts from.
+        before: seconds that the run takes before the training.
+    """
+    made, slower = plan(facts, settings, start), slowdown()
+    for turn in range(_TURNS):
+        shares = _shares(config, made, settings, start, before, slower)
+        if shares is None:
+            break
+        rest = (shares.others + facts.other_seconds) / 2 if turn else shares.others
+        facts = facts.model_copy(update={"other_seconds": rest})
+        made = plan(facts, settings, start).model_copy(update={"shares": shares})
+    return made
 
 
 def _limit(facts: PlanFacts, settings: Mapping[str, Any]) -> float:
@@ -236,7 +262,9 @@ def _shares(
     rate = predicting_rate(config, trained, precision)
     if start == "published":
         trainable = published.trainable
-        rate = predicting_rate(config, published.speed / PREDICTING_IS_FASTER, precision)
+        rate = published.exact_speed or predicting_rate(
+            config, published.speed / PREDICTING_IS_FASTER, precision
+        )
         features = published.feature_seconds
         if trainable == "head" and precision == "float32" and facts.machine.device == "cpu":
             predicted = 0.0  # the features are as exact as the package

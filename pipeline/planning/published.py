@@ -103,6 +103,14 @@ class Published:
         return self.measured_speed / work
 
     @property
+    def exact_speed(self) -> float:
+        """Images that all processes predict in float32 in a second; 0 if that was not measured."""
+        measured = self.facts.speed_of(FEATURES)
+        if not measured.images_per_second:
+            return 0.0
+        return self.speed * measured.validated_per_second / measured.images_per_second
+
+    @property
     def measured_speed(self) -> float:
         """The speed with images of the size that the weights were trained with."""
         facts = self.facts

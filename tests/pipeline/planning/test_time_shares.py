@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patchline.pipeline.config_files import build_config
 from patchline.pipeline.models.time_after_training import estimate_evaluation, estimate_packaging
 from patchline.pipeline.planning.draft import draft_plan
 from patchline.pipeline.planning.facts import DataFacts, PlanFacts, Speed
+from patchline.pipeline.planning.planner import fit_time
 from patchline.pipeline.planning.published import FEATURES
 from patchline.pipeline.planning.rules import plan
 from patchline.pipeline.planning.time_shares import TimeShares, training_share
@@ -124,3 +126,26 @@ def test_estimates_grow_with_the_images_and_with_what_else_runs() -> None:
     assert busy > without
     assert estimate_packaging(750, 8.0, 86_000_000, 1.0) > 750 / 8
     assert estimate_evaluation(300, 3_000.0, 0, 1.0, explains=True) < 10
+
+
+@pytest.mark.parametrize("speed", [3.0, 5.0, 6.7, 9.0, 14.0, 40.0])
+def test_what_a_plan_trains_and_the_rest_of_its_run_fit_the_limit(speed: float) -> None:
+    """Smaller images make the evaluation shorter, too, which leaves time for larger ones."""
+    limit = {"training": {"time_limit": "10m"}, "model": {"init": "weights.safetensors"}}
+    config = build_config("photos", preset_name="balanced", flags=limit)
+    features = Speed(
+        candidate=FEATURES, images_per_second=speed, validated_per_second=speed / 3,
+        precision="bfloat16",
+    )  # fmt: skip
+    facts = facts_of(3_781, speeds=(features,), weights_side=224, weights_patch=16)
+    facts = facts.model_copy(update={"parameters": 86_000_000})
+    made = fit_time(config, facts, {"training.time_limit": "10m"}, "published", 45.0)
+    again = fit_time(config, made.facts, {"training.time_limit": "10m"}, "published", 45.0)
+    assert made.shares is not None
+    assert again.shares is not None
+    side = made.settings["data"]["image_size"]
+    assert abs(side - again.settings["data"]["image_size"]) <= 16
+    assert made.shares.evaluation == pytest.approx(again.shares.evaluation, rel=0.25)
+    needed = made.shares.others + made.shares.features
+    assert needed <= 1.1 * 600 or side == 96
+    assert side == 96 or needed >= 0.5 * 600 or side == 224
