@@ -85,7 +85,8 @@ def test_two_processes_share_the_numbers_even_if_one_is_killed(
     checks = journal.checks()
     assert told <= len(checks) <= told + 1
     assert [each.number for each in checks] == list(range(1, len(checks) + 1))
-    assert checks[-1].spent == pytest.approx(len(checks) * 0.05 / 365)
+    in_period = (len(checks) - 1) % 365 + 1  # a fast machine begins another period
+    assert checks[-1].spent == pytest.approx(in_period * 0.05 / 365)
     with journal.alone():
         journal.write(check_of(len(checks) + 1))
 
