@@ -254,8 +254,10 @@ class Published:
     @property
     def accepted_error(self) -> float:
         """Error of the head up to which more is not worth its time; 0 where the user decides it."""
-        is_planned = not self.user.length_is_set and "training.trainable" not in self.user
-        if self.part is None or self.trainable == "all" or not is_planned:
+        user = self.user
+        is_planned = not user.length_is_set and "training.trainable" not in user
+        several = user.get("training.processes", 1) > 1  # whose other ranks have no head to judge
+        if self.part is None or self.trainable == "all" or several or not is_planned:
             return 0.0
         seconds = self.part.token_seconds + self.part.seconds
         points = seconds / (_WORTH_OF_A_POINT * self.whole_seconds)
@@ -379,8 +381,8 @@ class Published:
         unless = ""
         if accepted := self.accepted_error:
             unless = (
-                f"; not done if the head is wrong on {accepted:.1%} of the validation images or "
-                f"less, as a gain of {100 * accepted * _CORRECTED:.2g} points would not be worth it"
+                f"; skipped if the head's validation error is {accepted:.1%} or less, as a gain of "
+                f"about {100 * accepted * _CORRECTED:.2g} points would not be worth the time"
             )
         return f"{known}: {self._why()}{unless}"
 
