@@ -16,6 +16,7 @@ from prefect.artifacts import (
     create_table_artifact,
 )
 from prefect.client.orchestration import get_client
+from prefect.context import TagsContext
 from prefect.runtime import flow_run
 from prefect.utilities.urls import url_for
 
@@ -79,11 +80,17 @@ def flow_name() -> str:
 
 @contextmanager
 def flow_process(what: str) -> Iterator[None]:
-    """Let a flow run train in the block, whose process other commands find as long as it lives."""
+    """Let a flow run train in the block, whose process other commands find as long as it lives.
+
+    The tag that names its owner is not that of its tasks: see `stage_tasks.training_tags`.
+    """
     quiet_libraries.apply()  # a worker starts the flow without the command line
     redaction.install()
     alive = live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), what)
-    with alive, worker_start.allow_prepared_workers():
+    of_tasks = {
+        tag for tag in TagsContext.get().current_tags if not tag.startswith(live_runs.OWNER)
+    }
+    with alive, worker_start.allow_prepared_workers(), TagsContext(current_tags=of_tasks):
         yield
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,8 @@ from patchline.pipeline.training.parts.run_parts import STAGE as TRAINING
 from patchline.pipeline.waiting import Periodic
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import State
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import ConcurrencyLimit, State
 
 
 _FIRST_SECONDS, _SECONDS = 5.0, 60.0
@@ -65,21 +66,26 @@ def full_limits(tags: Iterable[str]) -> list[str]:
     """
     sentences = []
     with contextlib.suppress(OrchestrationError), open_client() as prefect:
-        for tag in tags:
-            with contextlib.suppress(ObjectNotFound):
-                limit = prefect.read_concurrency_limit_by_tag(tag)
-                taken = len(limit.active_slots)
-                if taken >= limit.concurrency_limit:
-                    others = counted(taken, "other run has", "other runs have")
-                    sentences.append(
-                        f"waiting: {others} all slots of the limit on the tag {tag} "
-                        f"(`prefect concurrency-limit inspect {tag}` shows it)"
-                    )
+        for limit in _limits(prefect, tags):
+            taken = len(limit.active_slots)
+            if taken >= limit.concurrency_limit:
+                others = counted(taken, "other run has", "other runs have")
+                sentences.append(
+                    f"waiting: {others} all slots of the limit on the tag {limit.tag} "
+                    f"(`prefect concurrency-limit inspect {limit.tag}` shows it)"
+                )
     return sentences
 
 
+def _limits(prefect: SyncPrefectClient, tags: Iterable[str]) -> Iterator[ConcurrencyLimit]:
+    for tag in tags:
+        with contextlib.suppress(ObjectNotFound):
+            yield prefect.read_concurrency_limit_by_tag(tag)
+
+
 TRAINING_TAG, GPU_TAG = "training", "gpu"
-"""Tags of tasks; `prefect concurrency-limit create gpu 2` lets two of them run at a time."""
+"""Tags of tasks where they are limited: `prefect concurrency-limit create gpu 2` lets two of them
+run at a time."""
 
 
 def as_task(computation: Computation) -> FrozenModel:
@@ -107,17 +113,24 @@ def as_task(computation: Computation) -> FrozenModel:
 
 
 def _tags(computation: Computation) -> set[str]:
-    """Return tags that a team can limit: of a training task, and of one that needs a GPU."""
+    """Return the tags of the task, if it trains."""
     if computation.stage.name != TRAINING:
         return set()
     return training_tags(computation.stage.config)
 
 
 def training_tags(config: RunConfig) -> set[str]:
-    """Return the tags of a task that trains."""
+    """Return those tags of a task that trains which are limited; all, if the server is silent.
+
+    For each tag of a task, limited or not, Prefect asks for a slot, which writes to the database.
+    SQLite refuses that if another write comes between, and Prefect repeats it after two seconds.
+    """
     device = config.training.device
     needs_gpu = device == "cuda" or (device == "auto" and any(Path("/dev").glob("nvidia[0-9]*")))
-    return {TRAINING_TAG, *({GPU_TAG} if needs_gpu else set())}
+    tags = {TRAINING_TAG, *({GPU_TAG} if needs_gpu else set())}
+    with contextlib.suppress(OrchestrationError), open_client() as prefect:
+        return {limit.tag for limit in _limits(prefect, tags)}
+    return tags
 
 
 def _function_of(

@@ -10,11 +10,13 @@ from uuid import uuid4
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from patchline.flows.progress import progress_display
 from patchline.flows.schedules import work_pools
 from patchline.flows.training import stage_tasks
 from patchline.pipeline import local_services
+from patchline.pipeline.config import RunConfig
 from patchline.pipeline.errors import ConfigError
 from tests.conftest import write_photos
 from tests.made.servers import Command
@@ -58,6 +60,21 @@ def test_a_pool_of_another_type_has_workers_of_its_own(
         assert words in err
     none = ("--work-pool", "gpu", "--max-concurrent-runs", "0")
     assert "Choose 1 or more" in run_here.refusal("worker", *none)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_a_task_that_trains_has_the_tags_that_are_limited(client: SyncPrefectClient) -> None:
+    """It has both if the server does not answer, because one of them may be limited."""
+    config = RunConfig.model_validate({"training": {"device": "cuda"}})
+    assert stage_tasks.training_tags(config) == set()
+    client.create_concurrency_limit(tag="gpu", concurrency_limit=1)
+    assert stage_tasks.training_tags(config) == {"gpu"}
+    client.create_concurrency_limit(tag="training", concurrency_limit=1)
+    assert stage_tasks.training_tags(config) == {"gpu", "training"}
+    client.delete_concurrency_limit_by_tag("gpu")
+    assert stage_tasks.training_tags(config) == {"training"}
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        assert stage_tasks.training_tags(config) == {"gpu", "training"}
 
 
 @pytest.mark.usefixtures("prefect_server")
