@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from patchline.pipeline.local_services import answers
+from tests.free_ports import free_port
 from tests.patience import until
-from tests.postgres_server import free_port
 
 
 @contextmanager

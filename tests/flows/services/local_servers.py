@@ -20,8 +20,8 @@ from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_s
 from patchline.flows.services import service_processes
 from patchline.pipeline import local_services
 from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline_here
+from tests.free_ports import free_port
 from tests.patience import patient, until
-from tests.postgres_server import free_port
 
 _NAP = """
 import sys, time

@@ -26,9 +26,9 @@ from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from tests.conftest import Finished, Run, patchline_here
 from tests.flows.services.local_servers import Servers, page, recorded_services, serving
 from tests.flows.training.runs import TINY
+from tests.free_ports import free_port
 from tests.patience import patient, until
 from tests.pipeline.registry.serving.served import Serving, png, wait_for_version
-from tests.postgres_server import free_port
 
 _ALLOCATING = """
 import gc, threading, time

@@ -28,12 +28,12 @@ from tests.conftest import Finished, contents, patchline_here, write_photos
 from tests.flows.services.buckets import administrator, keys_in
 from tests.flows.services.local_servers import Servers, own_database, page, serving
 from tests.flows.training.runs import TINY
+from tests.free_ports import free_port
 from tests.object_server import KEYS, ObjectServer
 from tests.postgres_server import (
     PASSWORD,
     USER,
     PostgresServer,
-    free_port,
     postgres_server,
     program,
 )

@@ -14,8 +14,9 @@ from patchline.flows.services import store_choice
 from patchline.pipeline.errors import ConfigError, OrchestrationError
 from patchline.pipeline.redaction import redact_text
 from tests.flows.services.buckets import check_keys_after, keys_in, new_user
+from tests.free_ports import free_port
 from tests.object_server import ObjectServer
-from tests.postgres_server import PASSWORD, USER, PostgresServer, free_port
+from tests.postgres_server import PASSWORD, USER, PostgresServer
 
 
 @pytest.fixture(autouse=True)

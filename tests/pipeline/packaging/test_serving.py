@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -26,6 +25,7 @@ from patchline.pipeline.packaging.standalone_file import write_model_server
 from patchline.pipeline.registry.registration import save_as_mlflow_model
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from tests.conftest import draw_photo, encoded
+from tests.free_ports import free_port
 from tests.patience import patient, until
 from tests.pipeline.conftest import Exported
 
@@ -103,9 +103,7 @@ def test_the_forms_of_mlflows_server_are_answered(packaged: Path) -> None:
 @pytest.mark.slow
 def test_mlflow_serves_the_package(packaged: Path, exported_rgb: Exported, tmp_path: Path) -> None:
     """Base64 in, label, probability and top k out; broken images and paths get own errors."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     programs, log = Path(sys.executable).parent, tmp_path / "server.log"
     command = ["models", "serve", "--model-uri", str(packaged), "--env-manager", "local"]
     address = f"http://127.0.0.1:{port}"

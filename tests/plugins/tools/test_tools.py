@@ -21,9 +21,9 @@ from patchline.pipeline.plugin_system.tools import keep_former_paths, tools
 from patchline.pipeline.workspace.files.atomic_files import write_text
 from tests.flows.schedules.schedule_parts import only_one
 from tests.flows.services.local_servers import listening, page, serving
+from tests.free_ports import free_port
 from tests.made.servers import Command
 from tests.patience import until
-from tests.postgres_server import free_port
 
 _TOOL = """
 from patchline.plugin_api import ToolCommand, ToolPlugin, ToolService, ToolWork

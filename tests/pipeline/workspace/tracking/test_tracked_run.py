@@ -26,20 +26,21 @@ from patchline.pipeline.workspace.tracking import (
     tracked_run,
     tracking_store,
 )
+from tests.free_ports import free_port
 from tests.patience import patient
 
 CONFIG = RunConfig(name="roses")
 
 
 @contextmanager
-def _serving(port: int = 0) -> Iterator[int]:
-    """Serve MLflow's store of this folder while the block runs; yield the port."""
+def _serving(port: int) -> Iterator[None]:
+    """Serve MLflow's store of this folder while the block runs."""
     from mlflow.server import app
 
     server = make_server("127.0.0.1", port, app, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield server.port
+        yield
     finally:
         server.shutdown()
         server.server_close()
@@ -69,8 +70,9 @@ def test_an_outage_of_the_server_delays_metrics_and_loses_none(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"not really")
+    port = free_port()
     with contextlib.ExitStack() as run_block:
-        with _serving() as port:
+        with _serving(port):
             monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
             run = run_block.enter_context(tracked_run.open_owned_run(CONFIG, tmp_path / "runs", {}))
             log = exactly_once_metrics.MetricSender(run)
