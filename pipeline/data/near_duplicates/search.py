@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from patchline.pipeline.data.manifests.same_images import (
     FILE,
@@ -55,6 +53,9 @@ def near_duplicates(
         memory: knows which images an earlier search has compared; these are compared with new
             ones only.
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     exact = content_numbers(rows)[0].to_numpy()
     _, first, contents = np.unique(exact, return_index=True, return_inverse=True)
     sides = rows[["width", "height"]].min(axis=1).to_numpy()[first]

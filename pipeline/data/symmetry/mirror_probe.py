@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.special import bdtrc, stdtr
 
 from patchline.pipeline.data.labels.label_sets import SINGLE_LABEL, Task, label_pairs
 from patchline.pipeline.data.manifests.same_images import FILE, column_of
@@ -107,6 +106,8 @@ def compare_mirror_images(images_NSSC: Array, labels_N: Array, units_N: Array) -
         units_N: a number for each image, equal for images that belong together, such as copies;
             these are never on both sides of a fold.
     """
+    from scipy.special import bdtrc
+
     originals_ND = _features(images_NSSC)
     mirrored_ND = _features(images_NSSC[:, :, ::-1])
     _, units_N = np.unique(units_N, return_inverse=True)
@@ -337,6 +338,8 @@ def _at_least_zero(values_U: Array, classes: int = 1) -> float:
     Two units that happen to face the same way agree with each other, so one unit of each class
     tells nothing: it does not count. The sign test knows that few units may all do so by chance.
     """
+    from scipy.special import bdtrc
+
     size = len(values_U) - classes
     if size < 1:
         return 1.0
@@ -351,6 +354,8 @@ def _at_most_zero(values_U: Array, size: int = 0) -> float:
         values_U: one value for each unit.
         size: the number of units that count; all unless given.
     """
+    from scipy.special import stdtr
+
     size = size or len(values_U)
     if size < 4:  # noqa: PLR2004 - three values tell no deviation
         return 1.0
