@@ -49,8 +49,9 @@ from patchline.pipeline.workspace.tracking import busy_server
 from patchline.pipeline.workspace.tracking.exactly_once_metrics import MetricSender
 from patchline.pipeline.workspace.tracking.tracked_run import TrackedRun
 from patchline.pipeline.workspace.tracking.tracking_store import client
+from tests.free_ports import free_port
 from tests.object_server import ObjectServer, object_server
-from tests.postgres_server import PASSWORD, USER, PostgresServer, free_port, postgres_server
+from tests.postgres_server import PASSWORD, USER, PostgresServer, postgres_server
 
 _WATCHERS, _METRICS = 8, 5
 _PATIENCE_SECONDS = 1800.0
