@@ -46,6 +46,7 @@ import psutil
 from benchmarks.measured_runs import PATCHLINE, machine
 from benchmarks.results import Value, record
 from patchline.pipeline import quiet_libraries
+from tests.free_ports import free_port
 
 NAME, CONNECTIONS, PHOTOS, SIDE = "benchmark", 16, 64, 200
 _SECONDS = 6.0
@@ -413,7 +414,7 @@ def _mlflow(folder: Path) -> Iterator[tuple[int, int]]:
     write_model_server(package / "model_server.py")
     (package / "model_card.md").write_text("# A model\n", encoding="utf-8")
     saved = save_as_mlflow_model(TrackedRun("run-1", "0", package), "m-1", package)
-    port = _free_port()
+    port = free_port()
     program = str(Path(sys.executable).parent / "mlflow")
     command = [program, "models", "serve", "--model-uri", str(saved), "--env-manager", "local"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -424,7 +425,7 @@ def _mlflow(folder: Path) -> Iterator[tuple[int, int]]:
 @contextmanager
 def _litserve(folder: Path, python: str) -> Iterator[tuple[int, int]]:
     """Serve the same network with LitServe, as its documentation shows it."""
-    port, program = _free_port(), folder / "lit.py"
+    port, program = free_port(), folder / "lit.py"
     program.write_text(_LITSERVE, encoding="utf-8")
     model = str(folder / "package-1" / "artifacts" / "model.onnx")
     with _start([python, str(program), model, str(port)], port, "/health", {}) as pid:
@@ -485,12 +486,6 @@ def _start(
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def switches(folder: Path, number: float) -> None:

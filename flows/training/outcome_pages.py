@@ -82,7 +82,7 @@ def flow_name() -> str:
 def flow_process(what: str) -> Iterator[None]:
     """Let a flow run train in the block, whose process other commands find as long as it lives.
 
-    The tag that names its owner is not that of its tasks: see `stage_tasks.training_tags`.
+    Its tasks do not get the tag that names its owner: see `stage_tasks.training_tags`.
     """
     quiet_libraries.apply()  # a worker starts the flow without the command line
     redaction.install()

@@ -120,7 +120,7 @@ def _tags(computation: Computation) -> set[str]:
 
 
 def training_tags(config: RunConfig) -> set[str]:
-    """Return those tags of a task that trains which are limited; all, if the server is silent.
+    """Return the limited tags of a task that trains, or all if the server does not answer.
 
     For each tag of a task, limited or not, Prefect asks for a slot, which writes to the database.
     SQLite refuses that if another write comes between, and Prefect repeats it after two seconds.
